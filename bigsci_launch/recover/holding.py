@@ -24,7 +24,7 @@ class Shard:
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Moment:
+class StateVersion:
     """A state that the run was in: after `step`, as the ranks of generation `line` computed it.
 
     A step that is done again by other ranks, or in another order of sums, is not the same state.
@@ -36,9 +36,9 @@ class Moment:
 
 @dataclass(frozen=True, slots=True)
 class Holding:
-    """What a rank holds of one moment. `whole` gives the length of every unit of which that state consists."""
+    """What a rank holds of one state. `whole` gives the length of every unit of that state."""
 
-    moment: Moment
+    version: StateVersion
     shards: tuple[Shard, ...]
     whole: Mapping[str, int]
 
@@ -53,10 +53,10 @@ class Transfer:
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
-    """The newest moment that can be restored, or None, and why a newer one cannot be."""
+class Restorable:
+    """The newest state that can be restored, or None, and why a newer one cannot be."""
 
-    moment: Moment | None
+    version: StateVersion | None
     why: str | None = None
 
 
@@ -83,33 +83,33 @@ def keepers(nodes: Sequence[str]) -> list[int]:
     return found
 
 
-def choose_moment(manifests: Sequence[Manifest]) -> Choice:
-    """Return the newest moment all of whose units somebody holds; `manifests` are those of all ranks."""
-    wholes: dict[Moment, list[Mapping[str, int]]] = defaultdict(list)
+def choose_version(manifests: Sequence[Manifest]) -> Restorable:
+    """Return the newest state all of whose units somebody holds; `manifests` are those of all ranks."""
+    wholes: dict[StateVersion, list[Mapping[str, int]]] = defaultdict(list)
     for holding in _all_holdings(manifests):
-        if holding.whole not in wholes[holding.moment]:
-            wholes[holding.moment].append(holding.whole)
+        if holding.whole not in wholes[holding.version]:
+            wholes[holding.version].append(holding.whole)
     why = None
-    for moment in sorted(wholes, reverse=True):
-        holders = _holders(manifests, moment)
+    for version in sorted(wholes, reverse=True):
+        holders = _holders(manifests, version)
         # The same state may have been cut in two ways, before and after the number of replicas changed.
-        missing = [_find_missing(whole, holders) for whole in wholes[moment]]
+        missing = [_find_missing(whole, holders) for whole in wholes[version]]
         if None in missing:
-            return Choice(moment, why)
-        why = why or f"nobody holds {missing[0]} of the state after step {moment.step}"
-    return Choice(None, why or "no rank holds a snapshot")
+            return Restorable(version, why)
+        why = why or f"nobody holds {missing[0]} of the state after step {version.step}"
+    return Restorable(None, why or "no rank holds a snapshot")
 
 
 def _all_holdings(manifests: Sequence[Manifest]) -> Iterator[Holding]:
     return (holding for manifest in manifests for holding in manifest)
 
 
-def _holders(manifests: Sequence[Manifest], moment: Moment) -> dict[str, list[tuple[int, int, int]]]:
+def _holders(manifests: Sequence[Manifest], version: StateVersion) -> dict[str, list[tuple[int, int, int]]]:
     """Return who holds what of each unit, as (start, stop, rank)."""
     found: dict[str, list[tuple[int, int, int]]] = defaultdict(list)
     for rank, manifest in enumerate(manifests):
         for holding in manifest:
-            if holding.moment == moment:
+            if holding.version == version:
                 for shard in holding.shards:
                     found[shard.unit].append((shard.start, shard.stop, rank))
     return found
@@ -128,13 +128,15 @@ def _find_missing(whole: Mapping[str, int], holders: Mapping[str, list[tuple[int
     return None
 
 
-def plan_transfers(manifests: Sequence[Manifest], moment: Moment, wanted: Sequence[Iterable[Shard]]) -> list[Transfer]:
-    """Return what each rank gets from whom so that rank r has the shards `wanted[r]` of the state of `moment`.
+def plan_transfers(
+    manifests: Sequence[Manifest], version: StateVersion, wanted: Sequence[Iterable[Shard]]
+) -> list[Transfer]:
+    """Return what each rank gets from whom so that rank r has the shards `wanted[r]` of the state of `version`.
 
     What a rank holds itself is not sent. The rest is taken from those who send least, in an order that is the same on
-    every rank. Parts of `wanted` that nobody holds are left out: they did not exist at that moment.
+    every rank. Parts of `wanted` that nobody holds are left out: they did not exist in that state.
     """
-    holders = _holders(manifests, moment)
+    holders = _holders(manifests, version)
     sent = [0] * len(manifests)
     plan = []
     for destination, shards in enumerate(wanted):

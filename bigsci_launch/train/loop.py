@@ -46,7 +46,7 @@ from bigsci_launch.train.state.checkpoint import (
 from bigsci_launch.train.state.dump import dump_weights
 from bigsci_launch.train.state.rng import seed_generators
 from bigsci_launch.train.stop import StopFlag, Wishes, watched_wishes
-from bigsci_launch.train.survive.survival import Survival
+from bigsci_launch.train.survive.life import RankLife
 
 EndReason = Literal["finished", "signal", "asked", "stop_after_steps"]
 
@@ -73,7 +73,7 @@ class Training:
     learning_rate: LearningRate
     batch_size: BatchSize
     flops: FlopCounter
-    survival: Survival | None
+    life: RankLife | None
 
     @property
     def tells(self) -> bool:
@@ -88,11 +88,11 @@ def train(
     identity: RankIdentity,
     report: RankReport,
     stop: StopFlag,
-    survival: Survival | None = None,
+    life: RankLife | None = None,
 ) -> EndReason:
     """Train until the run is finished or this attempt is asked to stop; a collective call of all ranks."""
     with watched_wishes(identity.attempt, identity.rank) as wishes:
-        return _train(config, topology, identity, report, stop, wishes, survival)
+        return _train(config, topology, identity, report, stop, wishes, life)
 
 
 def _train(
@@ -102,14 +102,14 @@ def _train(
     report: RankReport,
     stop: StopFlag,
     wishes: Wishes,
-    survival: Survival | None,
+    life: RankLife | None,
 ) -> EndReason:
     coordinate = topology.coordinate(identity.rank)
     batches = open_batches(config, topology, coordinate)
     join_ranks(config.training, identity)
     checkpoints = CheckpointsDir(identity.run.checkpoints)
     report.phase("load")
-    chosen = _choose(config, topology, identity, batches, survival)
+    chosen = _choose(config, topology, identity, batches, life)
     report.phase("init")
     seed_generators(config.run.seed, coordinate)
     batch_size = BatchSize.of_config(config.training)
@@ -118,8 +118,8 @@ def _train(
     first_batch_size = batch_size.at(chosen.record.consumed_samples if chosen else 0)
     engine = build_engine(config, topology, ranks, first_batch_size, defects)
     engine.checkpoint_engine = DurableCheckpointEngine()
-    if survival:
-        survival.joined(engine, config)
+    if life:
+        life.joined(engine, config)
     judge = Judge(config, topology, identity.rank, report)
     training = Training(
         config=config,
@@ -129,7 +129,7 @@ def _train(
         report=report,
         engine=engine,
         batches=batches,
-        faults=Faults(_new_faults(config, survival), identity.rank, report, engine, defects),
+        faults=Faults(_new_faults(config, life), identity.rank, report, engine, defects),
         defects=defects,
         judge=judge,
         finite=FiniteWatch(engine, config, topology, identity.rank, judge),
@@ -140,37 +140,37 @@ def _train(
         learning_rate=LearningRate.of_config(config.optimizer, config.training),
         batch_size=batch_size,
         flops=FlopCounter.of_config(config),
-        survival=survival,
+        life=life,
     )
     with offered_recorder(identity):
         reason = _run(training, chosen)
-    if survival:
-        survival.finish()
+    if life:
+        life.finish()
     return reason
 
 
 def _choose(
-    config: RunConfig, topology: Topology, identity: RankIdentity, batches: Batches, survival: Survival | None
+    config: RunConfig, topology: Topology, identity: RankIdentity, batches: Batches, life: RankLife | None
 ) -> ChosenCheckpoint | None:
     load = config.checkpoint.load
-    if survival:
-        survival.meet()
-        if survival.restores:
+    if life:
+        life.meet()
+        if life.restores:
             return None
-        load = survival.load(config, identity)
+        load = life.load(config, identity)
     expected = describe(config, topology, TrainingProgress(), identity.run)
     return choose_checkpoint(load, identity, expected, batches)
 
 
-def _new_faults(config: RunConfig, survival: Survival | None) -> list[FaultSpec]:
+def _new_faults(config: RunConfig, life: RankLife | None) -> list[FaultSpec]:
     """Return the faults that an earlier generation cannot have begun: each occurs once."""
-    reached = survival.reached if survival else 0
+    reached = life.reached if life else 0
     return [fault for fault in config.faults if fault.kind not in ("hang", "skip", "die") or fault.step > reached]
 
 
 def _begin(training: Training, chosen: ChosenCheckpoint | None) -> TrainingProgress:
-    if training.survival and training.survival.restores:
-        progress = training.survival.restore()
+    if training.life and training.life.restores:
+        progress = training.life.restore()
         if training.guards:
             training.guards.after_restore(progress.step)
         return progress
@@ -182,17 +182,17 @@ def _begin(training: Training, chosen: ChosenCheckpoint | None) -> TrainingProgr
 
 def _run(training: Training, chosen: ChosenCheckpoint | None) -> EndReason:
     progress = _begin(training, chosen)
-    if training.survival:
-        training.survival.began(progress, str(chosen.folder) if chosen else None)
+    if training.life:
+        training.life.began(progress, str(chosen.folder) if chosen else None)
     if training.tells:
         _announce(training, progress)
     first_step, steps = progress.step, training.config.training.steps
-    if training.survival:
-        first_step = training.survival.first_step(first_step)
+    if training.life:
+        first_step = training.life.first_step(first_step)
     while progress.step < steps:
         progress, words = _step(training, progress)
-        if training.survival:
-            training.survival.after_step(progress)
+        if training.life:
+            training.life.after_step(progress)
         reason = _stop_reason(training, words, progress.step - first_step)
         if reason == "asked" and progress.step < steps:
             training.wishes.record_stop()
@@ -250,8 +250,8 @@ def _stop_reason(training: Training, words: Sequence[StepWord], num_own_steps: i
 
 def _save(training: Training, progress: TrainingProgress, request: str | None = None) -> None:
     training.report.phase("save")
-    if training.survival:
-        training.survival.before_words()
+    if training.life:
+        training.life.before_words()
     if training.guards:
         training.guards.before_save(progress.step)
     started = time.monotonic()
@@ -295,8 +295,8 @@ def _step(training: Training, progress: TrainingProgress) -> tuple[TrainingProgr
     num_skipped = engine.skipped_steps
     _dump(training, step, "before")
     report.phase("step")
-    if training.survival:
-        training.survival.before_step(step)
+    if training.life:
+        training.life.before_step(step)
     if training.guards:
         training.guards.before_step(step)
     started = time.monotonic()
@@ -310,8 +310,8 @@ def _step(training: Training, progress: TrainingProgress) -> tuple[TrainingProgr
     skipped = engine.skipped_steps > num_skipped
     if training.guards:
         training.guards.check_step(step, seconds)
-    if training.survival:
-        training.survival.before_words()
+    if training.life:
+        training.life.before_words()
     words = exchange_words(_word(training, step, skipped, loss), engine.device)
     _judge_step(training, step, words)
     progress = TrainingProgress(step, progress.consumed_samples + batch_size)

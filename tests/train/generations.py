@@ -11,7 +11,7 @@ import signal
 import socket
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -87,9 +87,9 @@ class Generations:
     def rank(self, number: int) -> Seat:
         return next(seat for seat in self.seats if seat.rank == number)
 
-    def start(self, count: int) -> None:
-        """Start processes that wait."""
-        for _ in range(count):
+    def start(self, count: int, suffering: Mapping[int, str] | None = None) -> None:
+        """Start processes that wait. `suffering` tells, by their numbers from 0, what happens to them and when."""
+        for number in range(count):
             name = f"p{len(self.seats) + len(self.retired)}"
             path, log = self._sockets / name, self.folder.path / f"{name}.log"
             with socket.socket(socket.AF_UNIX) as listener:
@@ -100,6 +100,7 @@ class Generations:
                     "LOCAL_RANK": "0",
                     "BSL_RUN_DIR": str(self.run.path),
                     "BSL_ATTEMPT": self.folder.name,
+                    **({"SUFFER": suffering[number]} if suffering and number in suffering else {}),
                 }
                 process = self._start_rank([str(SEAT), str(path)], environment, log)
                 listener.settimeout(60)
@@ -172,9 +173,42 @@ class Generations:
     def replace(self, *ranks: int) -> None:
         """Kill ranks, end the generation, and begin the next one with new processes in their places."""
         self.kill(*ranks)
-        stuck = self.end()
-        self.start(len(ranks) + len(stuck))
+        self.recover()
+
+    def recover(self, suffering: Mapping[int, str] | None = None) -> None:
+        """End the generation, and begin the next one with new processes in the places of those that are gone."""
+        self.end()
+        self.start(self.topology.world_size - len(self.seats), suffering)
         self.begin()
+
+    def lead(self, *suffering: Mapping[int, str], limit_s: float = 120) -> None:
+        """Recover from all that happens until every rank has ended with 0.
+
+        The processes that replace others for the first time suffer what the first of `suffering` says, and so on.
+        """
+        end = time.monotonic() + limit_s
+        fates = list(suffering)
+        while True:
+            assert time.monotonic() < end, f"not within {limit_s} s:\n{self.story()}"
+            assert self.number < 8, f"too many generations:\n{self.story()}"
+            self.until(lambda: bool(self._gone()) or self._is_done() or self._is_lost(), end - time.monotonic())
+            if self._is_done():
+                return
+            gone = self._gone()
+            assert not any(seat.said("final") for seat in gone), self.story()
+            self._retire(gone)
+            self.recover(fates.pop(0) if fates and gone else None)
+
+    def _gone(self) -> list[Seat]:
+        return [seat for seat in self.members if seat.process.poll() not in (None, 0)]
+
+    def _is_done(self) -> bool:
+        return all(seat.process.poll() == 0 for seat in self.members)
+
+    def _is_lost(self) -> bool:
+        """Whether ranks have said for a while that a peer is gone, and none is known to be."""
+        lost = [word["time"] for seat in self.members for word in seat.said("lost", self.number)]
+        return bool(lost) and time.time() - min(lost) > 2.0
 
     def step(self) -> int:
         """The last step that a rank has said it has done in this generation."""

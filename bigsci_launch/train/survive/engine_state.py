@@ -19,7 +19,7 @@ from bigsci_launch.train.device.gpu import computes_on_gpu
 from bigsci_launch.train.guards.state import partitions
 from bigsci_launch.train.optimizer import choose_kernel, loss_scale
 from bigsci_launch.train.state.rng import capture_generators, restore_generators
-from bigsci_launch.train.survive.snapshot import Copy, Part, Shape
+from bigsci_launch.train.survive.snapshot import Copy, HeldPart, Shape
 
 _COUNTERS = ("global_steps", "global_samples", "micro_steps", "skipped_steps")
 _MOMENTS = ("exp_avg", "exp_avg_sq")
@@ -31,7 +31,7 @@ def shape_of(engine: PipelineEngine, coordinate: Coordinate) -> Shape:
 
 
 def unit_lengths(engine: PipelineEngine, coordinate: Coordinate) -> dict[str, int]:
-    """Return the units of which this rank holds a part, with their lengths without padding."""
+    """Return the units that this rank holds a part of, with their lengths without padding."""
     optimizer = engine.optimizer
     groups = optimizer.bf16_groups if isinstance(optimizer, BF16_Optimizer) else optimizer.bit16_groups
     return {
@@ -44,13 +44,13 @@ def _unit(coordinate: Coordinate, group: str) -> str:
     return f"{group} of pp{coordinate.pp_rank} tp{coordinate.tp_rank}"
 
 
-def _parts(engine: PipelineEngine, coordinate: Coordinate) -> list[Part]:
+def _parts(engine: PipelineEngine, coordinate: Coordinate) -> list[HeldPart]:
     lengths = unit_lengths(engine, coordinate)
     found = []
     for part in partitions(engine.optimizer):
         unit, size = _unit(coordinate, part.name), part.master.numel()
         start = min(coordinate.dp_rank * size, lengths[unit])
-        found.append(Part(Shard(unit, start, min(start + size, lengths[unit])), size))
+        found.append(HeldPart(Shard(unit, start, min(start + size, lengths[unit])), size))
     return found
 
 

@@ -26,7 +26,7 @@ def live(descriptor: int) -> None:
     stop = StopFlag()
     channel = Channel(descriptor, end_blocked_communication)
     try:
-        process = Process(channel, stop)
+        process = Survivor(channel, stop)
     except BslError as error:
         _end(channel, error)
     channel.say("warm")
@@ -35,7 +35,7 @@ def live(descriptor: int) -> None:
     leave()
 
 
-class Process:
+class Survivor:
     """What outlives generations: the imports, the copies of states, and the wish to stop."""
 
     def __init__(self, channel: Channel, stop: StopFlag) -> None:
@@ -76,7 +76,7 @@ class Process:
     def _train(self, begin: Begin, report: RankReport) -> str:
         from bigsci_launch.train.loop import train
         from bigsci_launch.train.survive.joining import wait_for_store
-        from bigsci_launch.train.survive.survival import Survival
+        from bigsci_launch.train.survive.life import RankLife
 
         topology = begin.topology
         config = _fitted(self._config, topology)
@@ -85,9 +85,9 @@ class Process:
         report.start(topology.coordinate(identity.rank))
         report.event("generation", generation=begin.generation, topology=topology.as_dict())
         report.phase("init")
-        survival = Survival(self._channel, self._memory, begin, report)
+        life = RankLife(self._channel, self._memory, begin, report)
         wait_for_store(begin, self._channel)
-        return train(config, topology, identity, report, self._stop, survival)
+        return train(config, topology, identity, report, self._stop, life)
 
     def _require_left(self, begin: Begin, report: RankReport, error: BaseException) -> None:
         """Return if `error` only says that the generation is over; otherwise end the process."""

@@ -8,13 +8,13 @@ from typing import Any
 import torch.distributed as dist
 
 from bigsci_launch.errors import BslError
-from bigsci_launch.recover.holding import Moment, Transfer
+from bigsci_launch.recover.holding import StateVersion, Transfer
 from bigsci_launch.train.guards.state import digest64
 from bigsci_launch.train.survive.snapshot import Copy, Memory
 
 
 def fetch(
-    memory: Memory, moment: Moment, plan: Sequence[Transfer], target: Copy, group: dist.ProcessGroup, rank: int
+    memory: Memory, version: StateVersion, plan: Sequence[Transfer], target: Copy, group: dist.ProcessGroup, rank: int
 ) -> bool:
     """Carry out this rank's part of `plan`, and return whether another rank sent something into `target`.
 
@@ -28,7 +28,7 @@ def fetch(
     got: dict[int, list[int]] = {}
     for number, transfer in enumerate(plan):
         if transfer.source == rank:
-            held = memory.find(moment, transfer.shard)
+            held = memory.find(version, transfer.shard)
             assert held is not None
             pieces = held.pieces(transfer.shard)
             if transfer.destination == rank:

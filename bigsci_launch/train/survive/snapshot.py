@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bigsci_launch.recover.holding import Holding, Moment, Shard
+from bigsci_launch.recover.holding import Holding, Shard, StateVersion
 from bigsci_launch.train.device.gpu import computes_on_gpu
 
 DOCUMENT_BYTES = 1 << 16
@@ -26,7 +26,7 @@ _LENGTH_BYTES = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class HeldPart:
     """A rank's partition of one optimizer group: the shard of a unit, and its size with the padding at its end."""
 
     shard: Shard
@@ -38,7 +38,7 @@ class Shape:
     """What the state of one rank consists of. `document` is the unit of what is not cut: generators and counters."""
 
     document: str
-    parts: tuple[Part, ...]
+    parts: tuple[HeldPart, ...]
 
     @property
     def num_bytes(self) -> int:
@@ -55,12 +55,12 @@ class Copy:
 
     def __init__(self, shape: Shape) -> None:
         self.shape = shape
-        self.moment = Moment(-1, -1)
+        self.version = StateVersion(-1, -1)
         self.whole: Mapping[str, int] = {}
         self.is_complete = False
         self.buffer = torch.zeros(shape.num_bytes, dtype=torch.uint8, pin_memory=computes_on_gpu())
 
-    def part_vectors(self) -> Iterator[tuple[Part, Tensor]]:
+    def part_vectors(self) -> Iterator[tuple[HeldPart, Tensor]]:
         """Yield each part with its vectors, of shape (VECTORS, size)."""
         start = DOCUMENT_BYTES
         for part in self.shape.parts:
@@ -113,38 +113,38 @@ class Memory:
 
     def manifest(self) -> list[Holding]:
         """Return what is held."""
-        return [Holding(copy.moment, copy.shape.shards, copy.whole) for copy in self._complete()]
+        return [Holding(copy.version, copy.shape.shards, copy.whole) for copy in self._complete()]
 
     def _complete(self) -> Iterator[Copy]:
         return (copy for copies in self._copies.values() for copy in copies if copy.is_complete)
 
-    def find(self, moment: Moment, shard: Shard) -> Copy | None:
-        """Return a copy of a moment that holds a shard."""
-        return next((copy for copy in self._complete() if copy.moment == moment and copy.holds(shard)), None)
+    def find(self, version: StateVersion, shard: Shard) -> Copy | None:
+        """Return a copy of a state that holds a shard."""
+        return next((copy for copy in self._complete() if copy.version == version and copy.holds(shard)), None)
 
-    def place(self, shape: Shape, moment: Moment, whole: Mapping[str, int]) -> Copy:
-        """Return the copy of this shape for a moment: the one that is held, or one to be filled.
+    def place(self, shape: Shape, version: StateVersion, whole: Mapping[str, int]) -> Copy:
+        """Return the copy of this shape for a state: the one that is held, or one to be filled.
 
         To be filled is the older of two; the other one stays complete.
         """
         copies = self._copies.setdefault(shape.document, [])
         usable = [copy for copy in copies if copy.shape == shape]
         for copy in usable:
-            if copy.is_complete and copy.moment == moment:
+            if copy.is_complete and copy.version == version:
                 copy.whole = whole
                 return copy
         if len(usable) < 2:
             copies.append(Copy(shape))
             chosen = copies[-1]
         else:
-            chosen = min(usable, key=lambda copy: (copy.is_complete, copy.moment))
-        chosen.is_complete, chosen.moment, chosen.whole = False, moment, whole
+            chosen = min(usable, key=lambda copy: (copy.is_complete, copy.version))
+        chosen.is_complete, chosen.version, chosen.whole = False, version, whole
         return chosen
 
-    def keep_only(self, moment: Moment | None) -> None:
-        """Forget all other moments: the ranks have agreed on this one."""
+    def keep_only(self, version: StateVersion | None) -> None:
+        """Forget all other states: the ranks have agreed on this one."""
         for copy in self._complete():
-            copy.is_complete = copy.moment == moment
+            copy.is_complete = copy.version == version
 
     def release_others(self, shapes: Sequence[Shape]) -> None:
         """Free the copies whose shapes are not among `shapes`."""

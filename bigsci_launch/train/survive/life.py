@@ -14,7 +14,7 @@ import torch.distributed as dist
 from deepspeed.runtime.pipe.engine import PipelineEngine
 
 from bigsci_launch.config.schema.run import RunConfig
-from bigsci_launch.recover.holding import Choice, Manifest, Moment, choose_moment, keepers, plan_transfers
+from bigsci_launch.recover.holding import Manifest, Restorable, StateVersion, choose_version, keepers, plan_transfers
 from bigsci_launch.runs.checkpoints import CheckpointsDir, record_path
 from bigsci_launch.train.identity import RankIdentity
 from bigsci_launch.train.rank_events import RankReport
@@ -30,18 +30,18 @@ SAY_S = 1.0
 """Least seconds between two words about steps."""
 
 
-class Survival:
+class RankLife:
     """`survive` on one rank, in one generation."""
 
     def __init__(self, channel: Channel, memory: Memory, begin: Begin, report: RankReport) -> None:
         self._channel, self._memory, self._begin, self._report = channel, memory, begin, report
         self._since = time.monotonic()
         self._said = -SAY_S
-        self._choice = Choice(None)
+        self._restorable = Restorable(None)
         self._interval = 1
 
     def __repr__(self) -> str:
-        return f"Survival(generation {self._begin.generation})"
+        return f"RankLife(generation {self._begin.generation})"
 
     def meet(self) -> None:
         """Find the newest state that the ranks of this generation hold together; a collective call."""
@@ -52,13 +52,13 @@ class Survival:
         self._manifests: list[Manifest] = [manifest for manifest, _, _ in everywhere]
         self._memory.reached = max(reached for _, reached, _ in everywhere)
         self._memory.began = next((began for _, _, began in everywhere if began is not None), None)
-        self._choice = choose_moment(self._manifests)
-        self._memory.keep_only(self._choice.moment)
+        self._restorable = choose_version(self._manifests)
+        self._memory.keep_only(self._restorable.version)
 
     @property
     def restores(self) -> bool:
         """Whether the state is restored from memory."""
-        return self._choice.moment is not None
+        return self._restorable.version is not None
 
     @property
     def reached(self) -> int:
@@ -92,11 +92,11 @@ class Survival:
 
     def restore(self) -> TrainingProgress:
         """Set the engine to the state that the ranks have agreed on; a collective call."""
-        moment, rank = self._choice.moment, self._begin.rank
-        assert moment is not None
-        target = self._place(rank, moment)
-        plan = plan_transfers(self._manifests, moment, [shape.shards for shape in self._shapes])
-        was_sent = fetch(self._memory, moment, plan, target, self._group, rank)
+        version, rank = self._restorable.version, self._begin.rank
+        assert version is not None
+        target = self._place(rank, version)
+        plan = plan_transfers(self._manifests, version, [shape.shards for shape in self._shapes])
+        was_sent = fetch(self._memory, version, plan, target, self._group, rank)
         has_document = any(each.destination == rank and each.shard.unit == target.shape.document for each in plan)
         document = target.read_document() if has_document else None
         facts = self._common_facts(document)
@@ -122,12 +122,12 @@ class Survival:
     def began(self, progress: TrainingProgress, path: str | None) -> None:
         """Say which state the generation begins with, and keep it; a collective call."""
         if not self.restores:
-            why = self._choice.why if self._begin.generation else None
+            why = self._restorable.why if self._begin.generation else None
             self._restored = {"source": "checkpoint" if path else "start", "path": path, "why": why}
         self._report.step = progress.step
         self._report.event("restored", generation=self._begin.generation, restored_step=progress.step, **self._restored)
         self._say("restored", step=progress.step, **self._restored)
-        self._keep(progress, self._choice.moment or Moment(progress.step, self._begin.generation))
+        self._keep(progress, self._restorable.version or StateVersion(progress.step, self._begin.generation))
 
     def first_step(self, step: int) -> int:
         """Return the step after which this attempt began; `step` is where this generation begins."""
@@ -150,20 +150,20 @@ class Survival:
         self._channel.require_present()
         self._memory.release_others([self._shapes[rank] for rank in (self._begin.rank, *self._buddies.kept)])
         if progress.step % self._interval == 0:
-            self._keep(progress, Moment(progress.step, self._begin.generation))
+            self._keep(progress, StateVersion(progress.step, self._begin.generation))
         if time.monotonic() - self._said >= SAY_S:
             self._said = time.monotonic()
             self._channel.say("stepped", generation=self._begin.generation, step=progress.step)
 
-    def _keep(self, progress: TrainingProgress, moment: Moment) -> None:
-        own = self._place(self._begin.rank, moment)
+    def _keep(self, progress: TrainingProgress, version: StateVersion) -> None:
+        own = self._place(self._begin.rank, version)
         if not own.is_complete:
             read_state(self._engine, own, {"step": progress.step, "consumed_samples": progress.consumed_samples})
             own.is_complete = True
-        self._buddies.begin(own, [(rank, self._place(rank, moment)) for rank in self._buddies.kept])
+        self._buddies.begin(own, [(rank, self._place(rank, version)) for rank in self._buddies.kept])
 
-    def _place(self, rank: int, moment: Moment) -> Copy:
-        return self._memory.place(self._shapes[rank], moment, self._whole)
+    def _place(self, rank: int, version: StateVersion) -> Copy:
+        return self._memory.place(self._shapes[rank], version, self._whole)
 
     def finish(self) -> None:
         """Wait for what is still on its way."""
