@@ -58,7 +58,7 @@ class Runs:
         code, done = run_injured(path, run, case, self._folder / "injuries" / name)
         outcome = judge(case, code, done, run, reference)
         if not outcome.problems:
-            shutil.rmtree(run.path)
+            shutil.rmtree(run.path, ignore_errors=True)  # its watcher may still be leaving
         return outcome
 
 

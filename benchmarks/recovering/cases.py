@@ -64,7 +64,7 @@ LAYOUTS = (
     Layout(1, 2, 2, "bf16", 0.1),
     Layout(2, 1, 2, "fp32", 0.1),
     Layout(1, 1, 4, "bf16", 0.0),
-    Layout(1, 4, 1, "bf16", 0.1),
+    Layout(4, 1, 1, "bf16", 0.1),
     Layout(2, 2, 1, "fp32", 0.0),
     Layout(2, 2, 2, "bf16", 0.1),
     Layout(1, 2, 4, "fp32", 0.1),
