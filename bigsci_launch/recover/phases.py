@@ -60,7 +60,7 @@ class Phases:
         }
 
 
-class Progress:
+class StandstillCount:
     """Counts generations in a row that ended without progress."""
 
     def __init__(self, *, knows_steps: bool) -> None:

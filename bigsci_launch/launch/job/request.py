@@ -102,6 +102,8 @@ class JobRequest:
     """Whether a watcher is started next to the ranks, and what it may do."""
     survive: Literal["restart", "in_place"] | None
     """How the job continues when a rank is lost; None: it ends."""
+    standby: bool
+    """Whether a second process waits in every seat, with `in_place`."""
     chain: ChainRecord | None
     """How the run starts itself again; None for a local attempt."""
     caller_options: tuple[CallerOption, ...] = ()
@@ -181,6 +183,7 @@ def make_request(
         ring=config.monitor.ring,
         watch=watch_of(config),
         survive=survive_of(config),
+        standby=config.survive is not None and config.survive.standby and config.run.starts_trainer,
     )
 
 
