@@ -242,6 +242,16 @@ class AttemptDir:
         """What watchers ask of the controller, a file for each wish."""
         return self.recover / "wishes"
 
+    @property
+    def wishes_done(self) -> Path:
+        """Wishes that were answered, each with the answer."""
+        return self.wishes / "done"
+
+    @property
+    def last_world_size(self) -> Path:
+        """The number of ranks of the newest generation, for the job script."""
+        return self.recover / "world_size"
+
     def generation(self, number: int) -> Path:
         """The records of ranks as they were when a generation ended."""
         return self.recover / f"gen-{number:03d}"

@@ -190,18 +190,18 @@ def make_request(
     )
 
 
+def survive_of(config: RunConfig) -> Literal["restart", "in_place"] | None:
+    """Return what `survive` means for the program of this run: only the ranks of `bsl train` can stay."""
+    if config.survive is None:
+        return None
+    return "in_place" if config.run.starts_trainer else "restart"
+
+
 def watch_of(config: RunConfig) -> Literal["off", "observe", "act"]:
     """Return what `monitor.watch` means for the program of this run."""
     if config.monitor.watch == "auto":
         return "observe" if config.run.starts_trainer else "off"
     return config.monitor.watch
-
-
-def survive_of(config: RunConfig) -> Literal["restart", "in_place"] | None:
-    """Return what `survive` means for the program of this run: only `bsl train` can leave a step and stay."""
-    if config.survive is None:
-        return None
-    return "in_place" if config.run.starts_trainer else "restart"
 
 
 def exported(variables: tuple[Variable, ...]) -> tuple[str, ...]:
