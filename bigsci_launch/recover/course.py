@@ -432,7 +432,8 @@ class JobCourse:
         elif run.done:
             self._give_up(cause.status, f"rank {min(run.done)} had already ended with exit code 0: {cause}")
         elif stands_still:
-            where = f"at step {step}" if step is not None else "without a step that is known"
+            last = self._progress.step
+            where = f"at step {last}" if last is not None else "without a step that is known"
             text = f"{MAX_WITHOUT_PROGRESS} generations in a row ended {where}, the last because {cause}"
             self._give_up(cause.status, text)
         else:
