@@ -477,7 +477,7 @@ def test_a_seat_whose_process_never_lives_long_enough_gets_no_rank(make_job: Mak
     assert job.generation == [0, 5, 2, 3]
 
 
-# ------------------------------------------------------------------------------------------- what people and watchers ask
+# ------------------------------------------------------------------------------------------- what others ask for
 
 
 def test_a_fence_kills_the_rank_and_ends_the_generation(make_job: MakeJob) -> None:
