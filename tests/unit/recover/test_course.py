@@ -89,7 +89,7 @@ def test_a_rank_that_dies_is_back_in_its_seat_in_the_next_generation(make_job: M
     assert (failed["kind"], failed["rank"], failed["seat"], failed["node"]) == ("died", 2, 2, "n1")
     assert (failed["code"], failed["signal"], failed["died"], failed["noticed"]) == (None, "SIGKILL", 1.0, EPOCH + 1)
     events = [record["event"] for record in job.records]
-    assert events == ["began", "failed", "ended", "began"]
+    assert (events, job.archived) == (["began", "failed", "ended", "began"], [0])
 
 
 def test_a_rank_that_dies_waits_a_moment_for_its_own_seat_before_a_spare_takes_over(make_job: MakeJob) -> None:
@@ -181,7 +181,7 @@ def test_the_job_ends_where_the_layout_may_not_shrink(make_job: MakeJob) -> None
     job.start()
     job.lose(3)
     job.leave()
-    assert job.code == 1
+    assert (job.code, job.archived) == (1, []), "what the ranks have left says how the job ended"
     (gave_up,) = job.records_of("gave_up")
     assert "survive.shrink is false" in gave_up["why"]
     assert "seat 3: its connection was closed" in gave_up["why"]
