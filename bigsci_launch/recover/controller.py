@@ -28,17 +28,17 @@ from types import FrameType
 from bigsci_launch.config.load import load_resolved
 from bigsci_launch.config.schema.run import RunConfig
 from bigsci_launch.config.schema.survive import SurviveSection
-from bigsci_launch.recover.course import TERMINATION_GRACE_S, Course
-from bigsci_launch.recover.generation import Moment
-from bigsci_launch.recover.members import Batches, Rules, Wanted
+from bigsci_launch.recover.course import TERMINATION_GRACE_S, JobCourse
+from bigsci_launch.recover.generation import Instant
+from bigsci_launch.recover.members import BatchSizes, Rules, WantedLayout
 from bigsci_launch.recover.orders import (
-    Drop,
-    Event,
-    Finish,
-    Order,
+    DropSeat,
+    FinishJob,
+    JobEvent,
     RunnersEnded,
     SeatNeverCame,
-    Tell,
+    SeatOrder,
+    TellSeat,
     Terminated,
 )
 from bigsci_launch.recover.records import Records
@@ -57,8 +57,8 @@ class Controller:
 
     def __init__(self, options: argparse.Namespace, rules: Rules) -> None:
         self._options = options
-        self._course = Course(rules)
-        self._inbox: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        self._course = JobCourse(rules)
+        self._inbox: queue.SimpleQueue[JobEvent] = queue.SimpleQueue()
         self._token = secrets.token_hex(16)
         self._seats = Seats(self._token, is_local=not options.step)
         self._children = Children()
@@ -76,7 +76,7 @@ class Controller:
         generation = self._course.generation
         return len(generation.seats) if generation else self._options.world_size
 
-    def tell(self, event: Event) -> None:
+    def tell(self, event: JobEvent) -> None:
         """Pass an event to the main loop, from any thread or signal handler."""
         self._inbox.put(event)
         with contextlib.suppress(BlockingIOError):
@@ -133,18 +133,18 @@ class Controller:
                 self._take(event)
             self._take(RunnersEnded(ended[-1][1]))
 
-    def _take(self, event: Event) -> None:
+    def _take(self, event: JobEvent) -> None:
         self._carry_out(self._course.take(event, now()))
 
-    def _carry_out(self, orders: Sequence[Order]) -> None:
+    def _carry_out(self, orders: Sequence[SeatOrder]) -> None:
         moment = now()
         for order in orders:
             match order:
-                case Tell():
+                case TellSeat():
                     self._seats.tell(order.seat, order.message)
-                case Drop():
+                case DropSeat():
                     self._seats.drop(order.seat)
-                case Finish():
+                case FinishJob():
                     grace_s = TERMINATION_GRACE_S if self.terminated is not None else LEAVE_S
                     self._deadline = time.monotonic() + grace_s
                 case _:
@@ -166,8 +166,8 @@ class Controller:
             self._children.signal(signal.SIGUSR2)
 
 
-def now() -> Moment:
-    return Moment(time.monotonic(), time.time())
+def now() -> Instant:
+    return Instant(time.monotonic(), time.time())
 
 
 def rules_of(config: RunConfig, options: argparse.Namespace) -> Rules:
@@ -177,18 +177,18 @@ def rules_of(config: RunConfig, options: argparse.Namespace) -> Rules:
     batches = batches_of(config) if config.run.starts_trainer else None
     return Rules(
         options.level,
-        Wanted(topology, survive.shrink, batches),
+        WantedLayout(topology, survive.shrink, batches),
         options.seats,
         wait_s=float(config.slurm.wait_s),
         address_suffix=options.address_suffix if options.step else None,
     )
 
 
-def batches_of(config: RunConfig) -> Batches:
+def batches_of(config: RunConfig) -> BatchSizes:
     """Return every global batch size that occurs, which a smaller layout must keep."""
     training, ramp = config.training, config.training.rampup
     grown = () if ramp is None else range(ramp.start, training.global_batch_size, ramp.increment)
-    return Batches(training.micro_batch_size, (*grown, training.global_batch_size))
+    return BatchSizes(training.micro_batch_size, (*grown, training.global_batch_size))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

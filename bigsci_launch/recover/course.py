@@ -10,42 +10,42 @@ from collections.abc import Mapping
 from enum import Enum
 from typing import Any
 
-from bigsci_launch.recover.gathering import Gathering, Impossible
-from bigsci_launch.recover.generation import Failure, Generation, Level, LineUp, Moment, Seat, cause_first
+from bigsci_launch.recover.gathering import CannotBegin, RollCall
+from bigsci_launch.recover.generation import Formation, GenerationFailure, Instant, Level, LineUp, Seat, cause_first
 from bigsci_launch.recover.members import Rules, replicas_for
 from bigsci_launch.recover.orders import (
-    Answer,
-    Archive,
     Archived,
-    Began,
-    Drop,
-    Event,
-    Finish,
+    ArchiveRecords,
+    DropSeat,
+    FinishJob,
+    HasBegun,
+    JobEvent,
     LeaveOut,
-    Look,
-    Order,
+    LookAtRanks,
     RankEnded,
     RankSaid,
-    Record,
+    RanksSeen,
+    RecordLine,
     RunnersEnded,
-    Say,
+    SayLine,
     SeatJoined,
     SeatLost,
     SeatNeverCame,
+    SeatOrder,
     SeatReady,
-    Seen,
-    Tell,
+    TellSeat,
     Terminated,
-    Wish,
+    WatcherWish,
+    WishAnswer,
 )
-from bigsci_launch.recover.phases import MAX_WITHOUT_PROGRESS, Progress
+from bigsci_launch.recover.phases import MAX_WITHOUT_PROGRESS, StandstillCount
 from bigsci_launch.recover.running import Running
 from bigsci_launch.topology import compress_ranks
 
 GRACE_S: Mapping[Level, float] = {"restart": 5.0, "in_place": 10.0}
 """How long ranks may take to leave a generation that has ended. Their runners then kill them."""
 KILL_AFTER_S = 5.0
-"""After the grace: the runner is told to kill a rank of which it has said nothing."""
+"""After the grace: the runner is told to kill a rank if it has not said that it did."""
 DROP_AFTER_S = 15.0
 """After the grace: a seat whose rank cannot be killed is given up."""
 LOST_PEER_S = 5.0
@@ -64,7 +64,7 @@ SAY_AFTER_S = 10.0
 """A generation that has not begun after this long says what it waits for."""
 
 
-class Stage(Enum):
+class JobStage(Enum):
     """What the controller is about."""
 
     GATHER = "gather"
@@ -73,14 +73,14 @@ class Stage(Enum):
     LEAVE = "leave"
 
 
-class Course:
+class JobCourse:
     """Decides about one job. `take` and `wake` return what to do; `exit_code` is None until the job is over."""
 
     def __init__(self, rules: Rules) -> None:
         self._rules = rules
-        self._now = self._since = Moment(0.0, 0.0)
-        self._stage = Stage.GATHER
-        self._orders: list[Order] = []
+        self._now = self._since = Instant(0.0, 0.0)
+        self._stage = JobStage.GATHER
+        self._orders: list[SeatOrder] = []
         self._seats: dict[int, Seat] = {}
         self._ready: dict[int, int] = {}
         self._absent = set(range(rules.num_seats))
@@ -88,17 +88,17 @@ class Course:
         self._deaths: Counter[int] = Counter()
         self._newest_seat: float | None = None
         self._run: Running | None = None
-        self._cause: Failure | None = None
+        self._cause: GenerationFailure | None = None
         self._is_archived = True
         self._leave_due: float | None = None
         """When the seats are told to leave after the job was told to end."""
         self._code: int | None = None
         self._silent_nodes: set[str] = set()
-        self._progress = Progress(knows_steps=rules.level == "in_place")
+        self._progress = StandstillCount(knows_steps=rules.level == "in_place")
         self._waiting_for = ""
 
     @property
-    def generation(self) -> Generation | None:
+    def generation(self) -> Formation | None:
         """The newest generation that has begun."""
         return self._run.generation if self._run else None
 
@@ -107,20 +107,20 @@ class Course:
         ended_well = self._leave_due is not None and self._run is not None and self._run.has_finished
         return 0 if ended_well else self._code
 
-    def take(self, event: Event, now: Moment) -> list[Order]:
+    def take(self, event: JobEvent, now: Instant) -> list[SeatOrder]:
         """Note what has happened, and return what to do about it."""
         self._now = now
         self._note(event)
         return self._move_on()
 
-    def wake(self, now: Moment) -> list[Order]:
+    def wake(self, now: Instant) -> list[SeatOrder]:
         """Return what to do because time has passed."""
         self._now = now
         return self._move_on()
 
     # ------------------------------------------------------------------------------------------ what has happened
 
-    def _note(self, event: Event) -> None:
+    def _note(self, event: JobEvent) -> None:
         match event:
             case SeatJoined():
                 self._note_joined(event.seat)
@@ -135,19 +135,19 @@ class Course:
                 self._note_ended(event)
             case RankSaid():
                 self._note_said(event)
-            case Wish():
+            case WatcherWish():
                 refused = self._grant(event)
-                self._order(Answer(event, refused))
-            case Seen():
+                self._order(WishAnswer(event, refused))
+            case RanksSeen():
                 if self._run and event.generation == self._run.number:
                     self._run.seen = event
             case Archived():
                 self._is_archived = True
             case RunnersEnded():
-                if self._stage is not Stage.LEAVE:
+                if self._stage is not JobStage.LEAVE:
                     self._give_up(event.code or 1, "every runner has ended")
             case Terminated():
-                if self._stage is not Stage.LEAVE:
+                if self._stage is not JobStage.LEAVE:
                     self._terminate(event.signal)
 
     def _note_joined(self, seat: Seat) -> None:
@@ -155,8 +155,8 @@ class Course:
         self._gone.pop(seat.number, None)
         self._seats[seat.number] = seat
         self._newest_seat = self._now.clock
-        if self._stage is Stage.LEAVE:
-            self._order(Tell(seat.number, {"do": "leave", "code": self._code or 0}))
+        if self._stage is JobStage.LEAVE:
+            self._order(TellSeat(seat.number, {"do": "leave", "code": self._code or 0}))
 
     def _note_lost(self, event: SeatLost) -> None:
         seat = self._seats.pop(event.seat, None)
@@ -166,7 +166,7 @@ class Course:
         self._gone[event.seat] = event.why
         if event.is_silent:
             self._silent_nodes.add(seat.node)
-        if self._stage is Stage.LEAVE:
+        if self._stage is JobStage.LEAVE:
             return
         self._note_lost_rank(seat, event.why)
         self._leave_out_if_lost(seat.node, event.why)
@@ -175,16 +175,16 @@ class Course:
         run = self._run
         rank = run.ranks.get(seat.number) if run else None
         if run is None or rank is None:
-            self._order(Say(f"spare seat {seat.number} on {seat.node} is lost: {why}"))
+            self._order(SayLine(f"spare seat {seat.number} on {seat.node} is lost: {why}"))
             return
         failure = run.failure("lost_node", self._now, rank, words=why)
-        if self._stage is Stage.RUN and rank not in run.done:
+        if self._stage is JobStage.RUN and rank not in run.done:
             run.inside.discard(rank)
             self._fail(failure)
-        elif self._stage is Stage.END:
+        elif self._stage is JobStage.END:
             run.inside.discard(rank)
             run.failures.append(failure)
-        elif self._stage is Stage.GATHER:
+        elif self._stage is JobStage.GATHER:
             self._record("failed", failure.as_dict())
 
     def _leave_out_if_lost(self, node: str, why: str) -> None:
@@ -198,7 +198,7 @@ class Course:
         run = self._run
         if event.seat not in self._seats:
             return
-        rank = run.ranks.get(event.seat) if run and self._stage in (Stage.RUN, Stage.END) else None
+        rank = run.ranks.get(event.seat) if run and self._stage in (JobStage.RUN, JobStage.END) else None
         if run is not None and rank in run.inside:
             if event.generation is None or event.generation < run.number:
                 return  # it was said before the seat heard of this generation
@@ -206,7 +206,7 @@ class Course:
         self._ready[event.seat] = event.port
 
     def _note_left(self, run: Running, rank: int) -> None:
-        if self._stage is Stage.RUN:
+        if self._stage is JobStage.RUN:
             run.note_left_alone(rank, self._now)
         else:
             run.inside.discard(rank)
@@ -215,33 +215,33 @@ class Course:
         run = self._run
         self._ready.pop(event.seat, None)
         rank = run.ranks.get(event.seat) if run else None
-        if run is None or rank not in run.inside or self._stage is Stage.GATHER:
+        if run is None or rank not in run.inside or self._stage is JobStage.GATHER:
             self._note_death_in_waiting(event)
             return
         run.inside.discard(rank)
-        if event.is_good and (not event.was_told or self._stage is Stage.LEAVE):
+        if event.is_good and (not event.was_told or self._stage is JobStage.LEAVE):
             run.done.add(rank)
             run.first_done = run.first_done or self._now
-        elif self._stage is Stage.END:
+        elif self._stage is JobStage.END:
             run.note_ended_while_ending(rank, event, self._now, stays=self._rules.level == "in_place")
-        elif self._stage is Stage.RUN:
+        elif self._stage is JobStage.RUN:
             run.final = event if event.is_final else None
             self._fail(run.failure("died", self._now, rank, event))
-        if self._stage is Stage.RUN and run.has_finished:
+        if self._stage is JobStage.RUN and run.has_finished:
             self._record("finished", {"exit_code": 0})
             self._leave(0)
 
     def _note_death_in_waiting(self, event: RankEnded) -> None:
         """A process has died that had no rank: a spare, or one that waited for the next generation."""
-        if self._stage is Stage.LEAVE:
+        if self._stage is JobStage.LEAVE:
             return
         self._deaths[event.seat] += 1
         how = event.signal or f"exit code {event.code}"
-        self._order(Say(f"a process that waited in seat {event.seat} has ended: {how}"))
+        self._order(SayLine(f"a process that waited in seat {event.seat} has ended: {how}"))
         if event.is_final or self._deaths[event.seat] >= MAX_DEATHS:
             self._deaths[event.seat] = MAX_DEATHS
             self._gone[event.seat] = event.words or f"its process ends before it takes a rank, with {how}"
-            self._cause = self._cause or Failure("died", self._now.time, seat=event.seat, status=event.status)
+            self._cause = self._cause or GenerationFailure("died", self._now.time, seat=event.seat, status=event.status)
 
     def _note_said(self, event: RankSaid) -> None:
         run = self._run
@@ -254,17 +254,17 @@ class Course:
             run.lost_peers.append((self._now, f"rank {rank}: {event.fields.get('text') or 'a peer is gone'}"))
         elif event.word == "final":
             run.finals.setdefault(rank, self._now.clock)
-        elif self._stage is Stage.RUN:
+        elif self._stage is JobStage.RUN:
             phase = run.phases.note(rank, event.word, event.fields, self._now.clock - run.began.clock)
             if phase is not None:
                 self._record("phase", phase)
 
-    def _grant(self, wish: Wish) -> str | None:
+    def _grant(self, wish: WatcherWish) -> str | None:
         """Do what a watcher asks for, or return why not."""
         run = self._run
-        if run is None or self._stage is not Stage.RUN or wish.generation != run.number:
+        if run is None or self._stage is not JobStage.RUN or wish.generation != run.number:
             newest = f"generation {run.number}" if run else "no generation"
-            state = {Stage.RUN: "runs", Stage.END: "is ending", Stage.LEAVE: "was the last"}
+            state = {JobStage.RUN: "runs", JobStage.END: "is ending", JobStage.LEAVE: "was the last"}
             return f"it is for generation {wish.generation}, and {newest} {state.get(self._stage, 'has ended')}"
         words = f"{wish.why} ({wish.who})"
         if wish.kind == "restart":
@@ -272,23 +272,23 @@ class Course:
             return None
         if wish.rank is None or wish.rank not in run.inside:
             return f"rank {wish.rank} does not run"
-        self._order(Tell(run.seat(wish.rank), run.kill_message(words)))
+        self._order(TellSeat(run.seat(wish.rank), run.kill_message(words)))
         self._fail(run.failure(wish.failure, self._now, wish.rank, words=words), fenced=wish.rank)
         return None
 
     # ------------------------------------------------------------------------------------------ what is done about it
 
-    def _move_on(self) -> list[Order]:
+    def _move_on(self) -> list[SeatOrder]:
         before = None
         while before is not self._stage:
             before = self._stage
-            if self._stage is Stage.GATHER:
+            if self._stage is JobStage.GATHER:
                 self._gather()
-            elif self._stage is Stage.RUN and self._run is not None:
+            elif self._stage is JobStage.RUN and self._run is not None:
                 self._watch(self._run)
-            elif self._stage is Stage.END and self._run is not None:
+            elif self._stage is JobStage.END and self._run is not None:
                 self._see_out(self._run)
-            elif self._stage is Stage.LEAVE:
+            elif self._stage is JobStage.LEAVE:
                 self._see_off()
         orders, self._orders = self._orders, []
         return orders
@@ -298,7 +298,7 @@ class Course:
             return
         usable = {number: seat for number, seat in self._seats.items() if self._deaths[number] < MAX_DEATHS}
         began = None if self._newest_seat is None else max(self._since.clock, self._newest_seat)
-        decision = Gathering(
+        decision = RollCall(
             wanted=self._rules.wanted,
             before=self._run.generation.line_up if self._run else None,
             seats=usable,
@@ -309,18 +309,18 @@ class Course:
         ).decide()
         if isinstance(decision, LineUp):
             self._begin(decision)
-        elif isinstance(decision, Impossible):
+        elif isinstance(decision, CannotBegin):
             self._give_up(self._cause.status if self._cause else 1, decision.why)
         elif decision.text != self._waiting_for and began is not None and self._now.clock - began >= SAY_AFTER_S:
             self._waiting_for = decision.text
-            self._order(Say(f"waiting: {decision.text}"))
+            self._order(SayLine(f"waiting: {decision.text}"))
 
     def _begin(self, line: LineUp) -> None:
         number = self._run.number + 1 if self._run else 0
         first = line.seats[0]
-        generation = Generation(number, line, (self._rules.address_of(first), self._ready[first.number]))
+        generation = Formation(number, line, (self._rules.address_of(first), self._ready[first.number]))
         self._run = Running(generation, self._now)
-        self._stage = Stage.RUN
+        self._stage = JobStage.RUN
         taken = self._run.ranks
         spares = [{"seat": n, "node": seat.node} for n, seat in sorted(self._seats.items()) if n not in taken]
         self._record(
@@ -333,10 +333,10 @@ class Course:
                 "master": f"{generation.master[0]}:{generation.master[1]}",
             },
         )
-        self._order(Began(generation))
+        self._order(HasBegun(generation))
         for seat_number, message in generation.begin_messages():
             self._ready.pop(seat_number, None)
-            self._order(Tell(seat_number, message))
+            self._order(TellSeat(seat_number, message))
 
     def _watch(self, run: Running) -> None:
         """End a running generation, where time or a late seat is a reason to."""
@@ -347,11 +347,11 @@ class Course:
             ranks = compress_ranks(run.inside)
             self._give_up(1, f"ranks {ranks} still run {wait_s:g} s after the first rank ended")
         elif self._can_grow(run):
-            self._order(Say(f"generation {run.number} ends: more replicas fit now"))
+            self._order(SayLine(f"generation {run.number} ends: more replicas fit now"))
             self._end(run, "more replicas fit now")
         for rank in [rank for rank, since in run.finals.items() if clock - since >= FINAL_S and rank in run.inside]:
             run.finals[rank] = clock
-            self._order(Tell(run.seat(rank), run.kill_message("it did not exit")))
+            self._order(TellSeat(run.seat(rank), run.kill_message("it did not exit")))
 
     def _can_grow(self, run: Running) -> bool:
         """Whether a late seat allows more replicas. Only where that costs no more than one step."""
@@ -364,18 +364,18 @@ class Course:
         dp = replicas_for(wanted, len(run.inside) + len(spares))
         return isinstance(dp, int) and dp > topology.dp
 
-    def _fail(self, failure: Failure, fenced: int | None = None) -> None:
+    def _fail(self, failure: GenerationFailure, fenced: int | None = None) -> None:
         run = self._run
         assert run is not None
         run.failures.append(failure)
-        self._order(Say(f"generation {run.number} ends: {failure}"))
+        self._order(SayLine(f"generation {run.number} ends: {failure}"))
         self._end(run, str(failure), fenced)
 
     def _end(self, run: Running, why: str, fenced: int | None = None) -> None:
-        self._stage, self._since = Stage.END, self._now
+        self._stage, self._since = JobStage.END, self._now
         message = {"do": "end", "generation": run.number, "why": why, "grace_s": self._grace_s}
         for rank in sorted(run.inside - {fenced}):
-            self._order(Tell(run.seat(rank), message))
+            self._order(TellSeat(run.seat(rank), message))
 
     def _see_out(self, run: Running) -> None:
         """Wait until all ranks have left, and kill those that do not. Then the generation is over."""
@@ -386,12 +386,11 @@ class Course:
         elif run.inside and late_s >= KILL_AFTER_S:
             for rank in sorted(run.inside - run.killed):
                 run.killed.add(rank)
-                self._order(Tell(run.seat(rank), run.kill_message("it did not leave")))
+                self._order(TellSeat(run.seat(rank), run.kill_message("it did not leave")))
         if not run.inside and not run.is_looked_at:
             run.is_looked_at, run.ended = True, self._now
-            ranks = {failure.rank for failure in run.failures if failure.rank is not None}
             since = run.began.time if self._rules.level == "restart" else None
-            self._order(Look(run.number, tuple(sorted(ranks)), since))
+            self._order(LookAtRanks(run.number, run.ranks_with_words(), since))
         if run.ended is not None and (run.seen or self._now.clock - run.ended.clock >= LOOK_S):
             self._conclude(run, run.ended)
 
@@ -410,11 +409,11 @@ class Course:
         self._seats.pop(seat.number, None)
         self._ready.pop(seat.number, None)
         self._gone[seat.number] = why
-        self._order(Drop(seat.number, why))
+        self._order(DropSeat(seat.number, why))
 
-    def _conclude(self, run: Running, ended: Moment) -> None:
+    def _conclude(self, run: Running, ended: Instant) -> None:
         """Record how the generation ended, and decide whether there will be another one."""
-        began_to_end, self._stage, self._since = self._since, Stage.GATHER, self._now
+        began_to_end, self._stage, self._since = self._since, JobStage.GATHER, self._now
         step = run.phases.step
         if self._rules.level == "restart":
             step = run.seen.step if run.seen else None
@@ -433,7 +432,8 @@ class Course:
         elif run.done:
             self._give_up(cause.status, f"rank {min(run.done)} had already ended with exit code 0: {cause}")
         elif stands_still:
-            where = f"at step {step}" if step is not None else "without a step that is known"
+            last = self._progress.step
+            where = f"at step {last}" if last is not None else "without a step that is known"
             text = f"{MAX_WITHOUT_PROGRESS} generations in a row ended {where}, the last because {cause}"
             self._give_up(cause.status, text)
         else:
@@ -441,30 +441,30 @@ class Course:
 
     def _archive(self, run: Running) -> None:
         self._is_archived = False
-        self._order(Archive(run.number))
+        self._order(ArchiveRecords(run.number))
 
     def _terminate(self, number: int) -> None:
         """End the job because it was told to. Whoever tells the controller tells the ranks too, a moment later at the
         latest: Slurm, or the controller itself on this machine. They are not told twice."""
         self._leave_due = self._now.clock + TERMINATION_LAG_S
         self._record("gave_up", {"exit_code": 128 + number, "why": "the job was told to end", "rank": None})
-        self._stage, self._code = Stage.LEAVE, 128 + number
-        self._order(Finish(128 + number))
+        self._stage, self._code = JobStage.LEAVE, 128 + number
+        self._order(FinishJob(128 + number))
 
     def _tell_to_leave(self, **more: Any) -> None:
         for number in sorted(self._seats):
-            self._order(Tell(number, {"do": "leave", "code": self._code, **more}))
+            self._order(TellSeat(number, {"do": "leave", "code": self._code, **more}))
 
     def _give_up(self, code: int, why: str) -> None:
         rank = self._cause.rank if self._cause else None
         self._record("gave_up", {"exit_code": code, "why": why, "rank": rank})
-        self._order(Say(f"giving up: {why}"))
+        self._order(SayLine(f"giving up: {why}"))
         self._leave(code)
 
     def _leave(self, code: int) -> None:
-        self._stage, self._code = Stage.LEAVE, code
+        self._stage, self._code = JobStage.LEAVE, code
         self._tell_to_leave()
-        self._order(Finish(code))
+        self._order(FinishJob(code))
 
     # ------------------------------------------------------------------------------------------ the words for it
 
@@ -473,7 +473,7 @@ class Course:
         return GRACE_S[self._rules.level]
 
     def _record(self, event: str, fields: dict[str, Any]) -> None:
-        self._order(Record(event, self._run.number if self._run else None, fields))
+        self._order(RecordLine(event, self._run.number if self._run else None, fields))
 
-    def _order(self, order: Order) -> None:
+    def _order(self, order: SeatOrder) -> None:
         self._orders.append(order)

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from bigsci_launch.recover.generation import LineUp, Seat
-from bigsci_launch.recover.members import Wanted, line_up
+from bigsci_launch.recover.members import WantedLayout, line_up
 from bigsci_launch.topology import compress_ranks
 
 HELLO_S = 60.0
@@ -20,21 +20,21 @@ READY_S = 120.0
 
 
 @dataclass(frozen=True, slots=True)
-class Waiting:
+class MustWait:
     """The generation cannot begin yet. What it waits for, in words."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
-class Impossible:
+class CannotBegin:
     """No generation can begin, and nothing will change that."""
 
     why: str
 
 
 @dataclass(frozen=True, slots=True)
-class Gathering:
+class RollCall:
     """The seats while a generation gathers. Times are in seconds.
 
     `seats` are connected and may take a rank, `ready` are those of them that can do so now. `absent` have never
@@ -42,7 +42,7 @@ class Gathering:
     None if none has.
     """
 
-    wanted: Wanted
+    wanted: WantedLayout
     before: LineUp | None
     seats: Mapping[int, Seat]
     ready: Collection[int]
@@ -50,20 +50,20 @@ class Gathering:
     gone: Mapping[int, str]
     waited_s: float | None
 
-    def decide(self) -> LineUp | Waiting | Impossible:
+    def decide(self) -> LineUp | MustWait | CannotBegin:
         """Return who takes part, what is waited for, or why the job cannot continue."""
         waits_for_absent = self.before is None and bool(self.absent) and not self._has_waited(HELLO_S)
         best = line_up(self.wanted, self.seats, self.before)
         if isinstance(best, LineUp) and self._is_ready(best) and not (waits_for_absent and self._may_improve(best)):
             return best
         if waits_for_absent:
-            return Waiting(f"seats {compress_ranks(self.absent)} have not connected")
+            return MustWait(f"seats {compress_ranks(self.absent)} have not connected")
         if isinstance(best, str):
-            return Impossible(self._explain(best))
+            return CannotBegin(self._explain(best))
         now = line_up(self.wanted, {number: self.seats[number] for number in self.ready}, self.before)
         if not self._has_waited(self._patience_s(best, now)):
-            return Waiting(f"seats {compress_ranks(self.seats.keys() - set(self.ready))} are not ready")
-        return Impossible(self._explain(now)) if isinstance(now, str) else now
+            return MustWait(f"seats {compress_ranks(self.seats.keys() - set(self.ready))} are not ready")
+        return CannotBegin(self._explain(now)) if isinstance(now, str) else now
 
     def _is_ready(self, line: LineUp) -> bool:
         return all(seat.number in self.ready for seat in line.seats)

@@ -17,7 +17,7 @@ FailureKind = Literal["died", "lost_node", "hung", "stopped", "lost_peer", "stuc
 
 
 @dataclass(frozen=True, slots=True)
-class Moment:
+class Instant:
     """Now: `clock` only ever rises and measures time-outs, `time` is in records (seconds since the epoch)."""
 
     clock: float
@@ -52,8 +52,8 @@ class LineUp:
 
 
 @dataclass(frozen=True, slots=True)
-class Generation:
-    """One generation: its number, who takes part, and where the ranks meet."""
+class Formation:
+    """A generation as it begins: its number, who takes part, and where the ranks meet."""
 
     number: int
     line_up: LineUp
@@ -88,7 +88,7 @@ class Generation:
 
 
 @dataclass(frozen=True, slots=True)
-class Failure:
+class GenerationFailure:
     """What ended a generation, or was found while it ended.
 
     `rank`, `seat` and `node` are None where nobody can be blamed. `died` is by the clock of the node, `noticed` by that
@@ -135,6 +135,6 @@ class Failure:
         return f"was killed by {self.signal}" if self.signal else f"ended with exit code {self.code}"
 
 
-def cause_first(failures: list[Failure]) -> list[Failure]:
+def cause_first(failures: list[GenerationFailure]) -> list[GenerationFailure]:
     """Order failures: those that are only about lost peers come last, otherwise the first noticed is the cause."""
     return sorted(failures, key=lambda failure: (failure.is_about_others, failure.noticed))

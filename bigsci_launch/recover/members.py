@@ -14,12 +14,12 @@ from bigsci_launch.recover.generation import Level, LineUp, Seat
 from bigsci_launch.topology import Topology
 from bigsci_launch.topology.axes import DP
 
-Place = tuple[int, ...]
+ReplicaSlot = tuple[int, ...]
 """Where in a replica a rank is: its indices on all axes but dp."""
 
 
 @dataclass(frozen=True, slots=True)
-class Batches:
+class BatchSizes:
     """The global batch sizes of a run, and its micro batch, in samples."""
 
     micro_batch: int
@@ -31,12 +31,12 @@ class Batches:
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class WantedLayout:
     """The full layout, and whether fewer replicas will do. `batches` is None for a program that we do not know."""
 
     topology: Topology
     shrink: bool
-    batches: Batches | None = None
+    batches: BatchSizes | None = None
 
     @property
     def replica_size(self) -> int:
@@ -51,7 +51,7 @@ class Rules:
     """
 
     level: Level
-    wanted: Wanted
+    wanted: WantedLayout
     num_seats: int
     wait_s: float = 0.0
     address_suffix: str | None = None
@@ -60,7 +60,7 @@ class Rules:
         return "127.0.0.1" if self.address_suffix is None else seat.node + self.address_suffix
 
 
-def line_up(wanted: Wanted, seats: Mapping[int, Seat], before: LineUp | None) -> LineUp | str:
+def line_up(wanted: WantedLayout, seats: Mapping[int, Seat], before: LineUp | None) -> LineUp | str:
     """Return who takes part next, or why nobody can. `seats` are those that can take a rank."""
     dp = replicas_for(wanted, len(seats))
     if isinstance(dp, str):
@@ -70,7 +70,7 @@ def line_up(wanted: Wanted, seats: Mapping[int, Seat], before: LineUp | None) ->
     return _Replacement(wanted.topology.resized(dp=dp), before, seats).line_up()
 
 
-def replicas_for(wanted: Wanted, num_seats: int) -> int | str:
+def replicas_for(wanted: WantedLayout, num_seats: int) -> int | str:
     """Return the largest number of replicas for that many seats that keeps the global batch, or why there is none."""
     world_size, full = wanted.topology.world_size, wanted.topology.dp
     if num_seats >= world_size:
@@ -140,7 +140,7 @@ class _Replacement:
 
     def _take_same_place(self) -> None:
         """Give ranks of a replica that is left out the same place in another one: they have its state."""
-        at: dict[Place, list[Seat]] = defaultdict(list)
+        at: dict[ReplicaSlot, list[Seat]] = defaultdict(list)
         for rank, seat in self._left.items():
             if seat.number in self._free:
                 at[place_of(self._before.topology, rank)].append(seat)
@@ -188,16 +188,16 @@ class _Replacement:
         self._free.pop(seat.number, None)
 
 
-def places(topology: Topology) -> Iterator[Place]:
+def places(topology: Topology) -> Iterator[ReplicaSlot]:
     """Yield every place of a replica."""
     yield from dict.fromkeys(place_of(topology, rank) for rank in range(topology.world_size))
 
 
-def place_of(topology: Topology, rank: int) -> Place:
+def place_of(topology: Topology, rank: int) -> ReplicaSlot:
     stride, dp = topology.stride(DP.name), topology.dp
     return (rank % stride, rank // (stride * dp))
 
 
-def rank_at(topology: Topology, place: Place, dp_index: int) -> int:
+def rank_at(topology: Topology, place: ReplicaSlot, dp_index: int) -> int:
     stride, dp = topology.stride(DP.name), topology.dp
     return place[0] + stride * (dp_index + dp * place[1])

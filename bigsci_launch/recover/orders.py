@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
-from bigsci_launch.recover.generation import Generation, Seat
+from bigsci_launch.recover.generation import Formation, Seat
 
 # ------------------------------------------------------------------------------------------------ what happens
 
@@ -82,7 +82,7 @@ class RankSaid:
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class WatcherWish:
     """What a watcher asks for, in the file `name`. `failure` is what a fenced rank is said to suffer from."""
 
     name: str
@@ -95,7 +95,7 @@ class Wish:
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class RanksSeen:
     """What a generation has left on disk: its newest step, None if it is not known; and the last words of ranks."""
 
     generation: int
@@ -124,15 +124,15 @@ class Terminated:
     signal: int
 
 
-Event: TypeAlias = (
+JobEvent: TypeAlias = (
     SeatJoined
     | SeatLost
     | SeatNeverCame
     | SeatReady
     | RankEnded
     | RankSaid
-    | Wish
-    | Seen
+    | WatcherWish
+    | RanksSeen
     | Archived
     | RunnersEnded
     | Terminated
@@ -142,7 +142,7 @@ Event: TypeAlias = (
 
 
 @dataclass(frozen=True, slots=True)
-class Tell:
+class TellSeat:
     """Send a message to a seat."""
 
     seat: int
@@ -150,7 +150,7 @@ class Tell:
 
 
 @dataclass(frozen=True, slots=True)
-class Drop:
+class DropSeat:
     """Close the connection of a seat: its runner then ends everything there."""
 
     seat: int
@@ -158,7 +158,7 @@ class Drop:
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class RecordLine:
     """Write a line of generations.jsonl."""
 
     event: str
@@ -167,15 +167,15 @@ class Record:
 
 
 @dataclass(frozen=True, slots=True)
-class Archive:
+class ArchiveRecords:
     """Move the records of ranks away, so that the next generation begins without any. `Archived` is the answer."""
 
     generation: int
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
-    """Look for the last words of ranks, and for the newest step since `since` (None: not needed). `Seen` is the
+class LookAtRanks:
+    """Look for the last words of ranks, and for the newest step since `since` (None: not needed). `RanksSeen` is the
     answer."""
 
     generation: int
@@ -192,32 +192,43 @@ class LeaveOut:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class WishAnswer:
     """Say what became of a wish; `refused` says why it was not granted."""
 
-    wish: Wish
+    wish: WatcherWish
     refused: str | None
 
 
 @dataclass(frozen=True, slots=True)
-class Began:
+class HasBegun:
     """A generation has begun."""
 
-    generation: Generation
+    generation: Formation
 
 
 @dataclass(frozen=True, slots=True)
-class Say:
+class SayLine:
     """Write a line to the output of the attempt."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
-class Finish:
+class FinishJob:
     """The job is over, with this exit code. Every seat has been told."""
 
     code: int
 
 
-Order: TypeAlias = Tell | Drop | Record | Archive | Look | LeaveOut | Answer | Began | Say | Finish
+SeatOrder: TypeAlias = (
+    TellSeat
+    | DropSeat
+    | RecordLine
+    | ArchiveRecords
+    | LookAtRanks
+    | LeaveOut
+    | WishAnswer
+    | HasBegun
+    | SayLine
+    | FinishJob
+)

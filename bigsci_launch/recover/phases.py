@@ -60,25 +60,26 @@ class Phases:
         }
 
 
-class Progress:
+class StandstillCount:
     """Counts generations in a row that ended without progress."""
 
     def __init__(self, *, knows_steps: bool) -> None:
         """`knows_steps`: ranks tell every step, so that no step means that none was finished."""
         self._knows_steps = knows_steps
-        self._last: int | None = None
+        self.step: int | None = None
+        """The step at which the newest generation ended; None if it is not known."""
         self._number = 0
 
     def note(self, step: int | None, lived_s: float) -> bool:
         """Note the end of a generation at `step`. Returns whether that is the third in a row without progress."""
+        is_short = lived_s < SHORT_S
         if self._knows_steps:
-            step = step if step is not None else self._last
-            is_same, counts = step == self._last, True
-        else:
-            is_same = (step == self._last) if step is not None and self._last is not None else lived_s < SHORT_S
-            counts = step is not None or lived_s < SHORT_S
+            step = self.step if step is None else step
+        is_known = self._knows_steps or step is not None
+        is_same = step == self.step if is_known and (self._knows_steps or self.step is not None) else is_short
+        counts = is_known or is_short
         self._number = self._number + 1 if is_same and self._number else int(counts)
-        self._last = step
+        self.step = step
         return self._number >= MAX_WITHOUT_PROGRESS
 
 

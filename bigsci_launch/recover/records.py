@@ -15,19 +15,19 @@ from typing import Any
 
 from bigsci_launch.errors import BslError
 from bigsci_launch.nodes.memory import add_nodes, make_entry
-from bigsci_launch.recover.generation import Moment
+from bigsci_launch.recover.generation import Instant
 from bigsci_launch.recover.orders import (
-    Answer,
-    Archive,
     Archived,
-    Began,
-    Event,
+    ArchiveRecords,
+    HasBegun,
+    JobEvent,
     LeaveOut,
-    Look,
-    Order,
-    Record,
-    Say,
-    Seen,
+    LookAtRanks,
+    RanksSeen,
+    RecordLine,
+    SayLine,
+    SeatOrder,
+    WishAnswer,
 )
 from bigsci_launch.runs.layout import AttemptDir, node_memory, read_json, write_atomically, write_json
 from bigsci_launch.runs.output.log_reader import LogReader
@@ -40,7 +40,7 @@ CLOSE_TIMEOUT_S = 10.0
 class Records:
     """Carries out orders that need the disk, one after the other. `tell` gets the answers, in the writer's thread."""
 
-    def __init__(self, attempt: AttemptDir, tell: Callable[[Event], None], *, remembers_nodes: bool) -> None:
+    def __init__(self, attempt: AttemptDir, tell: Callable[[JobEvent], None], *, remembers_nodes: bool) -> None:
         self._attempt = attempt
         self._tell = tell
         self._remembers_nodes = remembers_nodes
@@ -48,23 +48,23 @@ class Records:
         self._thread = threading.Thread(target=self._work, name="bsl-records", daemon=True)
         self._thread.start()
 
-    def carry_out(self, order: Order, now: Moment) -> None:
+    def carry_out(self, order: SeatOrder, now: Instant) -> None:
         match order:
-            case Record():
+            case RecordLine():
                 line = {"time": now.time, "event": order.event, "generation": order.generation, **order.fields}
                 self._queue.put(partial(self._append, line))
-            case Archive():
+            case ArchiveRecords():
                 self._queue.put(partial(self._archive, order.generation))
-            case Look():
+            case LookAtRanks():
                 self._queue.put(partial(self._look, order))
             case LeaveOut() if self._remembers_nodes:
                 self._queue.put(partial(self._leave_out, order))
-            case Answer():
+            case WishAnswer():
                 self._queue.put(partial(self._answer, order, now))
-            case Began():
+            case HasBegun():
                 number = len(order.generation.seats)
                 self._queue.put(partial(write_atomically, self._attempt.last_world_size, f"{number}\n"))
-            case Say():
+            case SayLine():
                 self._queue.put(partial(say, order.text))
 
     def close(self) -> None:
@@ -95,7 +95,7 @@ class Records:
         finally:
             self._tell(Archived(generation))
 
-    def _look(self, order: Look) -> None:
+    def _look(self, order: LookAtRanks) -> None:
         step, words = None, {}
         try:
             words = {rank: text for rank in order.ranks if (text := last_words(self._attempt, rank))}
@@ -103,7 +103,7 @@ class Records:
                 found = find_last_step(self._attempt, read_rank_events(self._attempt))
                 step = found.step if found is not None and found.time >= order.since else None
         finally:
-            self._tell(Seen(order.generation, step, words))
+            self._tell(RanksSeen(order.generation, step, words))
 
     def _leave_out(self, order: LeaveOut) -> None:
         run = self._attempt.path.parent.parent
@@ -111,7 +111,7 @@ class Records:
         document = {**asdict(entry), "run": run.name, "attempt": self._attempt.name}
         add_nodes(node_memory(run.parent), [type(entry)(**document)])
 
-    def _answer(self, order: Answer, now: Moment) -> None:
+    def _answer(self, order: WishAnswer, now: Instant) -> None:
         path = self._attempt.wishes / order.wish.name
         answer = {"answered": now.time, "granted": order.refused is None, "refused": order.refused}
         write_json(self._attempt.wishes_done / path.name, {**read_json(path), **answer})

@@ -1,6 +1,6 @@
 """The controller's side of its connections to the runners: JSON lines over TCP, a beat each second, and a lease.
 
-A seat of which nothing is heard for the length of the lease is lost, and so is one whose connection is closed.
+A seat that is silent for the length of the lease is lost, and so is one whose connection is closed.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from bigsci_launch.recover.generation import Seat
-from bigsci_launch.recover.orders import Event, RankEnded, RankSaid, SeatJoined, SeatLost, SeatReady
+from bigsci_launch.recover.orders import JobEvent, RankEnded, RankSaid, SeatJoined, SeatLost, SeatReady
 
 BEAT_S = 1.0
 LEASE_S = 15.0
@@ -70,9 +70,9 @@ class Seats:
         """Have `poll` return when there is something to read from `descriptor`, which it then empties."""
         self._selector.register(descriptor, selectors.EVENT_READ)
 
-    def poll(self, timeout_s: float) -> list[Event]:
+    def poll(self, timeout_s: float) -> list[JobEvent]:
         """Wait for at most `timeout_s`, and return what has happened."""
-        events: list[Event] = []
+        events: list[JobEvent] = []
         for key, mask in self._selector.select(timeout_s):
             if key.fileobj is self._listener:
                 self._accept()
@@ -111,7 +111,7 @@ class Seats:
             self._connections[link] = Connection(link, time.monotonic())
             self._selector.register(link, selectors.EVENT_READ)
 
-    def _read(self, connection: Connection) -> Iterator[Event]:
+    def _read(self, connection: Connection) -> Iterator[JobEvent]:
         """Yield the events in what a connection has sent, and its loss if it is closed."""
         why = ""
         try:
@@ -136,14 +136,14 @@ class Seats:
         if why:
             yield from self._lose(connection, why)
 
-    def _event(self, connection: Connection, message: dict[str, Any]) -> Event | None:
+    def _event(self, connection: Connection, message: dict[str, Any]) -> JobEvent | None:
         if message["say"] == "hello":
             return self._admit(connection, message)
         if connection.seat is None:
             raise ValueError("the first message is hello")
         return None if message["say"] == "beat" else event_of(connection.seat, message)
 
-    def _admit(self, connection: Connection, message: dict[str, Any]) -> Event | None:
+    def _admit(self, connection: Connection, message: dict[str, Any]) -> JobEvent | None:
         is_known = hmac.compare_digest(str(message["token"]).encode(), self._token.encode())
         number = int(message["seat"])
         if not is_known or number in self._by_seat or connection.seat is not None:
@@ -159,8 +159,8 @@ class Seats:
             )
         )
 
-    def _end_leases(self) -> list[Event]:
-        events: list[Event] = []
+    def _end_leases(self) -> list[JobEvent]:
+        events: list[JobEvent] = []
         now = time.monotonic()
         for connection in list(self._connections.values()):
             if connection.seat is None and now - connection.since > HELLO_TIMEOUT_S:
@@ -169,7 +169,7 @@ class Seats:
                 events += self._lose(connection, f"nothing was heard from it for {LEASE_S:g} s", is_silent=True)
         return events
 
-    def _lose(self, connection: Connection, why: str, *, is_silent: bool = False) -> list[Event]:
+    def _lose(self, connection: Connection, why: str, *, is_silent: bool = False) -> list[JobEvent]:
         self._close(connection)
         return [SeatLost(connection.seat, why, is_silent)] if connection.seat is not None else []
 
@@ -203,7 +203,7 @@ class Seats:
             self._selector.modify(connection.link, wanted)
 
 
-def event_of(seat: int, message: dict[str, Any]) -> Event:
+def event_of(seat: int, message: dict[str, Any]) -> JobEvent:
     """Return what a message of a seat says.
 
     Raises:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from bigsci_launch.errors import RunDirError
-from bigsci_launch.recover.orders import Wish
+from bigsci_launch.recover.orders import WatcherWish
 from bigsci_launch.runs.layout import AttemptDir, read_json, write_json
 
 POLL_S = 0.5
@@ -18,7 +18,7 @@ POLL_S = 0.5
 class WishReader:
     """Reads the folder of wishes twice a second. `tell` gets each wish once, in the reader's thread."""
 
-    def __init__(self, attempt: AttemptDir, tell: Callable[[Wish], None]) -> None:
+    def __init__(self, attempt: AttemptDir, tell: Callable[[WatcherWish], None]) -> None:
         self._attempt = attempt
         self._tell = tell
         self._seen: set[str] = set()
@@ -49,7 +49,7 @@ class WishReader:
         path.unlink()
 
 
-def wish_of(name: str, document: dict[str, Any]) -> Wish:
+def wish_of(name: str, document: dict[str, Any]) -> WatcherWish:
     """Return the wish in a document.
 
     Raises:
@@ -60,4 +60,4 @@ def wish_of(name: str, document: dict[str, Any]) -> Wish:
         raise ValueError(f"{kind!r} is not fence or restart, or {failure!r} is not hung or stopped")
     rank = int(document["rank"]) if kind == "fence" else None
     why, who = (str(document.get(key) or "unknown") for key in ("why", "who"))
-    return Wish(name, kind, int(document["generation"]), why, who, rank, failure)
+    return WatcherWish(name, kind, int(document["generation"]), why, who, rank, failure)
