@@ -242,6 +242,11 @@ class AttemptDir:
         """What watchers ask of the controller, a file for each wish."""
         return self.recover / "wishes"
 
+    @property
+    def wishes_done(self) -> Path:
+        """Wishes that the controller has answered, with its answers."""
+        return self.wishes / "done"
+
     def generation(self, number: int) -> Path:
         """The records of ranks as they were when a generation ended."""
         return self.recover / f"gen-{number:03d}"
