@@ -50,7 +50,7 @@ class GenerationWatch:
         return any(_has_failed(self._attempt, rank) for rank in _files(self._attempt))
 
     def news(self) -> Iterator[RunFinding]:
-        """Yield the recoveries that nobody was told of by this watcher."""
+        """Yield the recoveries that this watcher has not told yet."""
         found = self.found
         came_back = [each for each in recoveries(found) if _is_back(each, found)] if found else []
         if found is None:
