@@ -40,7 +40,7 @@ class Rings:
         self.folder: Path | None = None
         self.why: str | None = None
         self._is_kept = True
-        self._copies, self._name = attempt / "rings", name
+        self._copies, self.name = attempt / "rings", name
         self._wish = attempt / "trace.json"
         if setting == "none":
             self.why = "monitor.ring is none"
@@ -81,7 +81,7 @@ class Rings:
         if self.folder is None:
             return None
         try:
-            for name, ring in chosen(self.folder, self._name).items():
+            for name, ring in chosen(self.folder, self.name).items():
                 self._copy(ring, name)
             self._is_kept = True
         except (OSError, ValueError) as error:
@@ -122,11 +122,11 @@ class Rings:
         if self.folder is None:
             return None
         try:
-            names = {str(pid): self._name}
-            names.update({ring.stem: name for name, ring in chosen(self.folder, self._name).items()})
+            names = {str(pid): self.name}
+            names.update({ring.stem: name for name, ring in chosen(self.folder, self.name).items()})
             for trace in sorted(self.folder.glob("*.calls")):
                 self._copies.mkdir(parents=True, exist_ok=True)
-                name = names.get(trace.stem, f"{self._name}-{trace.stem}")
+                name = names.get(trace.stem, f"{self.name}-{trace.stem}")
                 self._replace(trace, self._copies / f"{name}.calls")
         except (OSError, ValueError) as error:
             self._is_kept = False

@@ -27,9 +27,9 @@ STACKS_SIGNAL = signal.SIGRTMAX - 5
 
 
 def watch(folder: Path) -> None:
-    """Look at the processes of a folder of rings for ever."""
+    """Look at the processes of a folder of rings for as long as it is there."""
     seen: dict[Path, Standstill] = {}
-    while True:
+    while folder.is_dir():
         began = time.monotonic()
         time.sleep(LOOK_S)
         if time.monotonic() - began > LATE * LOOK_S:

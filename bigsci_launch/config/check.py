@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from bigsci_launch.config.check_node import (
     check_container,
     check_segment,
+    check_spare_nodes,
     check_stop_signal,
     check_tensor_parallel_in_node,
 )
@@ -24,7 +25,8 @@ from bigsci_launch.units import format_slurm_duration, parse_slurm_duration
 
 # The launcher sets these for every rank; a run file that overrides one would send ranks to the wrong place.
 LAUNCHER_VARIABLES = re.compile(
-    r"RANK|LOCAL_RANK|WORLD_SIZE|LOCAL_WORLD_SIZE|NODE_RANK|MASTER_ADDR|MASTER_PORT|BSL_RUN_DIR|BSL_ATTEMPT|SLURM_.*"
+    r"RANK|LOCAL_RANK|WORLD_SIZE|LOCAL_WORLD_SIZE|NODE_RANK|MASTER_ADDR|MASTER_PORT|BSL_RUN_DIR|BSL_ATTEMPT|"
+    r"BSL_GENERATION|BSL_SEAT|BSL_SEAT_FD|BSL_CONTROLLER|BSL_CONTROLLER_TOKEN|SLURM_.*"
 )
 
 Check = Callable[[RunConfig, Site], Iterator[Finding]]
@@ -277,7 +279,7 @@ def check_nodes(config: RunConfig, site: Site) -> Iterator[Finding]:
     partition = site.config.partitions.get(config.slurm.partition or "")
     if partition is None or partition.nodes is None or site.is_local:
         return
-    nodes, reserve = config.slurm.nodes, site.config.reserve_nodes
+    nodes, reserve = config.slurm.nodes + config.slurm.spare_nodes, site.config.reserve_nodes
     if nodes > partition.nodes - reserve:
         kept = f", of which {reserve} are kept to replace dead ones" if reserve else ""
         text = f"{nodes} nodes requested; partition {config.slurm.partition} has {partition.nodes}{kept}"
@@ -385,10 +387,11 @@ def _keys_of_trainer(config: RunConfig) -> Iterator[str]:
         "monitor": ("dump_weights_steps", "eval_interval"),
         "training": ("stop_after_steps",),
         "data": ("held_out",),
+        "survive": ("snapshot_steps", "standby"),
     }
     for section, names in followed.items():
         values = getattr(config, section)
-        for name in names:
+        for name in names if values is not None else ():
             if getattr(values, name) != type(values).model_fields[name].default:
                 yield f"{section}.{name}"
 
@@ -410,6 +413,7 @@ CHECKS: tuple[Check, ...] = (
     check_notify,
     check_tensor_parallel_in_node,
     check_segment,
+    check_spare_nodes,
     check_heads,
     check_key_value_heads,
     check_ffn_width,

@@ -71,3 +71,14 @@ def check_stop_signal(config: RunConfig, site: Site) -> Iterator[Finding]:
     if config.run.starts_trainer and stop not in TRAINER_SIGNALS:
         text = f"bsl train does not save on {stop}: leave it out; it is for a program in run.command"
         yield Finding("stop_signal", "error", ("run.stop_signal", "run.command"), text)
+
+
+def check_spare_nodes(config: RunConfig, _site: Site) -> Iterator[Finding]:
+    """Spare nodes wait for somebody to use them."""
+    spares = config.slurm.spare_nodes
+    if spares and config.survive is None:
+        text = (
+            f"{spares} spare nodes would wait for nothing: without survive, a job that loses a node ends; "
+            "set survive: true, or leave them out"
+        )
+        yield Finding("spare_nodes", "error", ("slurm.spare_nodes", "survive"), text)

@@ -38,6 +38,11 @@ from bigsci_launch.topology import AXIS_NAMES, Topology
 SCHEMA_VERSION = 1
 TOOLS = (
     "rank_runner.py",
+    "rank_process.py",
+    "rank_log.py",
+    "rank_seat.py",
+    "rank_program.py",
+    "rank_link.py",
     "rank_rings.py",
     "rank_recorder.py",
     "rank_stacks.py",

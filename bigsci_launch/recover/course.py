@@ -1,1 +1,479 @@
-"""What the controller does next, given what has happened. Pure."""
+"""What the controller does next, given what has happened. Pure: events in, orders out, and time is passed in.
+
+A generation is gathered, runs, and ends with the first failure. Then those that are left gather for the next one.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from enum import Enum
+from typing import Any
+
+from bigsci_launch.recover.gathering import CannotBegin, RollCall
+from bigsci_launch.recover.generation import Formation, GenerationFailure, Instant, Level, LineUp, Seat, cause_first
+from bigsci_launch.recover.members import Rules, replicas_for
+from bigsci_launch.recover.orders import (
+    Archived,
+    ArchiveRecords,
+    DropSeat,
+    FinishJob,
+    HasBegun,
+    JobEvent,
+    LeaveOut,
+    LookAtRanks,
+    RankEnded,
+    RankSaid,
+    RanksSeen,
+    RecordLine,
+    RunnersEnded,
+    SayLine,
+    SeatJoined,
+    SeatLost,
+    SeatNeverCame,
+    SeatOrder,
+    SeatReady,
+    TellSeat,
+    Terminated,
+    WatcherWish,
+    WishAnswer,
+)
+from bigsci_launch.recover.phases import MAX_WITHOUT_PROGRESS, StandstillCount
+from bigsci_launch.recover.running import Running
+from bigsci_launch.topology import compress_ranks
+
+GRACE_S: Mapping[Level, float] = {"restart": 5.0, "in_place": 10.0}
+"""How long ranks may take to leave a generation that has ended. Their runners then kill them."""
+KILL_AFTER_S = 5.0
+"""After the grace: the runner is told to kill a rank if it has not said that it did."""
+DROP_AFTER_S = 15.0
+"""After the grace: a seat whose rank cannot be killed is given up."""
+LOST_PEER_S = 5.0
+"""How long ranks may say that they have lost a peer before the generation ends, although no rank has died."""
+FINAL_S = 10.0
+"""How long a rank may take to exit after it has said that its error is final."""
+TERMINATION_LAG_S = 1.0
+TERMINATION_GRACE_S = 30.0
+"""Time from TERM to KILL when the job is cancelled: Slurm's default KillWait."""
+LOOK_S = 3.0
+"""How long the next generation may wait for the last words of this one, if the disk is slow."""
+MAX_DEATHS = 3
+"""A seat whose process dies so often before it takes a rank gets none."""
+LEFT_OUT_S = 86400.0
+SAY_AFTER_S = 10.0
+"""A generation that has not begun after this long says what it waits for."""
+
+
+class JobStage(Enum):
+    """What the controller is about."""
+
+    GATHER = "gather"
+    RUN = "run"
+    END = "end"
+    LEAVE = "leave"
+
+
+class JobCourse:
+    """Decides about one job. `take` and `wake` return what to do; `exit_code` is None until the job is over."""
+
+    def __init__(self, rules: Rules) -> None:
+        self._rules = rules
+        self._now = self._since = Instant(0.0, 0.0)
+        self._stage = JobStage.GATHER
+        self._orders: list[SeatOrder] = []
+        self._seats: dict[int, Seat] = {}
+        self._ready: dict[int, int] = {}
+        self._absent = set(range(rules.num_seats))
+        self._gone: dict[int, str] = {}
+        self._deaths: Counter[int] = Counter()
+        self._newest_seat: float | None = None
+        self._run: Running | None = None
+        self._cause: GenerationFailure | None = None
+        self._is_archived = True
+        self._leave_due: float | None = None
+        """When the seats are told to leave after the job was told to end."""
+        self._code: int | None = None
+        self._silent_nodes: set[str] = set()
+        self._progress = StandstillCount(knows_steps=rules.level == "in_place")
+        self._waiting_for = ""
+
+    @property
+    def generation(self) -> Formation | None:
+        """The newest generation that has begun."""
+        return self._run.generation if self._run else None
+
+    @property
+    def exit_code(self) -> int | None:
+        ended_well = self._leave_due is not None and self._run is not None and self._run.has_finished
+        return 0 if ended_well else self._code
+
+    def take(self, event: JobEvent, now: Instant) -> list[SeatOrder]:
+        """Note what has happened, and return what to do about it."""
+        self._now = now
+        self._note(event)
+        return self._move_on()
+
+    def wake(self, now: Instant) -> list[SeatOrder]:
+        """Return what to do because time has passed."""
+        self._now = now
+        return self._move_on()
+
+    # ------------------------------------------------------------------------------------------ what has happened
+
+    def _note(self, event: JobEvent) -> None:
+        match event:
+            case SeatJoined():
+                self._note_joined(event.seat)
+            case SeatLost():
+                self._note_lost(event)
+            case SeatNeverCame() if event.seat in self._absent:
+                self._absent.discard(event.seat)
+                self._gone[event.seat] = f"its runner ended with exit code {event.code} before it connected"
+            case SeatReady():
+                self._note_ready(event)
+            case RankEnded():
+                self._note_ended(event)
+            case RankSaid():
+                self._note_said(event)
+            case WatcherWish():
+                refused = self._grant(event)
+                self._order(WishAnswer(event, refused))
+            case RanksSeen():
+                if self._run and event.generation == self._run.number:
+                    self._run.seen = event
+            case Archived():
+                self._is_archived = True
+            case RunnersEnded():
+                if self._stage is not JobStage.LEAVE:
+                    self._give_up(event.code or 1, "every runner has ended")
+            case Terminated():
+                if self._stage is not JobStage.LEAVE:
+                    self._terminate(event.signal)
+
+    def _note_joined(self, seat: Seat) -> None:
+        self._absent.discard(seat.number)
+        self._gone.pop(seat.number, None)
+        self._seats[seat.number] = seat
+        self._newest_seat = self._now.clock
+        if self._stage is JobStage.LEAVE:
+            self._order(TellSeat(seat.number, {"do": "leave", "code": self._code or 0}))
+
+    def _note_lost(self, event: SeatLost) -> None:
+        seat = self._seats.pop(event.seat, None)
+        if seat is None:
+            return
+        self._ready.pop(event.seat, None)
+        self._gone[event.seat] = event.why
+        if event.is_silent:
+            self._silent_nodes.add(seat.node)
+        if self._stage is JobStage.LEAVE:
+            return
+        self._note_lost_rank(seat, event.why)
+        self._leave_out_if_lost(seat.node, event.why)
+
+    def _note_lost_rank(self, seat: Seat, why: str) -> None:
+        run = self._run
+        rank = run.ranks.get(seat.number) if run else None
+        if run is None or rank is None:
+            self._order(SayLine(f"spare seat {seat.number} on {seat.node} is lost: {why}"))
+            return
+        failure = run.failure("lost_node", self._now, rank, words=why)
+        if self._stage is JobStage.RUN and rank not in run.done:
+            run.inside.discard(rank)
+            self._fail(failure)
+        elif self._stage is JobStage.END:
+            run.inside.discard(rank)
+            run.failures.append(failure)
+        elif self._stage is JobStage.GATHER:
+            self._record("failed", failure.as_dict())
+
+    def _leave_out_if_lost(self, node: str, why: str) -> None:
+        if any(seat.node == node for seat in self._seats.values()):
+            return
+        self._record("left_out", {"node": node, "reason": "lost", "until": self._now.time + LEFT_OUT_S})
+        if node in self._silent_nodes:
+            self._order(LeaveOut(node, why))
+
+    def _note_ready(self, event: SeatReady) -> None:
+        run = self._run
+        if event.seat not in self._seats:
+            return
+        rank = run.ranks.get(event.seat) if run and self._stage in (JobStage.RUN, JobStage.END) else None
+        if run is not None and rank in run.inside:
+            if event.generation is None or event.generation < run.number:
+                return  # it was said before the seat heard of this generation
+            self._note_left(run, rank)
+        self._ready[event.seat] = event.port
+
+    def _note_left(self, run: Running, rank: int) -> None:
+        if self._stage is JobStage.RUN:
+            run.note_left_alone(rank, self._now)
+        else:
+            run.inside.discard(rank)
+
+    def _note_ended(self, event: RankEnded) -> None:
+        run = self._run
+        self._ready.pop(event.seat, None)
+        rank = run.ranks.get(event.seat) if run else None
+        if run is None or rank not in run.inside or self._stage is JobStage.GATHER:
+            self._note_death_in_waiting(event)
+            return
+        run.inside.discard(rank)
+        if event.is_good and (not event.was_told or self._stage is JobStage.LEAVE):
+            run.done.add(rank)
+            run.first_done = run.first_done or self._now
+        elif self._stage is JobStage.END:
+            run.note_ended_while_ending(rank, event, self._now, stays=self._rules.level == "in_place")
+        elif self._stage is JobStage.RUN:
+            run.final = event if event.is_final else None
+            self._fail(run.failure("died", self._now, rank, event))
+        if self._stage is JobStage.RUN and run.has_finished:
+            self._record("finished", {"exit_code": 0})
+            self._leave(0)
+
+    def _note_death_in_waiting(self, event: RankEnded) -> None:
+        """A process has died that had no rank: a spare, or one that waited for the next generation."""
+        if self._stage is JobStage.LEAVE:
+            return
+        self._deaths[event.seat] += 1
+        how = event.signal or f"exit code {event.code}"
+        self._order(SayLine(f"a process that waited in seat {event.seat} has ended: {how}"))
+        if event.is_final or self._deaths[event.seat] >= MAX_DEATHS:
+            self._deaths[event.seat] = MAX_DEATHS
+            self._gone[event.seat] = event.words or f"its process ends before it takes a rank, with {how}"
+            self._cause = self._cause or GenerationFailure("died", self._now.time, seat=event.seat, status=event.status)
+
+    def _note_said(self, event: RankSaid) -> None:
+        run = self._run
+        rank = run.ranks.get(event.seat) if run else None
+        if run is None or rank is None or event.generation != run.number:
+            return
+        if event.word == "left" and rank in run.inside:
+            self._note_left(run, rank)
+        elif event.word == "lost":
+            run.lost_peers.append((self._now, f"rank {rank}: {event.fields.get('text') or 'a peer is gone'}"))
+        elif event.word == "final":
+            run.finals.setdefault(rank, self._now.clock)
+        elif self._stage is JobStage.RUN:
+            phase = run.phases.note(rank, event.word, event.fields, self._now.clock - run.began.clock)
+            if phase is not None:
+                self._record("phase", phase)
+
+    def _grant(self, wish: WatcherWish) -> str | None:
+        """Do what a watcher asks for, or return why not."""
+        run = self._run
+        if run is None or self._stage is not JobStage.RUN or wish.generation != run.number:
+            newest = f"generation {run.number}" if run else "no generation"
+            state = {JobStage.RUN: "runs", JobStage.END: "is ending", JobStage.LEAVE: "was the last"}
+            return f"it is for generation {wish.generation}, and {newest} {state.get(self._stage, 'has ended')}"
+        words = f"{wish.why} ({wish.who})"
+        if wish.kind == "restart":
+            self._fail(run.blame_nobody("asked", self._now, words))
+            return None
+        if wish.rank is None or wish.rank not in run.inside:
+            return f"rank {wish.rank} does not run"
+        self._order(TellSeat(run.seat(wish.rank), run.kill_message(words)))
+        self._fail(run.failure(wish.failure, self._now, wish.rank, words=words), fenced=wish.rank)
+        return None
+
+    # ------------------------------------------------------------------------------------------ what is done about it
+
+    def _move_on(self) -> list[SeatOrder]:
+        before = None
+        while before is not self._stage:
+            before = self._stage
+            if self._stage is JobStage.GATHER:
+                self._gather()
+            elif self._stage is JobStage.RUN and self._run is not None:
+                self._watch(self._run)
+            elif self._stage is JobStage.END and self._run is not None:
+                self._see_out(self._run)
+            elif self._stage is JobStage.LEAVE:
+                self._see_off()
+        orders, self._orders = self._orders, []
+        return orders
+
+    def _gather(self) -> None:
+        if not self._is_archived:
+            return
+        usable = {number: seat for number, seat in self._seats.items() if self._deaths[number] < MAX_DEATHS}
+        began = None if self._newest_seat is None else max(self._since.clock, self._newest_seat)
+        decision = RollCall(
+            wanted=self._rules.wanted,
+            before=self._run.generation.line_up if self._run else None,
+            seats=usable,
+            ready=self._ready.keys() & usable.keys(),
+            absent=self._absent,
+            gone=self._gone,
+            waited_s=None if began is None else self._now.clock - began,
+        ).decide()
+        if isinstance(decision, LineUp):
+            self._begin(decision)
+        elif isinstance(decision, CannotBegin):
+            self._give_up(self._cause.status if self._cause else 1, decision.why)
+        elif decision.text != self._waiting_for and began is not None and self._now.clock - began >= SAY_AFTER_S:
+            self._waiting_for = decision.text
+            self._order(SayLine(f"waiting: {decision.text}"))
+
+    def _begin(self, line: LineUp) -> None:
+        number = self._run.number + 1 if self._run else 0
+        first = line.seats[0]
+        generation = Formation(number, line, (self._rules.address_of(first), self._ready[first.number]))
+        self._run = Running(generation, self._now)
+        self._stage = JobStage.RUN
+        taken = self._run.ranks
+        spares = [{"seat": n, "node": seat.node} for n, seat in sorted(self._seats.items()) if n not in taken]
+        self._record(
+            "began",
+            {
+                "world_size": len(line.seats),
+                "topology": line.topology.as_dict(),
+                "members": [{"rank": rank, **seat.as_dict()} for rank, seat in enumerate(line.seats)],
+                "spares": spares,
+                "master": f"{generation.master[0]}:{generation.master[1]}",
+            },
+        )
+        self._order(HasBegun(generation))
+        for seat_number, message in generation.begin_messages():
+            self._ready.pop(seat_number, None)
+            self._order(TellSeat(seat_number, message))
+
+    def _watch(self, run: Running) -> None:
+        """End a running generation, where time or a late seat is a reason to."""
+        clock, wait_s = self._now.clock, self._rules.wait_s
+        if run.lost_peers and clock - run.lost_peers[0][0].clock >= LOST_PEER_S:
+            self._fail(run.blame_nobody("lost_peer", self._now, run.lost_peers[0][1]))
+        elif run.first_done is not None and wait_s and clock - run.first_done.clock >= wait_s:
+            ranks = compress_ranks(run.inside)
+            self._give_up(1, f"ranks {ranks} still run {wait_s:g} s after the first rank ended")
+        elif self._can_grow(run):
+            self._order(SayLine(f"generation {run.number} ends: more replicas fit now"))
+            self._end(run, "more replicas fit now")
+        for rank in [rank for rank, since in run.finals.items() if clock - since >= FINAL_S and rank in run.inside]:
+            run.finals[rank] = clock
+            self._order(TellSeat(run.seat(rank), run.kill_message("it did not exit")))
+
+    def _can_grow(self, run: Running) -> bool:
+        """Whether a late seat allows more replicas. Only where that costs no more than one step."""
+        topology, wanted = run.generation.topology, self._rules.wanted
+        if self._rules.level == "restart" or topology.dp == wanted.topology.dp or not run.phases.has_stepped:
+            return False
+        if run.done:
+            return False
+        spares = [number for number in self._ready if number not in run.ranks and self._deaths[number] < MAX_DEATHS]
+        dp = replicas_for(wanted, len(run.inside) + len(spares))
+        return isinstance(dp, int) and dp > topology.dp
+
+    def _fail(self, failure: GenerationFailure, fenced: int | None = None) -> None:
+        run = self._run
+        assert run is not None
+        run.failures.append(failure)
+        self._order(SayLine(f"generation {run.number} ends: {failure}"))
+        self._end(run, str(failure), fenced)
+
+    def _end(self, run: Running, why: str, fenced: int | None = None) -> None:
+        self._stage, self._since = JobStage.END, self._now
+        message = {"do": "end", "generation": run.number, "why": why, "grace_s": self._grace_s}
+        for rank in sorted(run.inside - {fenced}):
+            self._order(TellSeat(run.seat(rank), message))
+
+    def _see_out(self, run: Running) -> None:
+        """Wait until all ranks have left, and kill those that do not. Then the generation is over."""
+        late_s = self._now.clock - self._since.clock - self._grace_s
+        if run.inside and late_s >= DROP_AFTER_S:
+            for rank in sorted(run.inside):
+                self._give_up_seat(run, rank)
+        elif run.inside and late_s >= KILL_AFTER_S:
+            for rank in sorted(run.inside - run.killed):
+                run.killed.add(rank)
+                self._order(TellSeat(run.seat(rank), run.kill_message("it did not leave")))
+        if not run.inside and not run.is_looked_at:
+            run.is_looked_at, run.ended = True, self._now
+            since = run.began.time if self._rules.level == "restart" else None
+            self._order(LookAtRanks(run.number, run.ranks_with_words(), since))
+        if run.ended is not None and (run.seen or self._now.clock - run.ended.clock >= LOOK_S):
+            self._conclude(run, run.ended)
+
+    def _see_off(self) -> None:
+        """After the job was told to end: tell the seats to leave too. On this machine, their runners were told."""
+        due = self._leave_due
+        if due is not None and self._now.clock >= due and self._rules.address_suffix is not None:
+            self._leave_due = float("inf")
+            self._tell_to_leave(grace_s=TERMINATION_GRACE_S)
+
+    def _give_up_seat(self, run: Running, rank: int) -> None:
+        seat, why = run.generation.seats[rank], "its rank could not be killed"
+        run.inside.discard(rank)
+        run.killed.discard(rank)
+        run.failures.append(run.failure("stuck", self._now, rank, words=why))
+        self._seats.pop(seat.number, None)
+        self._ready.pop(seat.number, None)
+        self._gone[seat.number] = why
+        self._order(DropSeat(seat.number, why))
+
+    def _conclude(self, run: Running, ended: Instant) -> None:
+        """Record how the generation ended, and decide whether there will be another one."""
+        began_to_end, self._stage, self._since = self._since, JobStage.GATHER, self._now
+        step = run.phases.step
+        if self._rules.level == "restart":
+            step = run.seen.step if run.seen else None
+        failures = cause_first(run.failures_with_words())
+        for failure in failures:
+            self._record("failed", failure.as_dict())
+        seconds = round(ended.clock - began_to_end.clock, 3)
+        self._record("ended", {"step": step, "seconds": seconds, "killed": sorted(run.killed)})
+        if not failures:
+            self._archive(run)
+            return
+        self._cause = cause = failures[0]
+        stands_still = self._progress.note(step, began_to_end.clock - run.began.clock)
+        if run.final is not None:
+            self._give_up(run.final.status, f"a new generation would meet the same error: {cause}")
+        elif run.done:
+            self._give_up(cause.status, f"rank {min(run.done)} had already ended with exit code 0: {cause}")
+        elif stands_still:
+            last = self._progress.step
+            where = f"at step {last}" if last is not None else "without a step that is known"
+            text = f"{MAX_WITHOUT_PROGRESS} generations in a row ended {where}, the last because {cause}"
+            self._give_up(cause.status, text)
+        else:
+            self._archive(run)
+
+    def _archive(self, run: Running) -> None:
+        self._is_archived = False
+        self._order(ArchiveRecords(run.number))
+
+    def _terminate(self, number: int) -> None:
+        """End the job because it was told to. Whoever tells the controller tells the ranks too, a moment later at the
+        latest: Slurm, or the controller itself on this machine. They are not told twice."""
+        self._leave_due = self._now.clock + TERMINATION_LAG_S
+        self._record("gave_up", {"exit_code": 128 + number, "why": "the job was told to end", "rank": None})
+        self._stage, self._code = JobStage.LEAVE, 128 + number
+        self._order(FinishJob(128 + number))
+
+    def _tell_to_leave(self, **more: Any) -> None:
+        for number in sorted(self._seats):
+            self._order(TellSeat(number, {"do": "leave", "code": self._code, **more}))
+
+    def _give_up(self, code: int, why: str) -> None:
+        rank = self._cause.rank if self._cause else None
+        self._record("gave_up", {"exit_code": code, "why": why, "rank": rank})
+        self._order(SayLine(f"giving up: {why}"))
+        self._leave(code)
+
+    def _leave(self, code: int) -> None:
+        self._stage, self._code = JobStage.LEAVE, code
+        self._tell_to_leave()
+        self._order(FinishJob(code))
+
+    # ------------------------------------------------------------------------------------------ the words for it
+
+    @property
+    def _grace_s(self) -> float:
+        return GRACE_S[self._rules.level]
+
+    def _record(self, event: str, fields: dict[str, Any]) -> None:
+        self._order(RecordLine(event, self._run.number if self._run else None, fields))
+
+    def _order(self, order: SeatOrder) -> None:
+        self._orders.append(order)

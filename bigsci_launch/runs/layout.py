@@ -244,8 +244,13 @@ class AttemptDir:
 
     @property
     def wishes_done(self) -> Path:
-        """Wishes that the controller has answered, with its answers."""
+        """Wishes that were answered, each with the answer."""
         return self.wishes / "done"
+
+    @property
+    def last_world_size(self) -> Path:
+        """The number of ranks of the newest generation, for the job script."""
+        return self.recover / "world_size"
 
     def generation(self, number: int) -> Path:
         """The records of ranks as they were when a generation ended."""

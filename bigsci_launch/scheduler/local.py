@@ -110,6 +110,43 @@ def is_free(port: int) -> bool:
     return True
 
 
+class Children:
+    """Processes that this one has started, by number, each in its own session: Ctrl-C in the terminal reaches only the
+    launcher, and KILL reaches all that a child has started."""
+
+    def __init__(self) -> None:
+        self._running: dict[int, subprocess.Popen[bytes]] = {}
+
+    @property
+    def numbers(self) -> list[int]:
+        """Those that still run."""
+        return sorted(self._running)
+
+    def start(self, number: int, argv: Sequence[str], environment: dict[str, str]) -> None:
+        self._running[number] = subprocess.Popen(
+            argv, stdin=subprocess.DEVNULL, env=environment, start_new_session=True
+        )
+
+    def reap(self) -> list[tuple[int, int]]:
+        """Return those that have ended since the last call, with exit code or 128 + signal."""
+        ended = []
+        for number, process in list(self._running.items()):
+            if (status := process.poll()) is not None:
+                del self._running[number]
+                ended.append((number, status if status >= 0 else 128 - status))
+        return ended
+
+    def signal(self, number: int) -> None:
+        for process in list(self._running.values()):
+            process.send_signal(number)
+
+    def kill(self) -> None:
+        """Send KILL to every remaining session."""
+        for process in list(self._running.values()):
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+
+
 class RankRunners:
     """The runners of one attempt, from start to end."""
 
@@ -117,7 +154,7 @@ class RankRunners:
         self._before, self._after = split_command(command)
         self._world_size = world_size
         self._wait_s = wait_s
-        self._running: dict[int, subprocess.Popen[bytes]] = {}
+        self._children = Children()
         self._deadline: float | None = None
         self._is_ending = False
         self._is_cut_short = False
@@ -130,25 +167,15 @@ class RankRunners:
         """Start every rank and wait for all. Returns the exit code of the first that failed, or 0."""
         for rank in range(self._world_size):
             if not self._is_ending:
-                self._running[rank] = self._start(rank, environment)
+                self._children.start(rank, [*self._before, "--rank", str(rank), *self._after], environment)
         if self._is_ending:
-            self.signal(signal.SIGTERM)  # the request may have come while a rank was being started
-        while self._running:
-            self._reap()
+            self._children.signal(signal.SIGTERM)  # the request may have come while a rank was being started
+        while self._children.numbers:
+            for _, code in self._children.reap():
+                self._note_end(code)
             self._enforce_deadline()
             time.sleep(POLL_S)
         return 128 + signal.SIGTERM if self._is_cut_short and self.exit_code == 0 else self.exit_code
-
-    def _start(self, rank: int, environment: dict[str, str]) -> subprocess.Popen[bytes]:
-        argv = [*self._before, "--rank", str(rank), *self._after]
-        # Its own session: Ctrl-C in the terminal reaches only the launcher, and KILL reaches all that a rank started.
-        return subprocess.Popen(argv, stdin=subprocess.DEVNULL, env=environment, start_new_session=True)
-
-    def _reap(self) -> None:
-        for rank, process in list(self._running.items()):
-            if (status := process.poll()) is not None:
-                del self._running[rank]
-                self._note_end(status if status >= 0 else 128 - status)
 
     def _note_end(self, code: int) -> None:
         if code != 0 and not self._is_ending:
@@ -163,38 +190,28 @@ class RankRunners:
         """Send TERM to every rank now, and KILL after `grace_s`."""
         self._is_ending = True
         self._deadline = time.monotonic() + grace_s
-        self.signal(signal.SIGTERM)
+        self._children.signal(signal.SIGTERM)
 
     def _enforce_deadline(self) -> None:
         if self._deadline is None or time.monotonic() < self._deadline:
             return
         if self._is_ending:
-            self.kill()
+            self._children.kill()
             return
-        say(f"ranks {sorted(self._running)} still run {self._wait_s:g} s after the first rank ended: ending them")
+        say(f"ranks {self._children.numbers} still run {self._wait_s:g} s after the first rank ended: ending them")
         self.exit_code = 1
         self.end(KILL_GRACE_S)
 
-    def signal(self, number: int) -> None:
-        for process in list(self._running.values()):
-            process.send_signal(number)
-
-    def kill(self) -> None:
-        """Send KILL to every remaining session."""
-        for process in list(self._running.values()):
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-
     def on_termination(self, _number: int, _frame: FrameType | None) -> None:
         if self.terminated is not None:
-            self.kill()
+            self._children.kill()
             return
         self.terminated = time.time()
         self.end(STOP_GRACE_S)
 
     def on_stop_request(self, _number: int, _frame: FrameType | None) -> None:
         self.stop_requested = True
-        self.signal(signal.SIGUSR2)
+        self._children.signal(signal.SIGUSR2)
 
 
 def split_command(command: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -213,17 +230,34 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with reserved_port() as port:
         say(f"start attempt={options.attempt_dir.name} ranks={options.world_size} rendezvous=127.0.0.1:{port}")
         code = runners.run({**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)})
-    code = write_exit(options, runners, started, code)
+    code = write_exit(
+        options.exit_reason,
+        options.attempt_dir,
+        options.world_size,
+        started,
+        code,
+        terminated=runners.terminated,
+        stop_requested=runners.stop_requested,
+    )
     say(f"end attempt={options.attempt_dir.name} exit_code={code}")
     return code
 
 
-def write_exit(options: argparse.Namespace, runners: RankRunners, started: float, code: int) -> int:
+def write_exit(
+    helper: Path,
+    attempt: Path,
+    world_size: int,
+    started: float,
+    code: int,
+    *,
+    terminated: float | None,
+    stop_requested: bool,
+) -> int:
     """Have the same helper as on Slurm write `exit.json`. Returns the training's exit code, as the helper found it."""
-    argv = [sys.executable, "-I", "-S", str(options.exit_reason), "--attempt-dir", str(options.attempt_dir)]
-    argv += ["--world-size", str(options.world_size), "--started", str(started), "--exit-code", str(code)]
-    argv += ["--terminated", str(runners.terminated)] if runners.terminated else []
-    argv += ["--stop-requested"] if runners.stop_requested else []
+    argv = [sys.executable, "-I", "-S", str(helper), "--attempt-dir", str(attempt)]
+    argv += ["--world-size", str(world_size), "--started", str(started), "--exit-code", str(code)]
+    argv += ["--terminated", str(terminated)] if terminated else []
+    argv += ["--stop-requested"] if stop_requested else []
     done = subprocess.run(argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, check=False)
     if done.returncode != 0:
         say("exit.json could not be written")

@@ -48,7 +48,7 @@ def sbatch_options(
         Option("chdir", str(working_directory)),
         Option("output", str(attempt.job_output).replace("%", "%%")),
         Option("open-mode", "append", "a requeued job continues in the same file"),
-        Option("nodes", str(slurm.nodes)),
+        nodes_option(slurm),
         Option("ntasks-per-node", str(ranks_per_node), "one task per GPU: each task is a rank"),
         Option("cpus-per-task", str(site.cpus_per_rank) if site.cpus_per_rank else None),
         Option("gres", site.gres),
@@ -64,14 +64,32 @@ def sbatch_options(
         Option("signal", f"B:USR2@{margin.margin_s}" if margin else None, margin.how if margin else ""),
     )
     given = tuple(option for option in placed if option.value is not None)
-    return (*given, requeue_option(slurm), *further_options(config, site))
+    no_kill = (JOB_NO_KILL,) if config.survive is not None else ()
+    return (*given, *no_kill, requeue_option(config), *further_options(config, site))
 
 
-def requeue_option(slurm: SlurmSection) -> Option:
+JOB_NO_KILL = Option("no-kill", None, "survive: without this, Slurm ends the job when any of its nodes fails")
+
+
+def nodes_option(slurm: SlurmSection) -> Option:
+    if not slurm.spare_nodes:
+        return Option("nodes", str(slurm.nodes))
+    reason = f"{slurm.nodes} with ranks, and slurm.spare_nodes: {slurm.spare_nodes} that wait to replace a lost one"
+    return Option("nodes", str(slurm.nodes + slurm.spare_nodes), reason)
+
+
+def requeue_option(config: RunConfig) -> Option:
+    slurm = config.slurm
+    if slurm.requeue and config.survive is not None:
+        reason = "slurm.requeue is true: the job is restarted when the node that runs this script fails; survive does"
+        return Option("requeue", None, f"{reason} the rest")
     if slurm.requeue:
         return Option("requeue", None, "slurm.requeue is true: Slurm restarts the job after a node failure")
     if slurm.chain is not None and slurm.chain.by == "requeue":
         return Option("requeue", None, "slurm.chain.by is requeue: the job starts itself again")
+    if config.survive is not None:
+        reason = "slurm.requeue is false: a job that survive cannot continue ends, and you decide what follows"
+        return Option("no-requeue", None, reason)
     return Option(
         "no-requeue",
         None,
@@ -104,12 +122,16 @@ def parse_option(text: str) -> Option:
 
 
 # Each has its reason, so that whoever removes one knows what it prevents.
+KILL_ON_BAD_EXIT = Option(
+    "kill-on-bad-exit",
+    "1",
+    "a dead rank ends the step, since the others would wait for it in a collective until the time limit",
+)
+SURVIVE_OPTIONS = (
+    Option("no-kill", None, "survive: without this, Slurm ends the step when any of its nodes fails"),
+    Option("kill-on-bad-exit", "0", "survive: the controller says what a dead runner means for the others"),
+)
 STEP_OPTIONS = (
-    Option(
-        "kill-on-bad-exit",
-        "1",
-        "a dead rank ends the step, since the others would wait for it in a collective until the time limit",
-    ),
     Option("distribution", "block", "ranks fill one node after another; coordinates and LOCAL_RANK depend on it"),
     Option("mpi", "none", "ranks find each other through MASTER_ADDR; MPI's start-up would only slow the step down"),
     Option("export", "ALL", "ranks get what this script exports, whatever the site's default is"),
@@ -120,8 +142,9 @@ STEP_OPTIONS = (
 def step_options(config: RunConfig, site: SiteConfig, container: tuple[Option, ...]) -> tuple[Option, ...]:
     """Return the options of the srun that starts the ranks, in printed order."""
     return (
+        *((KILL_ON_BAD_EXIT,) if config.survive is None else SURVIVE_OPTIONS),
         *STEP_OPTIONS,
-        wait_option(config.slurm.wait_s),
+        wait_option(config),
         *shape_options(site),
         *limit_options(config.slurm.ulimits),
         *container,
@@ -146,7 +169,10 @@ def check_options(nodes: int, site: SiteConfig, container: tuple[Option, ...]) -
     )
 
 
-def wait_option(wait_s: int) -> Option:
+def wait_option(config: RunConfig) -> Option:
+    wait_s = config.slurm.wait_s
+    if config.survive is not None:
+        return Option("wait", "0", "survive: the controller applies slurm.wait_s; runners end when it says so")
     if wait_s == 0:
         return Option("wait", "0", "slurm.wait_s is 0: ranks may run as long as they like after the first has ended")
     reason = f"slurm.wait_s: ranks that still run {wait_s} s after the first one has ended with 0 are hung: end them"

@@ -100,6 +100,12 @@ class JobRequest:
     """Where ranks keep their last calls: a folder on each node, `auto` or `none`."""
     watch: Literal["off", "observe", "act"]
     """Whether a watcher is started next to the ranks, and what it may do."""
+    survive: Literal["restart", "in_place"] | None
+    """How the job continues when a rank is lost; None: it ends."""
+    standby: bool
+    """Whether a second process waits in every seat, with `in_place`."""
+    spare_nodes: int
+    """Nodes of the job on which no rank starts, but a runner for each that may be needed."""
     chain: ChainRecord | None
     """How the run starts itself again; None for a local attempt."""
     caller_options: tuple[CallerOption, ...] = ()
@@ -160,7 +166,7 @@ def make_request(
         step_options=() if is_local else step_options(config, site, pyxis_options(container, exported(variables))),
         check_options=()
         if is_local or not config.slurm.node_check
-        else check_options(nodes, site, pyxis_options(container, exported(variables))),
+        else check_options(nodes + config.slurm.spare_nodes, site, pyxis_options(container, exported(variables))),
         wait_s=config.slurm.wait_s,
         step_prefix=apptainer_prefix(container),
         activation=activation,
@@ -178,7 +184,17 @@ def make_request(
         log_limit_mib=config.run.log_limit_mib,
         ring=config.monitor.ring,
         watch=watch_of(config),
+        survive=survive_of(config),
+        standby=config.survive is not None and config.survive.standby and config.run.starts_trainer,
+        spare_nodes=0 if is_local else config.slurm.spare_nodes,
     )
+
+
+def survive_of(config: RunConfig) -> Literal["restart", "in_place"] | None:
+    """Return what `survive` means for the program of this run: only the ranks of `bsl train` can stay."""
+    if config.survive is None:
+        return None
+    return "in_place" if config.run.starts_trainer else "restart"
 
 
 def watch_of(config: RunConfig) -> Literal["off", "observe", "act"]:

@@ -81,7 +81,7 @@ def test_the_kernels_text_is_read_alike(program: Program, named: bytes) -> None:
 def test_start_and_state_of_a_process_are_read_alike(program: Program, named: bytes) -> None:
     ours = procfs.read_process(os.getpid())
     assert ours is not None
-    assert program("rank_runner").start_ticks(os.getpid()) == ours.start_ticks
+    assert program("rank_process").start_ticks(os.getpid()) == ours.start_ticks
     assert program("loss").state_of(os.getpid()) == ours.state == "R"
     assert program("node_processes").read_safe(os.getpid())["start_ticks"] == ours.start_ticks
     assert "R" in program("node_stacks").thread_states(os.getpid())
@@ -103,7 +103,7 @@ def test_the_state_of_a_thread_is_found(program: Program, name: bytes) -> None:
 
 def test_a_process_that_is_gone_is_nobodys(program: Program) -> None:
     gone = 2**22 + 1
-    assert procfs.read_process(gone) is program("rank_runner").start_ticks(gone) is None
+    assert procfs.read_process(gone) is program("rank_process").start_ticks(gone) is None
     assert program("node_processes").read_safe(gone)["state"] == "gone"
 
 
@@ -139,10 +139,10 @@ topologies = st.builds(Topology, tp=sizes, pp=sizes, dp=sizes, cp=st.integers(1,
 
 @given(topology=topologies)
 def test_the_runner_of_a_rank_numbers_ranks_alike(program: Program, topology: Topology) -> None:
-    runner = program("rank_runner")
-    parsed = runner.parse_topology(str(topology))
+    process = program("rank_process")
+    parsed = process.parse_topology(str(topology))
     for rank in range(topology.world_size):
-        recorded = runner.coordinate(rank, parsed)
+        recorded = process.coordinate(rank, parsed)
         assert list(recorded.items()) == list(topology.coordinate(rank).as_dict().items())
 
 
@@ -169,7 +169,7 @@ def test_the_reason_of_an_end_writes_coordinates_alike(program: Program, topolog
 @pytest.mark.parametrize("text", ["tp=2,sp=2", "tp", "tp=x"])
 def test_what_is_no_topology_is_refused(program: Program, text: str) -> None:
     with pytest.raises(ValueError):
-        program("rank_runner").parse_topology(text)
+        program("rank_process").parse_topology(text)
 
 
 # ------------------------------------------------------------------------------------------- torch's recorder
@@ -216,7 +216,7 @@ RANKS = (0, 3, 12345)
 def test_files_of_ranks_are_named_alike() -> None:
     """Every f-string of a stand-alone program that names such a file: `rank-{rank:04d}`."""
     formats = [(path.name, found) for path in DIAGNOSTICS.rglob("*.py") for found in rank_formats(path)]
-    assert {"node_ranks.py", "node_recorder.py", "rank_runner.py", "step_loop.py"} <= {name for name, _ in formats}
+    assert {"node_ranks.py", "node_recorder.py", "rank_process.py", "step_loop.py"} <= {name for name, _ in formats}
     for name, found in formats:
         assert [f"rank-{format(rank, found)}" for rank in RANKS] == [rank_name(rank) for rank in RANKS], name
 

@@ -41,7 +41,7 @@ def test_only_the_command_line_knows_click_and_only_its_console_knows_rich() -> 
 
 def test_only_programs_print_and_exit() -> None:
     """Below `cli` functions return or raise; ranks, the converter and the local launcher are programs."""
-    programs = ("train/", "scheduler/local.py")
+    programs = ("train/", "scheduler/local.py", "recover/controller.py")
     wrong = []
     for path, tree in parsed():
         name = path.relative_to(PACKAGE).as_posix()

@@ -1,0 +1,238 @@
+"""The controller of a job with `survive`: a program next to the ranks that says which of them take part.
+
+It starts the runners, which connect to it and start, end and kill the ranks as it says. Locally, it starts the command
+once for each seat; with `--step`, the command is one that starts all runners, as srun does.
+
+    python -I -m bigsci_launch.recover.controller --attempt-dir DIR --level restart --seats 8 --exit-reason FILE
+        -- PYTHON rank_runner.py OPTIONS -- PROGRAM
+
+Signals: USR2 asks local ranks to save and stop. TERM, INT or HUP ends the job, with KILL after a grace period, and
+nothing is recovered any more; a second one kills everything at once. The exit code is 0 if every rank of the last
+generation has ended with 0.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import queue
+import secrets
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from types import FrameType
+
+from bigsci_launch.config.load import load_resolved
+from bigsci_launch.config.schema.run import RunConfig
+from bigsci_launch.config.schema.survive import SurviveSection
+from bigsci_launch.recover.course import TERMINATION_GRACE_S, JobCourse
+from bigsci_launch.recover.generation import Instant
+from bigsci_launch.recover.members import BatchSizes, Rules, WantedLayout
+from bigsci_launch.recover.orders import (
+    DropSeat,
+    FinishJob,
+    JobEvent,
+    RunnersEnded,
+    SeatNeverCame,
+    SeatOrder,
+    TellSeat,
+    Terminated,
+)
+from bigsci_launch.recover.records import Records
+from bigsci_launch.recover.seats import Seats
+from bigsci_launch.recover.wishes import WishReader
+from bigsci_launch.runs.layout import AttemptDir
+from bigsci_launch.scheduler.local import Children, say, split_command, write_exit
+
+POLL_S = 0.1
+LEAVE_S = 20.0
+"""How long runners may take to leave after they were told to. They kill their ranks themselves before."""
+
+
+class Controller:
+    """Carries out what the course of the job orders: the only part that knows sockets, processes and signals."""
+
+    def __init__(self, options: argparse.Namespace, rules: Rules) -> None:
+        self._options = options
+        self._course = JobCourse(rules)
+        self._inbox: queue.SimpleQueue[JobEvent] = queue.SimpleQueue()
+        self._token = secrets.token_hex(16)
+        self._seats = Seats(self._token, is_local=not options.step)
+        self._children = Children()
+        self._bell = self._hang_bell()
+        attempt = AttemptDir(options.attempt_dir)
+        self._records = Records(attempt, self.tell, remembers_nodes=options.step)
+        self._wishes = WishReader(attempt, self.tell)
+        self._deadline: float | None = None
+        self.terminated: float | None = None
+        self.stop_requested = False
+
+    @property
+    def world_size(self) -> int:
+        """The number of ranks of the newest generation; that of the full layout before there is one."""
+        generation = self._course.generation
+        return len(generation.seats) if generation else self._options.world_size
+
+    def tell(self, event: JobEvent) -> None:
+        """Pass an event to the main loop, from any thread or signal handler."""
+        self._inbox.put(event)
+        with contextlib.suppress(BlockingIOError):
+            os.write(self._bell, b"!")
+
+    def run(self) -> int:
+        """Start the runners, and return the exit code of the job when all of them have ended."""
+        self._start_runners()
+        while self._children.numbers:
+            for event in self._seats.poll(POLL_S):
+                self._take(event)
+            while not self._inbox.empty():
+                self._take(self._inbox.get())
+            self._reap()
+            self._carry_out(self._course.wake(now()))
+            if self._deadline is not None and time.monotonic() >= self._deadline:
+                self._children.kill()
+        self._wishes.close()
+        self._records.close()
+        self._seats.close()
+        return 1 if self._course.exit_code is None else self._course.exit_code
+
+    def _hang_bell(self) -> int:
+        """Return a descriptor that wakes the main loop when it is written to, as signals do."""
+        reader, writer = os.pipe()
+        for descriptor in (reader, writer):
+            os.set_blocking(descriptor, False)
+        self._seats.wake_on(reader)
+        signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+        return writer
+
+    def _start_runners(self) -> None:
+        host = os.environ["MASTER_ADDR"] if self._options.step else "127.0.0.1"
+        address = f"{host}:{self._seats.port}"
+        environment = {**os.environ, "BSL_CONTROLLER": address, "BSL_CONTROLLER_TOKEN": self._token}
+        say(f"controller of {self._options.seats} seats at {address}")
+        if self._options.step:
+            self._children.start(0, self._options.command, environment)
+            return
+        before, after = split_command(self._options.command)
+        for seat in range(self._options.seats):
+            if self.terminated is None:
+                self._children.start(seat, [*before, "--seat", str(seat), *after], environment)
+        if self.terminated is not None:
+            self._children.signal(signal.SIGTERM)  # the request may have come while a runner was being started
+
+    def _reap(self) -> None:
+        ended = self._children.reap()
+        for number, code in ended:
+            if not self._options.step:
+                self._take(SeatNeverCame(number, code))
+        if ended and not self._children.numbers:
+            for event in self._seats.poll(0.0):
+                self._take(event)
+            self._take(RunnersEnded(ended[-1][1]))
+
+    def _take(self, event: JobEvent) -> None:
+        self._carry_out(self._course.take(event, now()))
+
+    def _carry_out(self, orders: Sequence[SeatOrder]) -> None:
+        moment = now()
+        for order in orders:
+            match order:
+                case TellSeat():
+                    self._seats.tell(order.seat, order.message)
+                case DropSeat():
+                    self._seats.drop(order.seat)
+                case FinishJob():
+                    grace_s = TERMINATION_GRACE_S if self.terminated is not None else LEAVE_S
+                    self._deadline = time.monotonic() + grace_s
+                case _:
+                    self._records.carry_out(order, moment)
+
+    def on_termination(self, _number: int, _frame: FrameType | None) -> None:
+        if self.terminated is not None:
+            self._children.kill()
+            return
+        self.terminated = time.time()
+        if not self._options.step:
+            self._children.signal(signal.SIGTERM)
+        self.tell(Terminated(signal.SIGTERM))
+
+    def on_stop_request(self, _number: int, _frame: FrameType | None) -> None:
+        """Runners remember it for later generations. Slurm's job script tells those of a step itself."""
+        self.stop_requested = True
+        if not self._options.step:
+            self._children.signal(signal.SIGUSR2)
+
+
+def now() -> Instant:
+    return Instant(time.monotonic(), time.time())
+
+
+def rules_of(config: RunConfig, options: argparse.Namespace) -> Rules:
+    """Return what the run file says about the job."""
+    survive = config.survive or SurviveSection()
+    topology = config.parallelism.topology(options.ranks or options.seats)
+    batches = batches_of(config) if config.run.starts_trainer else None
+    return Rules(
+        options.level,
+        WantedLayout(topology, survive.shrink, batches),
+        options.seats,
+        wait_s=float(config.slurm.wait_s),
+        address_suffix=options.address_suffix if options.step else None,
+    )
+
+
+def batches_of(config: RunConfig) -> BatchSizes:
+    """Return every global batch size that occurs, which a smaller layout must keep."""
+    training, ramp = config.training, config.training.rampup
+    grown = () if ramp is None else range(ramp.start, training.global_batch_size, ramp.increment)
+    return BatchSizes(training.micro_batch_size, (*grown, training.global_batch_size))
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = parse_arguments(arguments)
+    started = time.time()
+    rules = rules_of(load_resolved(AttemptDir(options.attempt_dir).config), options)
+    options.world_size = rules.wanted.topology.world_size
+    controller = Controller(options, rules)
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, controller.on_termination)
+    signal.signal(signal.SIGUSR2, controller.on_stop_request)
+    say(f"start attempt={options.attempt_dir.name} ranks={options.world_size} survive={options.level}")
+    code = controller.run()
+    if options.exit_reason is not None:
+        code = write_exit(
+            options.exit_reason,
+            options.attempt_dir,
+            controller.world_size,
+            started,
+            code,
+            terminated=controller.terminated,
+            stop_requested=controller.stop_requested,
+        )
+        say(f"end attempt={options.attempt_dir.name} exit_code={code}")
+    return code
+
+
+def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="Hold the generations of a job, and start its runners.")
+    parser.add_argument("--attempt-dir", type=Path, required=True)
+    parser.add_argument("--level", choices=("restart", "in_place"), required=True)
+    parser.add_argument("--seats", type=int, required=True, help="how many runners there are, spares included")
+    parser.add_argument("--ranks", type=int, help="how many of them have a rank at first; default: all")
+    parser.add_argument("--step", action="store_true", help="the command starts all runners, on several nodes")
+    parser.add_argument("--address-suffix", default="", help="appended to a node's name for the address of rank 0")
+    parser.add_argument(
+        "--exit-reason", type=Path, help="the helper that writes exit.json; default: somebody else does"
+    )
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    at = words.index("--")
+    options = parser.parse_args(words[:at])
+    options.command = words[at + 1 :]
+    return options
+
+
+if __name__ == "__main__":
+    sys.exit(main())

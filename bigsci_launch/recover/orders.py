@@ -1,0 +1,234 @@
+"""What the controller learns, and what it orders. Values only: `course` turns the one into the other."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeAlias
+
+from bigsci_launch.recover.generation import Formation, Seat
+
+# ------------------------------------------------------------------------------------------------ what happens
+
+
+@dataclass(frozen=True, slots=True)
+class SeatJoined:
+    """A runner has connected."""
+
+    seat: Seat
+
+
+@dataclass(frozen=True, slots=True)
+class SeatLost:
+    """A runner is gone. `is_silent`: nothing was heard from it, and its connection was not closed either."""
+
+    seat: int
+    why: str
+    is_silent: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class SeatNeverCame:
+    """A runner has ended, perhaps before it connected."""
+
+    seat: int
+    code: int
+
+
+@dataclass(frozen=True, slots=True)
+class SeatReady:
+    """A seat can take a rank. `generation` is the newest that it knows to be over, `port` is free on its host."""
+
+    seat: int
+    generation: int | None
+    port: int
+
+
+@dataclass(frozen=True, slots=True)
+class RankEnded:
+    """The process in a seat has ended; `generation` and `rank` are None for one that only waited."""
+
+    seat: int
+    generation: int | None
+    rank: int | None
+    code: int | None
+    signal: str | None
+    time: float | None
+    was_told: bool
+    is_final: bool
+    words: str | None
+
+    @property
+    def is_good(self) -> bool:
+        return self.code == 0
+
+    @property
+    def status(self) -> int:
+        """The exit code that the job has if this rank decides it; never 0."""
+        if self.signal is not None and self.signal in signal.Signals.__members__:
+            return 128 + signal.Signals[self.signal]
+        return self.code or 1
+
+
+@dataclass(frozen=True, slots=True)
+class RankSaid:
+    """A word of the process in a seat, with what belongs to it."""
+
+    seat: int
+    generation: int | None
+    word: str
+    fields: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class WatcherWish:
+    """What a watcher asks for, in the file `name`. `failure` is what a fenced rank is said to suffer from."""
+
+    name: str
+    kind: Literal["fence", "restart"]
+    generation: int
+    why: str
+    who: str
+    rank: int | None = None
+    failure: Literal["hung", "stopped"] = "hung"
+
+
+@dataclass(frozen=True, slots=True)
+class RanksSeen:
+    """What a generation has left on disk: its newest step, None if it is not known; and the last words of ranks."""
+
+    generation: int
+    step: int | None
+    words: Mapping[int, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Archived:
+    """The records of the ranks of a generation have been moved out of the way."""
+
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class RunnersEnded:
+    """Every runner has ended, or the program that started them."""
+
+    code: int
+
+
+@dataclass(frozen=True, slots=True)
+class Terminated:
+    """The job was told to end."""
+
+    signal: int
+
+
+JobEvent: TypeAlias = (
+    SeatJoined
+    | SeatLost
+    | SeatNeverCame
+    | SeatReady
+    | RankEnded
+    | RankSaid
+    | WatcherWish
+    | RanksSeen
+    | Archived
+    | RunnersEnded
+    | Terminated
+)
+
+# ------------------------------------------------------------------------------------------------ what is done about it
+
+
+@dataclass(frozen=True, slots=True)
+class TellSeat:
+    """Send a message to a seat."""
+
+    seat: int
+    message: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class DropSeat:
+    """Close the connection of a seat: its runner then ends everything there."""
+
+    seat: int
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class RecordLine:
+    """Write a line of generations.jsonl."""
+
+    event: str
+    generation: int | None
+    fields: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class ArchiveRecords:
+    """Move the records of ranks away, so that the next generation begins without any. `Archived` is the answer."""
+
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class LookAtRanks:
+    """Look for the last words of ranks, and for the newest step since `since` (None: not needed). `RanksSeen` is the
+    answer."""
+
+    generation: int
+    ranks: tuple[int, ...]
+    since: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class LeaveOut:
+    """Remember a node as bad."""
+
+    node: str
+    evidence: str
+
+
+@dataclass(frozen=True, slots=True)
+class WishAnswer:
+    """Say what became of a wish; `refused` says why it was not granted."""
+
+    wish: WatcherWish
+    refused: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class HasBegun:
+    """A generation has begun."""
+
+    generation: Formation
+
+
+@dataclass(frozen=True, slots=True)
+class SayLine:
+    """Write a line to the output of the attempt."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class FinishJob:
+    """The job is over, with this exit code. Every seat has been told."""
+
+    code: int
+
+
+SeatOrder: TypeAlias = (
+    TellSeat
+    | DropSeat
+    | RecordLine
+    | ArchiveRecords
+    | LookAtRanks
+    | LeaveOut
+    | WishAnswer
+    | HasBegun
+    | SayLine
+    | FinishJob
+)

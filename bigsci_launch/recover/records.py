@@ -1,0 +1,127 @@
+"""What the controller writes, and the little that it reads from disk, in a thread of its own: a file system that hangs
+must not silence the controller, because runners that hear nothing from it end their ranks."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import queue
+import threading
+from collections.abc import Callable
+from dataclasses import asdict
+from functools import partial
+from typing import Any
+
+from bigsci_launch.errors import BslError
+from bigsci_launch.nodes.memory import add_nodes, make_entry
+from bigsci_launch.recover.generation import Instant
+from bigsci_launch.recover.orders import (
+    Archived,
+    ArchiveRecords,
+    HasBegun,
+    JobEvent,
+    LeaveOut,
+    LookAtRanks,
+    RanksSeen,
+    RecordLine,
+    SayLine,
+    SeatOrder,
+    WishAnswer,
+)
+from bigsci_launch.runs.layout import AttemptDir, node_memory, read_json, write_atomically, write_json
+from bigsci_launch.runs.output.log_reader import LogReader
+from bigsci_launch.runs.signs import find_last_step, read_rank_events
+from bigsci_launch.scheduler.local import say
+
+CLOSE_TIMEOUT_S = 10.0
+
+
+class Records:
+    """Carries out orders that need the disk, one after the other. `tell` gets the answers, in the writer's thread."""
+
+    def __init__(self, attempt: AttemptDir, tell: Callable[[JobEvent], None], *, remembers_nodes: bool) -> None:
+        self._attempt = attempt
+        self._tell = tell
+        self._remembers_nodes = remembers_nodes
+        self._queue: queue.Queue[Callable[[], None] | None] = queue.Queue()
+        self._thread = threading.Thread(target=self._work, name="bsl-records", daemon=True)
+        self._thread.start()
+
+    def carry_out(self, order: SeatOrder, now: Instant) -> None:
+        match order:
+            case RecordLine():
+                line = {"time": now.time, "event": order.event, "generation": order.generation, **order.fields}
+                self._queue.put(partial(self._append, line))
+            case ArchiveRecords():
+                self._queue.put(partial(self._archive, order.generation))
+            case LookAtRanks():
+                self._queue.put(partial(self._look, order))
+            case LeaveOut() if self._remembers_nodes:
+                self._queue.put(partial(self._leave_out, order))
+            case WishAnswer():
+                self._queue.put(partial(self._answer, order, now))
+            case HasBegun():
+                number = len(order.generation.seats)
+                self._queue.put(partial(write_atomically, self._attempt.last_world_size, f"{number}\n"))
+            case SayLine():
+                self._queue.put(partial(say, order.text))
+
+    def close(self) -> None:
+        """Write what is waiting, and end."""
+        self._queue.put(None)
+        self._thread.join(CLOSE_TIMEOUT_S)
+
+    def _work(self) -> None:
+        while (job := self._queue.get()) is not None:
+            try:
+                job()
+            except (OSError, BslError) as error:
+                say(f"controller: {error}")  # the job continues without this record
+
+    def _append(self, line: dict[str, Any]) -> None:
+        self._attempt.recover.mkdir(parents=True, exist_ok=True)
+        with self._attempt.generations.open("ab") as stream:
+            stream.write(json.dumps(line).encode() + b"\n")
+
+    def _archive(self, generation: int) -> None:
+        """Move what ranks have left about their end: the folders then only speak of the present generation."""
+        try:
+            for folder in (self._attempt.exits, self._attempt.errors):
+                to = self._attempt.generation(generation) / folder.name
+                to.mkdir(parents=True, exist_ok=True)
+                for path in list(folder.glob("*.json")):
+                    path.replace(to / path.name)
+        finally:
+            self._tell(Archived(generation))
+
+    def _look(self, order: LookAtRanks) -> None:
+        step, words = None, {}
+        try:
+            words = {rank: text for rank in order.ranks if (text := last_words(self._attempt, rank))}
+            if order.since is not None:
+                found = find_last_step(self._attempt, read_rank_events(self._attempt))
+                step = found.step if found is not None and found.time >= order.since else None
+        finally:
+            self._tell(RanksSeen(order.generation, step, words))
+
+    def _leave_out(self, order: LeaveOut) -> None:
+        run = self._attempt.path.parent.parent
+        entry = make_entry(order.node, "lost", order.evidence, cluster=os.environ.get("SLURM_CLUSTER_NAME") or None)
+        document = {**asdict(entry), "run": run.name, "attempt": self._attempt.name}
+        add_nodes(node_memory(run.parent), [type(entry)(**document)])
+
+    def _answer(self, order: WishAnswer, now: Instant) -> None:
+        path = self._attempt.wishes / order.wish.name
+        answer = {"answered": now.time, "granted": order.refused is None, "refused": order.refused}
+        write_json(self._attempt.wishes_done / path.name, {**read_json(path), **answer})
+        path.unlink()
+
+
+def last_words(attempt: AttemptDir, rank: int) -> str | None:
+    """Return why a rank died, as it has said itself: its recorded exception, or the last line of its log."""
+    with contextlib.suppress(BslError, LookupError, TypeError):
+        error = read_json(attempt.error_file(rank))
+        return f"{error['type']}: {error['message']}"
+    lines = (line.text.strip() for line in LogReader(attempt.log_file(rank), rank).last_lines())
+    return next((line for line in lines if line), None)

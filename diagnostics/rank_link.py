@@ -1,0 +1,132 @@
+"""The connection of a seat to the controller of a job with `survive`, for rank_seat.py. Standard library only.
+
+One JSON object a line, both ways, over TCP. Both sides say `beat` every second, and a side that hears nothing for
+`LEASE_S` takes the other for lost. Reading and beating have a thread of their own: neither a file system that does not
+answer nor a slow start of a program may look like a lost node.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import queue
+import select
+import socket
+import threading
+import time
+
+from free_port import EPHEMERAL, candidates, port_range, why_taken
+
+TYPE_CHECKING = False  # typing costs start-up time, and annotations are never evaluated
+if TYPE_CHECKING:
+    from typing import Any
+
+BEAT_S = 1.0
+LEASE_S = 15.0
+PAUSE_S = 3.0
+"""A thread that has not run for so long was stopped or starved: it cannot say how long the other side was silent."""
+CONNECT_S = 30.0
+"""How long to try to connect. The runners of a large job come all at once."""
+LONGEST_LINE = 1 << 20
+
+
+class Link:
+    """A connection to the controller at `host:port`. What it says comes as dicts into `events`; then, once the
+    connection is over, None."""
+
+    def __init__(self, address: str, events: queue.SimpleQueue[Any]) -> None:
+        host, _, port = address.rpartition(":")
+        self._events = events
+        self._lock = threading.Lock()
+        self._socket = connect(host.strip("[]"), int(port))
+        self._socket.settimeout(LEASE_S)
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        with contextlib.suppress(OSError, AttributeError):
+            self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(LEASE_S * 1000))
+        threading.Thread(target=self._listen, daemon=True).start()
+
+    def say(self, what: str, /, **fields: Any) -> None:
+        """Send one message. If that fails, the thread that listens will find the connection over."""
+        data = json.dumps({"say": what, **fields}).encode() + b"\n"
+        with self._lock:
+            try:
+                self._socket.sendall(data)
+            except OSError:
+                with contextlib.suppress(OSError):
+                    self._socket.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_WR)
+
+    def _listen(self) -> None:
+        with contextlib.suppress(OSError, ValueError):
+            self._read()
+        self._events.put(None)
+
+    def _read(self) -> None:
+        rest = b""
+        now = heard = beaten = time.monotonic()
+        while now - heard < LEASE_S and len(rest) < LONGEST_LINE:
+            if select.select([self._socket], [], [], BEAT_S / 2)[0]:
+                chunk = self._socket.recv(65536)
+                if not chunk:
+                    return
+                *lines, rest = (rest + chunk).split(b"\n")
+                heard = time.monotonic()
+                for message in map(json.loads, lines):
+                    if message.get("do") != "beat":
+                        self._events.put(message)
+            before, now = now, time.monotonic()
+            if now - before > PAUSE_S:
+                heard = now
+            if now - beaten >= BEAT_S:
+                beaten = now
+                self.say("beat")
+
+
+def connect(host: str, port: int) -> socket.socket:
+    """Return a connection to the controller, which may be too busy for the first attempts.
+
+    Raises:
+        OSError: it cannot be reached.
+    """
+    deadline = time.monotonic() + CONNECT_S
+    while True:
+        try:
+            return socket.create_connection((host, port), timeout=CONNECT_S / 3)
+        except OSError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.2 + 0.1 * (os.getpid() % 10))
+
+
+class OfferedPort:
+    """A TCP port that is free on this host, for the store of rank 0.
+
+    Rank 0 must be able to bind it, so it cannot be held. As the local launcher does, this holds an abstract socket with
+    the port in its name: other seats and launchers of this machine choose another one.
+    """
+
+    def __init__(self) -> None:
+        self._name: socket.socket | None = None
+
+    def find(self) -> int:
+        """Return a free port, another one each time: connections of the generation before may still use the last."""
+        first, after = port_range(EPHEMERAL)
+        wanted = first + (os.getpid() * 7 + time.monotonic_ns() // 1000) % (after - first)
+        for port in candidates(wanted, (first, after)):
+            name = socket.socket(socket.AF_UNIX)
+            try:
+                name.bind(f"\0bsl-port-{port}")
+            except OSError:
+                name.close()
+                continue
+            if why_taken(port) is None:
+                if self._name is not None:
+                    self._name.close()
+                self._name = name
+                return port
+            name.close()
+        return 0

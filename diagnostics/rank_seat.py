@@ -1,0 +1,476 @@
+"""The agent of a seat: a rank runner that serves one rank after another, as the controller of `survive` says.
+
+    rank_runner.py --survive restart|in_place [--standby] [--seat N] ... -- PROGRAM
+
+`restart`: the program is started for each generation and ended with it. `in_place`: the program is started once and
+waits; it learns through a socket (BSL_SEAT_FD, JSON lines) which rank it is, and leaves it again when the generation
+ends. With `--standby` a second process waits next to the one that serves, to take the seat when that dies.
+
+Whichever way, the records are those of rank_runner.py: `pids/` names the process that serves a rank now, `logs/` has
+what was printed for it (`logs/seat-NNNN.log`: by processes that have no rank), `exits/` how the last one has ended.
+A process that SIGSTOP has stopped for ten seconds is killed. Without the controller, everything ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import queue
+import signal
+import socket
+import threading
+import time
+
+from rank_link import Link, OfferedPort
+from rank_log import StampedLog, say
+from rank_process import TERMINATION_LAG_S, Rank, all_axes, node_name, run_variables, signal_name
+from rank_program import STOPPED_S, Program, adopt_orphans, kill_all_below
+from rank_rings import Rings
+
+TYPE_CHECKING = False  # typing costs start-up time, and annotations are never evaluated
+if TYPE_CHECKING:
+    import argparse
+    from pathlib import Path
+    from types import FrameType
+    from typing import Any
+
+TICK_S = 0.5
+LEAVE_GRACE_S = 10.0
+"""Time from TERM to KILL for what still runs when the job is over, or when the controller is lost."""
+MAX_FAILED_STARTS = 3
+# Of a seat: they come with the rank, not from the environment of the runner.
+OF_A_RANK = ("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT")
+OF_THE_AGENT = ("BSL_CONTROLLER", "BSL_CONTROLLER_TOKEN")
+
+
+def serve(options: argparse.Namespace) -> int:
+    """Serve until the job is over, and return the exit code for the runner."""
+    address = os.environ.get("BSL_CONTROLLER")
+    if not address:
+        say("rank_runner: --survive needs BSL_CONTROLLER, which bsl's controller sets")
+        return 2
+    seat = InPlaceSeat(options) if options.survive == "in_place" else RestartSeat(options)
+    adopt_orphans()
+    for number in (signal.SIGUSR2, signal.SIGTERM, signal.SIGURG):
+        signal.signal(number, seat.receive)
+    try:
+        link = Link(address, seat.events)
+    except OSError as error:
+        say(f"rank_runner: {seat.name} cannot reach the controller at {address}: {error}")
+        return 1
+    return seat.run(link)
+
+
+class Seat:
+    """What both levels share: the place of the seat, the process that serves, its end, and the end of everything."""
+
+    link: Link
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self.options = options
+        self.attempt: Path = options.attempt_dir.absolute()
+        self.is_local = options.seat is not None
+        self.number: int = options.seat if self.is_local else int(os.environ["SLURM_PROCID"])
+        self.local_rank = self.number if self.is_local else int(os.environ["SLURM_LOCALID"])
+        self.name = f"seat-{self.number:04d}"
+        self.stop_signal = signal.Signals["SIG" + options.stop_signal]
+        self.events: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self.logs: dict[str, StampedLog] = {}
+        self.port = OfferedPort()
+        self.serving: Program | None = None
+        self.standby: Program | None = None
+        self.rank: Rank | None = None
+        """The rank that is served now, or was served last."""
+        self.generation: int | None = None
+        """The generation in which the process serves; None while it waits, or while there is none."""
+        self.over: int | None = None
+        """The newest generation that is known to be over, for this seat at least."""
+        self.was_told, self.is_final, self.words = False, False, ""
+        self.deadline = math.inf
+        self.is_stop_wanted = False
+        self.terminated: float | None = None
+        self.exit_code: int | None = None
+        """What the runner exits with once no process is left; None while the job continues."""
+        self.copies: list[threading.Thread] = []
+
+    # ---------------------------------------------------------------- the loop
+
+    def run(self, link: Link) -> int:
+        self.link = link
+        link.say(
+            "hello",
+            token=os.environ.get("BSL_CONTROLLER_TOKEN"),
+            seat=self.number,
+            local_rank=self.local_rank,
+            node=node_name(is_local=self.is_local),
+            host=socket.gethostname(),
+            runner_pid=os.getpid(),
+        )
+        self.open()
+        while self.exit_code is None or self.programs():
+            with contextlib.suppress(queue.Empty):
+                self.handle(self.events.get(timeout=TICK_S))
+            self.look()
+        for copy in self.copies:
+            copy.join()
+        link.close()
+        return self.exit_code
+
+    def handle(self, event: Any) -> None:
+        if event is None:
+            self.lose_controller()
+        elif isinstance(event, dict):
+            self.obey(event)
+        else:
+            program, message = event
+            if message is not None:
+                self.hear(program, message)
+            elif program is self.serving:
+                self.note_end(program)
+            elif program is self.standby:
+                self.standby = None
+                self.note_standby_end(program)
+
+    def obey(self, order: dict[str, Any]) -> None:
+        what, generation = order.get("do"), order.get("generation")
+        if what == "leave":
+            self.leave(int(order.get("code") or 0))
+        elif self.exit_code is not None:
+            return
+        elif what == "begin":
+            self.begin(order)
+        elif what == "end":
+            if self.generation == generation:
+                self.end(order)
+            else:
+                self.over = generation if self.over is None else max(self.over, generation)
+                self.say_ready()
+        elif what == "kill" and self.generation == generation:
+            self.kill(f"killed by the controller: {order.get('why')}", was_told=True)
+
+    def look(self) -> None:
+        """What time brings: a grace period that is over, and a process that stands still."""
+        program = self.serving
+        if time.monotonic() >= self.deadline:
+            self.kill(self.words, was_told=True)
+            self.deadline = math.inf
+        if program is not None and program.has_stood_still():
+            self.kill(f"stopped by SIGSTOP for {STOPPED_S:g} s", was_told=False)
+        if self.terminated is not None and self.exit_code is None and (program is None or self.generation is None):
+            self.leave(128 + signal.SIGTERM)
+
+    def receive(self, number: int, _frame: FrameType | None) -> None:
+        """Pass a signal on, as rank_runner.py does. Slurm itself sends TERM to every process."""
+        if number == signal.SIGTERM:
+            if self.terminated is None:
+                self.note_termination()
+            if self.is_local:
+                for program in self.programs():
+                    program.signal(signal.SIGTERM)
+        elif number == signal.SIGURG or self.is_local:
+            self.is_stop_wanted = True
+            self.pass_stop()
+
+    def pass_stop(self) -> None:
+        """Ask the process to save and stop if somebody has asked for that, in whichever generation it was."""
+        if self.is_stop_wanted and self.serving is not None and self.generation is not None:
+            self.serving.signal(self.stop_signal)
+
+    def note_termination(self) -> None:
+        self.terminated = time.time()
+        if self.rank is not None and self.generation is not None:
+            self.rank.note_termination()
+
+    # ---------------------------------------------------------------- what the controller wants
+
+    def open(self) -> None:
+        raise NotImplementedError
+
+    def begin(self, order: dict[str, Any]) -> None:
+        raise NotImplementedError
+
+    def end(self, order: dict[str, Any]) -> None:
+        raise NotImplementedError
+
+    def hear(self, program: Program, message: dict[str, Any]) -> None:
+        """Only processes at level 2 say something."""
+
+    def follow(self, program: Program, code: int) -> None:
+        """Have the seat ready again, or not, after its process has ended."""
+        raise NotImplementedError
+
+    def note_standby_end(self, program: Program) -> None:
+        """Only seats at level 2 have a standby."""
+
+    def leave(self, code: int) -> None:
+        """End everything; the runner exits with `code`."""
+        if self.exit_code is None:
+            self.exit_code = code
+            self.was_told, self.words = True, self.words or "the job is over"
+            self.deadline = time.monotonic() + LEAVE_GRACE_S
+            for program in self.programs():
+                program.signal(signal.SIGTERM)
+                program.close()
+
+    def lose_controller(self) -> None:
+        if self.exit_code is None:
+            log = self.rank.log if self.rank is not None else self.log(self.name)
+            log.feed(b"rank_runner: the controller is lost: ending the processes of this seat\n")
+            say(f"rank_runner: {self.name} has lost the controller")
+            self.words = "the controller was lost"
+            self.leave(1)
+
+    def kill(self, words: str, *, was_told: bool) -> None:
+        """KILL the process that serves and all that it has started."""
+        program = self.serving
+        if program is not None and program.status is None:
+            self.was_told, self.words = was_told, words
+            program.signal(signal.SIGKILL)
+        if self.exit_code is not None and self.standby is not None:
+            self.standby.signal(signal.SIGKILL)
+        self.kill_rest()
+
+    def kill_rest(self) -> None:
+        """KILL all that processes of this seat have left behind."""
+        keep = [self.standby.pid] if self.standby is not None and self.exit_code is None else []
+        kill_all_below(keep, [program.pid for program in self.programs()])
+
+    # ---------------------------------------------------------------- the process that serves
+
+    def programs(self) -> list[Program]:
+        return [program for program in (self.serving, self.standby) if program is not None]
+
+    def log(self, name: str) -> StampedLog:
+        if name not in self.logs:
+            limit: int = self.options.log_limit_mib << 20
+            self.logs[name] = StampedLog(self.attempt / "logs" / f"{name}.log", limit)
+        return self.logs[name]
+
+    def rings(self, name: str) -> Rings:
+        rings = Rings(self.options.ring, self.attempt, name)
+        if self.options.ring != "none" and rings.why:
+            self.log(name).feed(f"rank_runner: the last calls are not kept: {rings.why}\n".encode())
+        return rings
+
+    def make_rank(self, order: dict[str, Any], rings: Rings | None = None) -> Rank:
+        """Return the rank that this seat serves from now on. How another process of that rank ended is over."""
+        place = {"rank": order["rank"], "local_rank": self.local_rank, "node_rank": order["node_rank"],
+                 "world_size": order["world_size"], "local_world_size": order["local_world_size"]}  # fmt: skip
+        name = f"rank-{order['rank']:04d}"
+        topology = all_axes(order["topology"])
+        if self.rank is not None and self.rank.name != name:
+            self.forget_pid(self.rank.name)
+        with contextlib.suppress(OSError):
+            (self.attempt / "exits" / f"{name}.json").unlink()
+        rings = self.rings(name) if rings is None else rings
+        rings.name = name
+        self.rank = Rank(self.options, place, topology, rings, self.log(name), order["generation"])
+        self.generation = order["generation"]
+        self.was_told, self.is_final, self.words = False, False, ""
+        return self.rank
+
+    def forget_pid(self, name: str) -> None:
+        """Remove the PID record of a rank that this seat serves no longer, unless another seat has written its own."""
+        path = self.attempt / "pids" / f"{name}.json"
+        with contextlib.suppress(OSError, ValueError):
+            record = json.loads(path.read_text(encoding="utf-8"))
+            if (record["runner_pid"], record["host"]) == (os.getpid(), socket.gethostname()):
+                path.unlink()
+
+    def note_end(self, program: Program) -> None:
+        """The process that serves has ended: record it, say so, and have the seat ready again."""
+        status = program.status or 0
+        if status not in (0, -signal.SIGKILL) and not self.was_told and self.terminated is None:
+            time.sleep(TERMINATION_LAG_S)
+        if status != 0 or self.was_told:
+            self.kill_rest()
+        self.serving, self.deadline = None, math.inf
+        program.output.end()
+        program.close()
+        rank, generation = self.rank, self.generation
+        code = 128 - status if status < 0 else status
+        if rank is not None and generation is not None:
+            code = rank.end(status)
+            by_signal = status < 0 and code != 0
+            self.say_ended(None if by_signal else code, signal_name(-status) if by_signal else None, program.ended_at)
+        self.keep_rings(program, status)
+        self.generation, self.over = None, generation if generation is not None else self.over
+        if self.terminated is not None:
+            self.leave(code)
+        elif self.exit_code is None:
+            self.follow(program, code)
+
+    def say_ended(self, code: int | None, ended_by: str | None, moment: float) -> None:
+        self.link.say(
+            "ended",
+            generation=self.generation,
+            rank=self.rank.number if self.rank is not None else None,
+            code=code,
+            signal=ended_by,
+            time=moment,
+            was_told=self.was_told or self.terminated is not None,
+            is_final=self.is_final,
+            words=self.words or None,
+        )
+
+    def keep_rings(self, program: Program, status: int) -> None:
+        """Copy the last calls, in a thread: the next generation does not wait for it."""
+        rank = self.rank
+        if rank is not None and rank.pid == program.pid:
+            self.copies.append(threading.Thread(target=rank.end_rings, args=(status,)))
+            self.copies[-1].start()
+        else:
+            program.rings.remove()
+
+    def say_ready(self) -> None:
+        self.link.say("ready", generation=self.over, port=self.port.find())
+
+
+class RestartSeat(Seat):
+    """Level 1: any program. It is started for a generation, and ended with it."""
+
+    def open(self) -> None:
+        self.say_ready()
+
+    def begin(self, order: dict[str, Any]) -> None:
+        if self.serving is not None:
+            say(f"rank_runner: {self.name} still serves and cannot begin generation {order['generation']}")
+            return
+        rank = self.make_rank(order)
+        inherited = {name: value for name, value in os.environ.items() if name not in OF_THE_AGENT}
+        of_generation = {
+            "MASTER_ADDR": str(order["master_addr"]),
+            "MASTER_PORT": str(order["master_port"]),
+            "BSL_GENERATION": str(order["generation"]),
+        }
+        environment = {**inherited, **rank.environment(), **of_generation}
+        program = self.options.program
+        try:
+            self.serving = Program(program, environment, rank.log, rank.rings, self.events,
+                                   stop_signal=self.stop_signal, has_channel=False)  # fmt: skip
+        except OSError as error:
+            code = rank.end_unstarted(program[0], error)
+            self.words = f"cannot start {program[0]}: {error.strerror}"
+            self.say_ended(code, None, time.time())
+            self.generation, self.over = None, order["generation"]
+            self.say_ready()
+            return
+        rank.write_pid(self.serving.pid)
+        self.pass_stop()
+
+    def end(self, order: dict[str, Any]) -> None:
+        if self.serving is not None:
+            self.was_told, self.words = True, f"ended with its generation: {order.get('why')}"
+            self.deadline = time.monotonic() + float(order.get("grace_s") or 0)
+            self.serving.signal(signal.SIGTERM)
+
+    def follow(self, program: Program, code: int) -> None:
+        if code != 0 or self.was_told:
+            self.say_ready()
+
+    def say_ready(self) -> None:
+        if self.serving is None:
+            super().say_ready()
+
+
+class InPlaceSeat(Seat):
+    """Level 2: a process waits for a rank, serves it, leaves it when the generation ends, and waits again."""
+
+    num_failed_starts = 0
+    """Processes in a row that ended before they were ready."""
+
+    def open(self) -> None:
+        self.serving = self.start()
+
+    def start(self) -> Program | None:
+        """Start a process that waits. If that is not possible, this seat has nothing to offer."""
+        rings = self.rings(self.name)
+        inherited = {name: value for name, value in os.environ.items() if name not in (*OF_THE_AGENT, *OF_A_RANK)}
+        own = {"LOCAL_RANK": str(self.local_rank), "BSL_SEAT": str(self.number)}
+        variables = {**run_variables(self.attempt, self.options.topology), **rings.variables()}
+        try:
+            return Program(self.options.program, {**inherited, **variables, **own}, self.log(self.name), rings,
+                           self.events, stop_signal=self.stop_signal, has_channel=True)  # fmt: skip
+        except OSError as error:
+            rings.remove()
+            self.give_up(f"cannot start {self.options.program[0]}: {error.strerror}", 127)
+            return None
+
+    def give_up(self, words: str, code: int) -> None:
+        self.words, self.is_final = words, True
+        self.log(self.name).feed(f"rank_runner: {words}\n".encode())
+        self.say_ended(code, None, time.time())
+        self.leave(code)
+
+    def begin(self, order: dict[str, Any]) -> None:
+        program = self.serving
+        if program is None or self.generation is not None:
+            say(f"rank_runner: {self.name} cannot begin generation {order['generation']}")
+            return
+        rank = self.make_rank(order, program.rings)
+        program.output.switch(rank.log)
+        rank.write_pid(program.pid)
+        program.tell(order)
+        self.pass_stop()
+
+    def end(self, order: dict[str, Any]) -> None:
+        if self.serving is not None:
+            grace_s = float(order.get("grace_s") or 0)
+            self.was_told, self.words = True, f"did not leave generation {order['generation']} in {grace_s:g} s"
+            self.deadline = time.monotonic() + grace_s
+            self.serving.tell(order)
+
+    def hear(self, program: Program, message: dict[str, Any]) -> None:
+        word = message.get("word")
+        if word == "warm":
+            program.is_warm, self.num_failed_starts = True, 0
+        if program is not self.serving or self.exit_code is not None:
+            return
+        if word == "final":
+            self.is_final = True
+        if self.rank is not None and self.generation is not None:
+            self.link.say("rank", **{"generation": self.generation, "rank": self.rank.number, **message,
+                                     "time": time.time()})  # fmt: skip
+        if word == "warm" and self.generation is None:
+            self.say_ready()
+        elif word == "left":
+            self.note_leaving(program)
+        elif word == "stepped" and self.options.standby and self.standby is None and self.may_try():
+            # Not before: it would compete for the processor with those that begin.
+            self.standby = self.start()
+
+    def note_leaving(self, program: Program) -> None:
+        """The process has left its rank and waits."""
+        if self.generation is not None:
+            self.over, self.generation, self.deadline = self.generation, None, math.inf
+            program.output.switch(self.log(self.name))
+            self.say_ready()
+
+    def may_try(self) -> bool:
+        return self.num_failed_starts < MAX_FAILED_STARTS
+
+    def follow(self, program: Program, code: int) -> None:
+        if code == 0 and not self.was_told and self.over is not None:
+            return  # the training is over; `leave` comes when that is so for all
+        self.num_failed_starts += not program.is_warm
+        if not self.may_try():
+            self.give_up(f"{MAX_FAILED_STARTS} processes in a row ended before they were ready", code or 1)
+            return
+        if self.standby is not None:
+            self.serving, self.standby = self.standby, None
+            self.log(self.name).feed(f"rank_runner: process {self.serving.pid} takes over\n".encode())
+        else:
+            self.serving = self.start()
+        self.say_ready()
+
+    def note_standby_end(self, program: Program) -> None:
+        program.output.end()
+        program.rings.remove()
+        if not program.is_warm:
+            self.num_failed_starts += 1
+
+    def say_ready(self) -> None:
+        if self.serving is not None and self.serving.is_warm and self.generation is None:
+            super().say_ready()

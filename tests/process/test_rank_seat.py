@@ -1,0 +1,295 @@
+"""The agent of a seat, with real processes: it serves one rank after another as a controller says."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from .toy_controller import TOKEN, ToyController, is_alive, wait_until
+
+PROGRAMS = Path(__file__).parent / "programs"
+NAMES = ["RANK", "LOCAL_RANK", "WORLD_SIZE", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT", "BSL_GENERATION", "BSL_ATTEMPT"]
+SAY_PLACE = f"import os; print([os.environ[name] for name in {NAMES}], 'BSL_CONTROLLER_TOKEN' in os.environ)"
+SLEEP = "import time; print('up'); time.sleep(600)"
+DEAF = f"import signal; signal.signal(15, signal.SIG_IGN); {SLEEP}"
+# Its child is in a session of its own, as the workers of torchrun are.
+PARENT = "import subprocess, sys; print(subprocess.Popen(['sleep', '600'], start_new_session=True).pid); " + SLEEP
+
+
+@pytest.fixture
+def seat(tmp_path: Path) -> Iterator[ToyController]:
+    controller = ToyController(tmp_path / "run" / "attempts" / "0001")
+    controller.attempt.mkdir(parents=True)
+    yield controller
+    controller.close()
+
+
+def start_level_1(seat: ToyController, program: str, *options: str) -> None:
+    seat.start_seat("--survive", "restart", *options, program=[sys.executable, "-c", program])
+    seat.wait_for("ready", generation=None)
+
+
+def start_level_2(seat: ToyController, *words: str) -> None:
+    options = ("--survive", "in_place", "--standby")
+    seat.start_seat(*options, program=[sys.executable, str(PROGRAMS / "seat_process.py"), *words])
+    seat.wait_for("ready", generation=None)
+
+
+def exit_code_of(seat: ToyController) -> int:
+    assert seat.runner is not None
+    return seat.runner.wait(20)
+
+
+# ------------------------------------------------------------------------------------------- level 1: any program
+
+
+def test_a_program_is_started_for_each_generation(seat: ToyController) -> None:
+    start_level_1(seat, f"{SAY_PLACE}; {SLEEP}")
+    hello, ready = seat.wait_for("hello"), seat.wait_for("ready")
+    assert (hello["token"], hello["seat"], hello["local_rank"]) == (TOKEN, 1, 1)
+    assert hello["node"] == hello["host"] == socket.gethostname()
+    with socket.socket() as store:
+        store.bind(("", ready["port"]))
+    seat.begin(0, rank=1)
+    wait_until(lambda: "up" in seat.log())
+    first = seat.record("pids")
+    assert first["generation"] == 0
+    os.kill(first["pid"], signal.SIGKILL)
+    ended = seat.wait_for("ended", generation=0)
+    assert (ended["rank"], ended["code"], ended["signal"], ended["was_told"]) == (1, None, "SIGKILL", False)
+    assert abs(ended["time"] - time.time()) < 5
+    assert seat.record("exits")["signal"] == "SIGKILL"
+    again = seat.wait_for("ready", generation=0)
+    assert again["port"] != ready["port"]
+    seat.begin(1, rank=1)
+    wait_until(lambda: seat.log().count("up") == 2)
+    assert seat.record("pids")["pid"] != first["pid"] and seat.record("pids")["generation"] == 1
+    assert not (seat.attempt / "exits" / "rank-0001.json").exists()
+    places = [line for line in seat.log() if line.startswith("[")]
+    assert places == [f"{['1', '1', '2', '0', '127.0.0.1', '12345', str(number), '0001']} False" for number in (0, 1)]
+
+
+def test_a_seat_may_get_another_rank(seat: ToyController) -> None:
+    start_level_1(seat, SLEEP)
+    seat.begin(0, rank=1)
+    wait_until(lambda: "up" in seat.log())
+    seat.order("end", generation=0, why="rank 0 died", grace_s=5)
+    ended = seat.wait_for("ended", generation=0)
+    assert (ended["signal"], ended["was_told"]) == ("SIGTERM", True) and "rank 0 died" in ended["words"]
+    seat.wait_for("ready", generation=0)
+    seat.begin(1, rank=0, world_size=1)
+    wait_until(lambda: "up" in seat.log("rank-0000"))
+    assert not (seat.attempt / "pids" / "rank-0001.json").exists()
+    assert seat.record("pids", 0)["coordinate"] == {"pp": 0, "tp": 0, "dp": 0}
+    seat.order("leave", code=3)
+    assert exit_code_of(seat) == 3
+    assert not is_alive(seat.record("pids", 0)["pid"])
+
+
+def test_a_program_that_ignores_term_is_killed_with_all_that_it_has_started(seat: ToyController) -> None:
+    start_level_1(seat, f"import signal; signal.signal(15, signal.SIG_IGN); {PARENT}")
+    seat.begin(0)
+    wait_until(lambda: "up" in seat.log())
+    child = int(seat.log()[0])
+    assert is_alive(child)
+    began = time.monotonic()
+    seat.order("end", generation=0, why="rank 0 died", grace_s=1)
+    assert seat.wait_for("ended", generation=0)["signal"] == "SIGKILL"
+    assert 1 <= time.monotonic() - began < 5
+    assert not is_alive(child)
+    seat.wait_for("ready", generation=0)
+
+
+def test_what_a_dead_program_has_started_dies_too(seat: ToyController) -> None:
+    start_level_1(seat, PARENT)
+    seat.begin(0)
+    wait_until(lambda: "up" in seat.log())
+    os.kill(seat.record("pids")["pid"], signal.SIGKILL)
+    seat.wait_for("ready", generation=0)
+    assert not is_alive(int(seat.log()[0]))
+
+
+def test_a_fence_kills_only_in_its_generation(seat: ToyController) -> None:
+    start_level_1(seat, SLEEP)
+    seat.begin(4)
+    wait_until(lambda: "up" in seat.log())
+    seat.order("kill", generation=3, why="an old verdict")
+    seat.order("kill", generation=4, why="rank 1 hangs")
+    ended = seat.wait_for("ended", generation=4)
+    assert (ended["signal"], ended["was_told"]) == ("SIGKILL", True) and "rank 1 hangs" in ended["words"]
+
+
+def test_a_stopped_process_is_killed(seat: ToyController) -> None:
+    start_level_1(seat, SLEEP)
+    seat.begin(0)
+    wait_until(lambda: "up" in seat.log())
+    began = time.monotonic()
+    os.kill(seat.record("pids")["pid"], signal.SIGSTOP)
+    ended = seat.wait_for("ended", generation=0)
+    assert time.monotonic() - began > 9
+    assert (ended["signal"], ended["was_told"], ended["words"]) == ("SIGKILL", False, "stopped by SIGSTOP for 10 s")
+
+
+def test_exit_codes_are_said_and_success_waits_for_the_others(seat: ToyController) -> None:
+    start_level_1(seat, "import os; raise SystemExit(7 * (os.environ['BSL_GENERATION'] == '0'))")
+    seat.begin(0)
+    assert seat.wait_for("ended", generation=0)["code"] == 7
+    seat.wait_for("ready", generation=0)
+    seat.begin(1)
+    ended = seat.wait_for("ended", generation=1)
+    assert (ended["code"], ended["signal"], ended["was_told"]) == (0, None, False)
+    assert seat.record("exits")["code"] == 0
+    seat.order("leave", code=0)
+    assert exit_code_of(seat) == 0
+    assert not [each for each in seat.said if each["say"] == "ready" and each["generation"] == 1]
+
+
+def test_a_program_that_cannot_be_started_is_said(seat: ToyController) -> None:
+    seat.start_seat("--survive", "restart", program=["/no/such/program"])
+    seat.wait_for("ready")
+    seat.begin(0)
+    ended = seat.wait_for("ended", generation=0)
+    assert ended["code"] == 127 and "cannot start /no/such/program" in ended["words"]
+    assert "No such file" in seat.record("exits")["error"]
+
+
+@pytest.mark.parametrize("is_silent", [False, pytest.param(True, marks=pytest.mark.long)])
+def test_nothing_outlives_the_controller(seat: ToyController, is_silent: bool) -> None:
+    start_level_1(seat, PARENT)
+    seat.begin(0)
+    wait_until(lambda: "up" in seat.log())
+    if is_silent:
+        seat.fall_silent()
+        wait_until(lambda: seat.runner is not None and seat.runner.poll() is not None, 40)
+    else:
+        assert seat.runner is not None
+        seat._connection.shutdown(socket.SHUT_RDWR)
+    assert exit_code_of(seat) == 1
+    assert "the controller is lost" in " ".join(seat.log())
+    assert not is_alive(seat.record("pids")["pid"]) and not is_alive(int(seat.log()[0]))
+    assert seat.record("exits")["signal"] == "SIGTERM"
+
+
+def test_nothing_outlives_a_killed_runner(seat: ToyController) -> None:
+    start_level_1(seat, DEAF)
+    seat.begin(0)
+    wait_until(lambda: "up" in seat.log())
+    assert seat.runner is not None
+    seat.runner.kill()
+    wait_until(lambda: not is_alive(seat.record("pids")["pid"]))
+
+
+@pytest.mark.parametrize("serves", [True, False])
+def test_term_is_passed_on_and_ends_the_seat(seat: ToyController, serves: bool) -> None:
+    start_level_1(
+        seat, "import signal, sys, time; signal.signal(15, lambda *_: sys.exit(9)); print('up'); time.sleep(60)"
+    )
+    if serves:
+        seat.begin(0)
+        wait_until(lambda: "up" in seat.log())
+    assert seat.runner is not None
+    seat.runner.terminate()
+    assert exit_code_of(seat) == (9 if serves else 143)
+    if serves:
+        ended = seat.wait_for("ended", generation=0)
+        assert (ended["code"], ended["was_told"]) == (9, True)
+        assert seat.record("exits")["terminated"] is not None
+
+
+def test_a_wish_to_stop_holds_for_later_generations(seat: ToyController) -> None:
+    program = "import signal, sys, time; signal.signal(12, lambda *_: sys.exit(0)); print('up'); time.sleep(600)"
+    start_level_1(seat, program, "--log-limit-mib", "1")
+    seat.begin(0)
+    wait_until(lambda: "up" in seat.log())
+    assert seat.runner is not None
+    seat.runner.send_signal(signal.SIGUSR2)
+    assert seat.wait_for("ended", generation=0)["code"] == 0
+
+
+# ------------------------------------------------------------------------------------------- level 2: `bsl train`
+
+
+def test_a_process_leaves_and_serves_again(seat: ToyController) -> None:
+    start_level_2(seat)
+    assert "starts []" in seat.log("seat-0001")
+    seat.begin(0)
+    stepped = seat.wait_for("rank", word="stepped", generation=0)
+    assert (stepped["rank"], stepped["step"]) == (1, 0) and stepped["time"] > 0
+    first = seat.record("pids")["pid"]
+    seat.order("end", generation=0, why="rank 0 died", grace_s=10)
+    assert seat.wait_for("rank", word="left")["step"] == 7
+    seat.wait_for("ready", generation=0)
+    assert not [each for each in seat.said if each["say"] == "ended"]
+    seat.begin(1, rank=0)
+    seat.wait_for("rank", word="stepped", generation=1, rank=0)
+    assert seat.record("pids", 0)["pid"] == first and not (seat.attempt / "pids" / "rank-0001.json").exists()
+    assert seat.log("rank-0000") == [f"begins 1 0 {first}"]
+    assert seat.log() == [f"begins 0 1 {first}", "leaves 0"]
+
+
+def test_a_standby_takes_over(seat: ToyController) -> None:
+    start_level_2(seat)
+    assert seat.log("seat-0001") == ["starts []"]
+    seat.begin(0)
+    seat.wait_for("rank", word="stepped", generation=0)
+    wait_until(lambda: seat.log("seat-0001") == ["starts []", "starts []"])
+    first = seat.record("pids")["pid"]
+    time.sleep(0.5)
+    killed = time.monotonic()
+    os.kill(first, signal.SIGKILL)
+    assert seat.wait_for("ended", generation=0)["signal"] == "SIGKILL"
+    seat.wait_for("ready", generation=0)
+    assert time.monotonic() - killed < 1
+    seat.begin(1)
+    seat.wait_for("rank", word="stepped", generation=1)
+    second = seat.record("pids")
+    assert second["pid"] != first and f"process {second['pid']} takes over" in " ".join(seat.log("seat-0001"))
+    wait_until(lambda: seat.log("seat-0001").count("starts []") == 3)
+    seat.order("leave", code=0)
+    assert exit_code_of(seat) == 0
+    assert not is_alive(second["pid"])
+
+
+def test_a_process_that_does_not_leave_is_killed(seat: ToyController) -> None:
+    start_level_2(seat, "deaf")
+    seat.begin(0)
+    seat.wait_for("rank", word="stepped", generation=0)
+    seat.order("end", generation=0, why="rank 0 died", grace_s=1)
+    ended = seat.wait_for("ended", generation=0)
+    assert (ended["signal"], ended["was_told"]) == ("SIGKILL", True)
+    assert ended["words"] == "did not leave generation 0 in 1 s"
+    seat.wait_for("ready", generation=0)
+
+
+def test_an_error_that_would_come_again_is_said(seat: ToyController) -> None:
+    start_level_2(seat, "exit", "5")
+    seat.begin(0)
+    ended = seat.wait_for("ended", generation=0)
+    assert (ended["code"], ended["is_final"]) == (5, True)
+    assert seat.wait_for("rank", word="final")["text"] == "no use"
+
+
+def test_processes_that_never_get_ready_end_the_seat(seat: ToyController) -> None:
+    seat.start_seat("--survive", "in_place", program=[sys.executable, "-c", "import no_such_module"])
+    ended = seat.wait_for("ended", generation=None)
+    assert (ended["code"], ended["is_final"]) == (1, True) and "3 processes in a row" in ended["words"]
+    assert exit_code_of(seat) == 1
+    assert " ".join(seat.log("seat-0001")).count("ModuleNotFoundError") == 3
+
+
+def test_processes_that_wait_end_with_their_controller(seat: ToyController) -> None:
+    start_level_2(seat)
+    seat.begin(0)
+    seat.wait_for("rank", word="stepped")
+    first = seat.record("pids")["pid"]
+    assert seat._connection is not None
+    seat._connection.shutdown(socket.SHUT_RDWR)
+    assert exit_code_of(seat) == 1
+    assert not is_alive(first)

@@ -1,0 +1,189 @@
+"""A job whose controller is asked step by step, with a clock that only the test moves."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from bigsci_launch.recover.course import JobCourse
+from bigsci_launch.recover.generation import Instant, Level, Seat
+from bigsci_launch.recover.members import BatchSizes, Rules, WantedLayout
+from bigsci_launch.recover.orders import (
+    Archived,
+    ArchiveRecords,
+    DropSeat,
+    FinishJob,
+    JobEvent,
+    LeaveOut,
+    LookAtRanks,
+    RankEnded,
+    RankSaid,
+    RanksSeen,
+    RecordLine,
+    SeatJoined,
+    SeatLost,
+    SeatOrder,
+    SeatReady,
+    TellSeat,
+    WatcherWish,
+    WishAnswer,
+)
+from bigsci_launch.topology import Topology
+
+EPOCH = 1_000_000.0
+
+
+def seats_on(*sizes: int) -> list[Seat]:
+    """Return seats on nodes n0, n1, .. with that many seats each."""
+    places = [(f"n{node}", local) for node, size in enumerate(sizes) for local in range(size)]
+    return [Seat(number, node, node, local, 100 + number) for number, (node, local) in enumerate(places)]
+
+
+class Job:
+    """A controller's course, and what it has ordered so far. `disk` answers like the disk, unless it is None."""
+
+    def __init__(self, rules: Rules, seats: Sequence[Seat]) -> None:
+        self.course = JobCourse(rules)
+        self.seats = seats
+        self.clock = 0.0
+        self.told: dict[int, list[dict[str, Any]]] = {seat.number: [] for seat in seats}
+        self.records: list[dict[str, Any]] = []
+        self.answers: list[str | None] = []
+        self.dropped: list[int] = []
+        self.bad_nodes: list[str] = []
+        self.code: int | None = None
+        self.step: int | None = None
+        self.words: dict[int, str] = {}
+
+    def take(self, event: JobEvent) -> None:
+        self._carry_out(self.course.take(event, Instant(self.clock, EPOCH + self.clock)))
+
+    def wait(self, seconds: float) -> None:
+        """Let time pass, looking ten times a second."""
+        end = self.clock + seconds
+        while self.clock < end:
+            self.clock = min(end, self.clock + 0.1)
+            self._carry_out(self.course.wake(Instant(self.clock, EPOCH + self.clock)))
+
+    def _carry_out(self, orders: Sequence[SeatOrder]) -> None:
+        for order in orders:
+            match order:
+                case TellSeat():
+                    self.told[order.seat].append(order.message)
+                case RecordLine():
+                    self.records.append({"event": order.event, "generation": order.generation, **order.fields})
+                case ArchiveRecords():
+                    self.take(Archived(order.generation))
+                case LookAtRanks():
+                    step = self.step if order.since is not None else None
+                    words = {rank: self.words[rank] for rank in order.ranks if rank in self.words}
+                    self.take(RanksSeen(order.generation, step, words))
+                case WishAnswer():
+                    self.answers.append(order.refused)
+                case DropSeat():
+                    self.dropped.append(order.seat)
+                case LeaveOut():
+                    self.bad_nodes.append(order.node)
+                case FinishJob():
+                    self.code = order.code
+
+    # ------------------------------------------------------------------------------------------- what happens
+
+    def start(self, *absent: int) -> None:
+        """Have every seat join and be ready, but for those that are absent."""
+        for seat in self.seats:
+            if seat.number not in absent:
+                self.join(seat.number)
+
+    def join(self, seat: int) -> None:
+        self.take(SeatJoined(self.seats[seat]))
+        self.ready(seat, None)
+
+    def ready(self, seat: int, generation: int | None = -1) -> None:
+        self.take(SeatReady(seat, self.number if generation == -1 else generation, 20000 + seat))
+
+    def end(self, rank: int, code: int | None = 1, signal: str | None = None, **more: Any) -> None:
+        """The process of a rank ends."""
+        facts = {"was_told": False, "is_final": False, "words": None, **more}
+        self.take(
+            RankEnded(self.seat_of(rank), self.number, rank, code if signal is None else None, signal, 1.0, **facts)
+        )
+
+    def kill(self, rank: int) -> None:
+        """The process of a rank is killed, and its seat is ready again."""
+        seat = self.seat_of(rank)
+        self.end(rank, signal="SIGKILL")
+        self.ready(seat)
+
+    def lose(self, *seats: int, is_silent: bool = False) -> None:
+        for seat in seats:
+            self.take(SeatLost(seat, "its connection was closed", is_silent))
+
+    def say(self, rank: int, word: str, **fields: Any) -> None:
+        self.take(RankSaid(self.seat_of(rank), self.number, word, fields))
+
+    def leave(self, *ranks: int) -> None:
+        """Ranks leave the generation that ends, as in-place processes do; their seats are ready again."""
+        number, seats = self.number, list(enumerate(self.generation))
+        for rank, seat in seats:
+            told = [message["do"] for message in self.since_begin(seat)]
+            if self.number == number and "end" in told and (not ranks or rank in ranks):
+                self.say(rank, "left", step=None)
+                self.ready(seat, number)
+
+    def wish(self, kind: Any, rank: int | None = None, generation: int | None = None, **more: Any) -> None:
+        number = self.number if generation is None else generation
+        self.take(WatcherWish("wish.json", kind, number, "it hangs", "bsl watch", rank, **more))
+
+    # ------------------------------------------------------------------------------------------- what was ordered
+
+    @property
+    def number(self) -> int:
+        assert self.course.generation is not None
+        return self.course.generation.number
+
+    @property
+    def generation(self) -> list[int]:
+        """The seat of every rank of the newest generation."""
+        assert self.course.generation is not None
+        return [seat.number for seat in self.course.generation.seats]
+
+    def seat_of(self, rank: int) -> int:
+        return self.generation[rank]
+
+    def since_begin(self, seat: int) -> list[dict[str, Any]]:
+        """What a seat was told since the newest generation began."""
+        told = self.told[seat]
+        begins = [at for at, message in enumerate(told) if message["do"] == "begin"]
+        return told[begins[-1] + 1 :] if begins else told
+
+    def records_of(self, event: str) -> list[dict[str, Any]]:
+        return [record for record in self.records if record["event"] == event]
+
+    @property
+    def failures(self) -> list[tuple[int, str, int | None]]:
+        """Generation, kind and rank of every recorded failure."""
+        return [(record["generation"], record["kind"], record["rank"]) for record in self.records_of("failed")]
+
+
+@pytest.fixture
+def make_job() -> Any:
+    """`make_job("in_place", dp=2, nodes=(2, 2))`: a job whose seats have not joined yet."""
+
+    def make(
+        level: Level,
+        *,
+        dp: int = 2,
+        pp: int = 2,
+        nodes: Sequence[int] = (2, 2),
+        shrink: bool = True,
+        batches: BatchSizes | None = None,
+        wait_s: float = 60.0,
+    ) -> Job:
+        seats = seats_on(*nodes)
+        wanted = WantedLayout(Topology(pp=pp, dp=dp), shrink, batches)
+        return Job(Rules(level, wanted, len(seats), wait_s, address_suffix="-ib"), seats)
+
+    return make

@@ -1,0 +1,558 @@
+"""What the controller does next: generations begin, fail, end and follow each other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from bigsci_launch.recover.members import BatchSizes
+from bigsci_launch.recover.orders import RankEnded, RunnersEnded, SeatLost, SeatNeverCame, Terminated
+
+from .conftest import EPOCH, Job
+
+MakeJob = Callable[..., Job]
+
+
+# ------------------------------------------------------------------------------------------- how generations begin
+
+
+def test_the_first_generation_says_who_takes_part_and_where_they_meet(make_job: MakeJob) -> None:
+    job = make_job("restart", nodes=(2, 2, 2))
+    job.start(4, 5)
+    assert job.generation == [0, 1, 2, 3], "spares are not waited for"
+    (began,) = job.records_of("began")
+    assert (began["world_size"], began["topology"], began["master"]) == (4, {"tp": 1, "pp": 2, "dp": 2}, "n0-ib:20000")
+    assert began["members"][2] == {"rank": 2, "seat": 2, "node": "n1", "host": "n1"}
+    assert job.told[3] == [
+        {
+            "do": "begin",
+            "generation": 0,
+            "rank": 3,
+            "world_size": 4,
+            "topology": {"tp": 1, "pp": 2, "dp": 2},
+            "local_world_size": 2,
+            "node_rank": 1,
+            "nodes": ["n0", "n0", "n1", "n1"],
+            "master_addr": "n0-ib",
+            "master_port": 20000,
+        }
+    ]
+
+
+def test_a_seat_that_never_says_hello_is_waited_for_and_then_done_without(make_job: MakeJob) -> None:
+    job = make_job("restart", nodes=(2, 2, 2))
+    job.start(1)
+    job.wait(59)
+    assert job.course.generation is None
+    job.wait(2)
+    assert job.generation == [2, 3, 4, 5], "whole nodes first"
+    assert job.records_of("began")[0]["spares"] == [{"seat": 0, "node": "n0"}]
+
+
+def test_seats_that_never_came_are_named_if_the_others_do_not_suffice(make_job: MakeJob) -> None:
+    job = make_job("restart", shrink=False)
+    job.start(1, 3)
+    job.wait(61)
+    assert job.code == 1
+    (gave_up,) = job.records_of("gave_up")
+    assert "seats that never connected: 1,3" in gave_up["why"]
+    assert job.told[0] == [{"do": "leave", "code": 1}]
+
+
+def test_a_runner_that_ends_before_it_connects_is_not_waited_for(make_job: MakeJob) -> None:
+    job = make_job("restart", shrink=False)
+    job.start(1)
+    job.take(SeatNeverCame(1, 127))
+    assert job.code == 1
+    assert "seat 1: its runner ended with exit code 127 before it connected" in job.records_of("gave_up")[0]["why"]
+
+
+# ------------------------------------------------------------------------------------------- a rank is lost
+
+
+@pytest.mark.parametrize("level", ["restart", "in_place"])
+def test_a_rank_that_dies_is_back_in_its_seat_in_the_next_generation(make_job: MakeJob, level: str) -> None:
+    job = make_job(level)
+    job.start()
+    job.wait(1)
+    job.kill(2)
+    assert [message["do"] for message in job.since_begin(3)] == ["end"]
+    assert job.since_begin(2) == [], "nobody is there who could leave"
+    if level == "in_place":
+        job.leave()
+    for rank in (0, 1, 3) if level == "restart" else ():
+        job.end(rank, 143, was_told=True)
+        job.ready(job.seat_of(rank), 0)
+    assert (job.number, job.generation) == (1, [0, 1, 2, 3])
+    (failed,) = job.records_of("failed")
+    assert (failed["kind"], failed["rank"], failed["seat"], failed["node"]) == ("died", 2, 2, "n1")
+    assert (failed["code"], failed["signal"], failed["died"], failed["noticed"]) == (None, "SIGKILL", 1.0, EPOCH + 1)
+    events = [record["event"] for record in job.records]
+    assert events == ["began", "failed", "ended", "began"]
+
+
+def test_a_rank_that_dies_waits_a_moment_for_its_own_seat_before_a_spare_takes_over(make_job: MakeJob) -> None:
+    job = make_job("in_place", nodes=(2, 2, 2))
+    job.start()
+    job.end(1, 1)
+    job.leave()
+    assert job.number == 0
+    job.wait(1.9)
+    assert job.number == 0
+    job.wait(0.2)
+    assert (job.number, job.generation) == (1, [0, 5, 2, 3])
+
+
+def test_without_a_spare_the_seat_itself_is_waited_for(make_job: MakeJob) -> None:
+    job = make_job("in_place")
+    job.start()
+    job.end(1, 1)
+    job.leave()
+    job.wait(100)
+    assert job.number == 0
+    job.ready(1)
+    assert (job.number, job.generation) == (1, [0, 1, 2, 3])
+
+
+def test_a_seat_that_is_lost_is_replaced_at_once_by_a_spare(make_job: MakeJob) -> None:
+    job = make_job("in_place", nodes=(2, 2, 2))
+    job.start()
+    job.lose(1)
+    job.leave()
+    assert (job.number, job.generation) == (1, [0, 5, 2, 3])
+    assert job.failures == [(0, "lost_node", 1)]
+    assert not job.records_of("left_out"), "another seat of the node is there"
+
+
+def test_a_whole_spare_node_replaces_a_lost_one_which_is_left_out(make_job: MakeJob) -> None:
+    job = make_job("in_place", nodes=(2, 2, 2))
+    job.start()
+    job.lose(0, 1, is_silent=True)
+    job.leave()
+    assert (job.number, job.generation) == (1, [4, 5, 2, 3])
+    assert job.records_of("began")[1]["master"] == "n2-ib:20004"
+    (left_out,) = job.records_of("left_out")
+    assert (left_out["node"], left_out["reason"], left_out["until"]) == ("n0", "lost", EPOCH + 86400)
+    assert job.bad_nodes == ["n0"]
+    assert len(job.records_of("ended")) == 1, "two seats of one node are one end"
+
+
+def test_a_node_whose_runners_closed_their_connections_is_not_called_bad(make_job: MakeJob) -> None:
+    job = make_job("in_place", nodes=(2, 2, 2))
+    job.start()
+    job.lose(0, 1)
+    assert job.records_of("left_out")
+    assert job.bad_nodes == []
+
+
+def test_without_spares_fewer_replicas_continue_and_a_late_seat_brings_them_back(make_job: MakeJob) -> None:
+    job = make_job("in_place", nodes=(1, 1, 1, 1, 1), batches=BatchSizes(1, (4,)))
+    job.start(4)
+    job.lose(3)
+    job.leave()
+    assert (job.number, job.generation) == (1, [0, 2])
+    assert job.records_of("began")[1]["topology"] == {"tp": 1, "pp": 2, "dp": 1}
+    job.join(4)
+    assert job.since_begin(0) == [], "the generation has not finished a step yet"
+    for rank in (0, 1):
+        job.say(rank, "stepped", step=7)
+    assert [message["do"] for message in job.since_begin(0)] == ["end"]
+    job.leave()
+    assert (job.number, job.generation) == (2, [0, 1, 2, 4])
+    assert [record["event"] for record in job.records][-2:] == ["ended", "began"]
+    assert len(job.records_of("failed")) == 1, "nothing has failed the second time"
+
+
+def test_a_late_seat_does_not_end_a_generation_of_programs_that_would_start_again(make_job: MakeJob) -> None:
+    job = make_job("restart", pp=1, nodes=(1, 1, 1))
+    job.start(2)
+    job.lose(1)
+    job.end(0, 143, was_told=True)
+    job.ready(0)
+    assert job.generation == [0]
+    job.join(2)
+    job.wait(300)
+    assert job.number == 1
+
+
+def test_the_job_ends_where_the_layout_may_not_shrink(make_job: MakeJob) -> None:
+    job = make_job("in_place", shrink=False)
+    job.start()
+    job.lose(3)
+    job.leave()
+    assert job.code == 1
+    (gave_up,) = job.records_of("gave_up")
+    assert "survive.shrink is false" in gave_up["why"]
+    assert "seat 3: its connection was closed" in gave_up["why"]
+    assert (gave_up["exit_code"], gave_up["rank"]) == (1, 3)
+    assert all(job.told[seat][-1] == {"do": "leave", "code": 1} for seat in (0, 1, 2))
+
+
+# ------------------------------------------------------------------------------------------- how generations end
+
+
+def test_two_ranks_at_once_are_one_end(make_job: MakeJob) -> None:
+    job = make_job("in_place")
+    job.start()
+    job.kill(0)
+    job.kill(3)
+    job.leave()
+    assert job.number == 1
+    assert job.failures == [(0, "died", 0), (0, "died", 3)]
+    assert len(job.records_of("ended")) == 1
+
+
+def test_ranks_that_have_lost_a_peer_do_not_hide_who_was_first(make_job: MakeJob) -> None:
+    job = make_job("restart")
+    job.words = {0: "RuntimeError: Connection closed by peer [10.0.0.2]:4711", 1: "KeyError: 7"}
+    job.start()
+    job.end(0, 1)
+    job.end(1, 1)
+    job.end(2, 143, was_told=True)
+    job.end(3, 143, was_told=True)
+    assert [(record["rank"], record["words"]) for record in job.records_of("failed")] == [
+        (1, "KeyError: 7"),
+        (0, "RuntimeError: Connection closed by peer [10.0.0.2]:4711"),
+    ]
+
+
+def test_ranks_that_lose_a_peer_end_the_generation_although_nobody_dies(make_job: MakeJob) -> None:
+    job = make_job("in_place")
+    job.start()
+    job.say(1, "lost", text="Connection closed by peer")
+    job.wait(4.9)
+    assert job.since_begin(0) == []
+    job.wait(0.2)
+    assert [message["do"] for message in job.since_begin(0)] == ["end"]
+    job.leave()
+    assert job.number == 1
+    (failed,) = job.records_of("failed")
+    assert (failed["kind"], failed["rank"]) == ("lost_peer", None)
+    assert failed["words"] == "rank 1: Connection closed by peer"
+
+
+def test_the_death_that_made_them_lose_it_comes_first(make_job: MakeJob) -> None:
+    job = make_job("in_place")
+    job.start()
+    job.say(1, "lost", text="Connection closed by peer")
+    job.wait(1)
+    job.kill(2)
+    job.leave()
+    assert (job.number, job.failures) == (1, [(0, "died", 2)])
+
+
+def test_a_rank_that_does_not_leave_is_killed_by_its_runner_and_replaced(make_job: MakeJob) -> None:
+    job = make_job("in_place")
+    job.start()
+    job.kill(0)
+    assert job.since_begin(1)[0]["grace_s"] == 10
+    job.leave(2, 3)
+    job.wait(10)
+    job.end(1, signal="SIGKILL", was_told=True)
+    assert job.number == 0
+    job.ready(1)
+    assert (job.number, job.generation) == (1, [0, 1, 2, 3])
+    assert job.failures == [(0, "died", 0), (0, "stuck", 1)]
+    assert job.records_of("ended")[0]["killed"] == [1]
+
+
+def test_a_seat_whose_runner_cannot_end_its_rank_is_given_up(make_job: MakeJob) -> None:
+    job = make_job("in_place", nodes=(2, 2, 2))
+    job.start()
+    job.kill(0)
+    job.leave(2, 3)
+    job.wait(16)
+    assert [message["do"] for message in job.since_begin(1)] == ["end", "kill"]
+    job.wait(10)
+    assert job.dropped == [1]
+    assert (job.number, job.generation) == (1, [0, 5, 2, 3])
+
+
+def test_a_second_failure_while_the_next_generation_forms_ends_that_too(make_job: MakeJob) -> None:
+    job = make_job("in_place")
+    job.start()
+    for rank in range(4):
+        job.say(rank, "stepped", step=3)
+    job.kill(0)
+    job.leave()
+    job.say(1, "joined", seconds=0.1)
+    job.kill(3)
+    job.leave()
+    assert (job.number, job.generation) == (2, [0, 1, 2, 3])
+    assert [(record["generation"], record["step"]) for record in job.records_of("ended")] == [(0, 3), (1, None)]
+
+
+def test_a_rank_that_is_lost_between_two_generations_is_replaced(make_job: MakeJob) -> None:
+    job = make_job("in_place", nodes=(2, 2, 2))
+    job.start()
+    job.end(1, 1)
+    job.leave()
+    job.lose(3)
+    job.ready(1)
+    assert (job.number, job.generation) == (1, [0, 1, 2, 5])
+    assert job.failures == [(0, "died", 1), (0, "lost_node", 3)]
+
+
+def test_a_process_that_dies_before_it_hears_of_its_rank_ends_the_generation(make_job: MakeJob) -> None:
+    job = make_job("in_place")
+    job.start()
+    job.take(RankEnded(2, None, None, None, "SIGKILL", 1.0, False, False, None))
+    job.ready(2, None)
+    job.leave()
+    assert (job.number, job.failures) == (1, [(0, "died", 2)])
+
+
+def test_what_a_seat_said_before_it_heard_of_the_generation_does_not_count(make_job: MakeJob) -> None:
+    job = make_job("in_place")
+    job.start()
+    job.kill(0)
+    job.leave()
+    assert job.number == 1
+    job.ready(2, 0)
+    job.kill(0)
+    assert job.number == 1, "rank 2 has not left generation 1"
+    job.leave()
+    assert job.number == 2
+
+
+def test_a_rank_that_something_has_stopped_is_said_to_be(make_job: MakeJob) -> None:
+    job = make_job("in_place")
+    job.start()
+    job.end(1, signal="SIGKILL", words="stopped by SIGSTOP for 10 s")
+    job.ready(1)
+    job.leave()
+    assert job.failures == [(0, "stopped", 1)]
+
+
+# ------------------------------------------------------------------------------------------- phases and progress
+
+
+def test_a_phase_is_recorded_when_its_last_rank_has_come_to_it(make_job: MakeJob) -> None:
+    job = make_job("in_place", pp=1)
+    job.start()
+    job.say(0, "joined", seconds=0.1)
+    assert not job.records_of("phase")
+    job.wait(0.5)
+    job.say(1, "joined", seconds=0.4)
+    job.say(0, "restored", step=4, source="memory", why=None)
+    job.say(1, "restored", step=4, source="checkpoint", why="seats 0 and 1 were buddies")
+    for step in (5, 6):
+        for rank in (0, 1):
+            job.say(rank, "stepped", step=step)
+    phases = [(record["phase"], record["step"], record["source"], record["why"]) for record in job.records_of("phase")]
+    assert phases == [
+        ("joined", None, None, None),
+        ("restored", 4, "checkpoint", "seats 0 and 1 were buddies"),
+        ("first_step", 5, None, None),
+    ]
+    assert job.records_of("phase")[0]["seconds"] == pytest.approx(0.5)
+    job.kill(0)
+    job.leave()
+    assert job.records_of("ended")[0]["step"] == 6
+
+
+def fail_in_place(job: Job, rank: int, step: int | None, code: int = 1) -> None:
+    """Have a generation finish a step, fail, and be followed by the next one, if there is one."""
+    job.wait(1)
+    for each in range(len(job.generation)) if step is not None else ():
+        job.say(each, "stepped", step=step)
+    job.end(rank, code)
+    job.ready(job.seat_of(rank))
+    job.leave()
+
+
+def test_three_generations_that_end_at_one_step_are_the_end(make_job: MakeJob) -> None:
+    job = make_job("in_place")
+    job.start()
+    for step in (5, 6, 6):
+        fail_in_place(job, 1, step)
+    assert job.code is None
+    fail_in_place(job, 2, None, code=41)
+    assert job.code == 41
+    (gave_up,) = job.records_of("gave_up")
+    assert gave_up["rank"] == 2
+    assert gave_up["why"].startswith("3 generations in a row ended at step ")
+    assert len(job.records_of("ended")) == 4
+
+
+def test_a_finished_step_is_progress(make_job: MakeJob) -> None:
+    job = make_job("in_place")
+    job.start()
+    for step in (5, 5, 6, 6, 7, 7):
+        fail_in_place(job, 1, step)
+    assert (job.code, job.number) == (None, 6)
+
+
+def fail_restarted(job: Job, lived_s: float, step: int | None) -> None:
+    job.step = step
+    job.wait(lived_s)
+    job.end(0, 7)
+    job.ready(0)
+    job.end(1, 143, was_told=True)
+    job.ready(1)
+
+
+@pytest.mark.parametrize(
+    ("lives", "is_end"),
+    [
+        ([(5, None), (5, None), (5, None)], True),
+        ([(5, None), (70, None), (5, None), (5, None)], False),
+        ([(70, 9), (70, 9), (70, 9)], True),
+        ([(5, 7), (5, 8), (5, 9)], False),
+        ([(5, 9), (70, None), (5, 9)], False),
+    ],
+)
+def test_where_programs_tell_no_step_short_lives_count(
+    make_job: MakeJob, lives: list[tuple[float, int | None]], is_end: bool
+) -> None:
+    job = make_job("restart", pp=1, nodes=(2,))
+    job.start()
+    for lived_s, step in lives:
+        fail_restarted(job, lived_s, step)
+    assert (job.code == 7) == is_end, job.records_of("gave_up")
+    assert job.records_of("ended")[-1]["step"] == lives[-1][1]
+
+
+def test_a_final_error_is_not_tried_again(make_job: MakeJob) -> None:
+    job = make_job("in_place")
+    job.start()
+    job.say(1, "final", text="guard: weights differ")
+    job.end(1, 3, is_final=True)
+    job.leave()
+    assert job.code == 3
+    assert "a new generation would meet the same error" in job.records_of("gave_up")[0]["why"]
+
+
+def test_a_rank_that_does_not_exit_with_its_final_error_is_killed(make_job: MakeJob) -> None:
+    job = make_job("in_place")
+    job.start()
+    job.say(1, "final", text="guard: weights differ")
+    job.wait(10.1)
+    assert [message["do"] for message in job.since_begin(1)] == ["kill"]
+    job.end(1, signal="SIGKILL", was_told=True, is_final=True)
+    job.leave()
+    assert job.code == 137
+
+
+def test_the_job_is_finished_when_every_rank_has_ended_with_0(make_job: MakeJob) -> None:
+    job = make_job("restart", pp=1)
+    job.start(2, 3)
+    job.end(0, 0)
+    assert job.code is None
+    job.end(1, 0)
+    assert job.code == job.course.exit_code == 0
+    assert job.records_of("finished") == [{"event": "finished", "generation": 0, "exit_code": 0}]
+    assert job.told[1][-1] == {"do": "leave", "code": 0}
+
+
+def test_after_a_rank_has_ended_with_0_a_failure_is_that_of_the_job(make_job: MakeJob) -> None:
+    job = make_job("restart", pp=1, nodes=(2,))
+    job.start()
+    job.end(0, 0)
+    job.end(1, 9)
+    assert job.code == 9
+    assert "rank 0 had already ended with exit code 0" in job.records_of("gave_up")[0]["why"]
+
+
+def test_ranks_may_not_run_for_ever_after_the_first_has_ended(make_job: MakeJob) -> None:
+    job = make_job("restart", pp=1, nodes=(2,), wait_s=30)
+    job.start()
+    job.end(0, 0)
+    job.wait(29)
+    assert job.code is None
+    job.wait(2)
+    assert job.code == 1
+    assert "ranks 1 still run 30 s" in job.records_of("gave_up")[0]["why"]
+
+
+def test_a_seat_whose_process_never_lives_long_enough_gets_no_rank(make_job: MakeJob) -> None:
+    job = make_job("in_place", nodes=(2, 2, 2))
+    job.start()
+    job.end(1, 1)
+    for _ in range(3):
+        job.take(RankEnded(1, None, None, 1, None, 1.0, False, False, None))
+    job.ready(1)
+    job.leave()
+    assert job.generation == [0, 5, 2, 3]
+
+
+# ------------------------------------------------------------------------------------------- what people and watchers ask
+
+
+def test_a_fence_kills_the_rank_and_ends_the_generation(make_job: MakeJob) -> None:
+    job = make_job("in_place")
+    job.start()
+    job.wish("fence", 2)
+    assert job.answers == [None]
+    assert [message["do"] for message in job.since_begin(2)] == ["kill"]
+    assert [message["do"] for message in job.since_begin(0)] == ["end"]
+    job.leave(0, 1, 3)
+    job.end(2, signal="SIGKILL", was_told=True)
+    job.ready(2)
+    assert job.number == 1
+    (failed,) = job.records_of("failed")
+    assert (failed["kind"], failed["rank"], failed["signal"]) == ("hung", 2, "SIGKILL")
+    assert failed["words"] == "it hangs (bsl watch)"
+    assert job.records_of("ended")[0]["killed"] == []
+
+
+@pytest.mark.parametrize(("generation", "rank"), [(1, 2), (0, 9), (0, None)])
+def test_a_fence_for_another_generation_or_rank_is_refused(
+    make_job: MakeJob, generation: int, rank: int | None
+) -> None:
+    job = make_job("in_place")
+    job.start()
+    job.wish("fence", rank, generation)
+    assert job.answers[0] is not None
+    assert all(job.since_begin(seat) == [] for seat in range(4))
+
+
+def test_a_fence_that_comes_when_the_generation_ends_is_refused(make_job: MakeJob) -> None:
+    job = make_job("in_place")
+    job.start()
+    job.kill(0)
+    job.wish("fence", 2)
+    assert job.answers == ["it is for generation 0, and generation 0 is ending"]
+    assert [message["do"] for message in job.since_begin(2)] == ["end"]
+
+
+def test_a_restart_that_is_asked_for_blames_nobody(make_job: MakeJob) -> None:
+    job = make_job("in_place")
+    job.start()
+    job.wish("restart")
+    job.leave()
+    assert (job.number, job.failures) == (1, [(0, "asked", None)])
+
+
+def test_a_job_that_is_told_to_end_recovers_nothing(make_job: MakeJob) -> None:
+    job = make_job("in_place")
+    job.start()
+    job.take(Terminated(15))
+    assert job.code == 143
+    assert job.since_begin(1) == [], "Slurm tells the ranks itself, at about this time"
+    job.end(1, signal="SIGTERM", was_told=True)
+    job.lose(2)
+    job.wait(1.1)
+    assert job.since_begin(3) == [{"do": "leave", "code": 143, "grace_s": 30.0}]
+    job.wait(60)
+    assert (job.number, job.course.exit_code) == (0, 143)
+    assert [record["event"] for record in job.records] == ["began", "gave_up"]
+
+
+def test_ranks_that_all_end_well_when_they_are_told_to_are_a_good_end(make_job: MakeJob) -> None:
+    job = make_job("restart", pp=1, nodes=(2,))
+    job.start()
+    job.take(Terminated(15))
+    job.end(0, 0, was_told=True)
+    job.end(1, 0, was_told=True)
+    assert job.course.exit_code == 0
+
+
+def test_when_every_runner_has_ended_the_job_is_over(make_job: MakeJob) -> None:
+    job = make_job("restart")
+    job.start()
+    job.take(RunnersEnded(9))
+    assert job.code == 9
+    job.take(SeatLost(0, "its connection was closed"))
+    assert [record["event"] for record in job.records] == ["began", "gave_up"]
