@@ -76,7 +76,7 @@ class GenerationWatch:
             name,
             back.first_step,
             back.failed.cause.noticed if back.failed.cause else None,
-            (timing_words(back), source_words(back, lost), *left_out),
+            (timing_words(back, has_phases=found.have_phases), source_words(back, lost), *left_out),
             cleared=now,
         )
 

@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 
 from bigsci_launch.errors import BslError
+from bigsci_launch.runs.generations.records import Generations
 from bigsci_launch.runs.layout import AttemptDir, RunDir
 from bigsci_launch.runs.watching.beat import Health, agent_of, own_beat, write_beat
 from bigsci_launch.runs.watching.ledger import RunFinding
@@ -22,7 +23,7 @@ from bigsci_launch.scheduler.slurm import partition_nodes
 from bigsci_launch.units import format_age
 from bigsci_launch.watch.act.deeds import end_hang, finish_end, pin_around
 from bigsci_launch.watch.act.desk import Desk
-from bigsci_launch.watch.act.fence import ask_controller, follow_wishes, wish_for
+from bigsci_launch.watch.act.fence import RecoveryWish, ask_controller, follow_wishes
 from bigsci_launch.watch.act.jobs import end_ranks, kill_ranks
 from bigsci_launch.watch.act.patience import patience_s
 from bigsci_launch.watch.books import Books, Say, TellFinding
@@ -227,7 +228,7 @@ class Watcher:
             return
         if self._now.read(time.monotonic()):
             return  # it moves after all
-        wish = wish_for(found, look.suspects, is_stopped=look.is_stopped, begins_again=begins_again)
+        wish = _wish_for(found, look, begins_again=begins_again)
         if wish is not None:
             self._say_new_act(ask_controller(run, attempt, self._who, stalled, wish))
 
@@ -301,6 +302,15 @@ class Watcher:
             self._unsigned = ""
         except OSError as error:
             self._unsigned = f"{self._home.watch}: no sign of life can be left: {error.strerror or error}"
+
+
+def _wish_for(found: Generations, look: Look, *, begins_again: bool) -> RecoveryWish | None:
+    """Return what to ask for: the first suspect that takes part; without any suspect, all ranks if that is allowed."""
+    taking_part = [rank for rank in look.suspects if found.has(rank)]
+    number = found.newest.number
+    if taking_part:
+        return RecoveryWish(number, taking_part[0], look.sentence, tuple(taking_part[1:]), look.is_stopped)
+    return RecoveryWish(number, None, look.sentence) if begins_again and not look.suspects else None
 
 
 def _pause(silence: Silence) -> float:

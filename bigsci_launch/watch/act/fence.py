@@ -30,12 +30,13 @@ UNANSWERED_S = 30.0
 class RecoveryWish:
     """What is asked of a generation. `rank` is the one to kill; None: all ranks begin again, and none is blamed.
 
-    `others` are further suspects: those that do not leave by themselves are killed by their agents. `is_stopped`: the
-    process of the rank was stopped.
+    `why` is what was seen of the ranks. `others` are further suspects: their agents kill those that do not leave.
+    `is_stopped`: the process of the rank was stopped.
     """
 
     generation: int
     rank: int | None
+    why: str
     others: tuple[int, ...] = ()
     is_stopped: bool = False
 
@@ -45,7 +46,7 @@ class RecoveryWish:
 
     def document(self, who: str, finding: RunFinding) -> dict[str, Any]:
         """Return the file that the controller reads."""
-        common = {"generation": self.generation, "why": finding.sentence, "who": who, "bundle": finding.bundle}
+        common = {"generation": self.generation, "why": self.why, "who": who, "bundle": finding.bundle}
         if self.rank is None:
             return {"kind": "restart", **common}
         return {"kind": "fence", "rank": self.rank, "failure": "stopped" if self.is_stopped else "hung", **common}
@@ -133,14 +134,3 @@ def _answer(attempt: AttemptDir, key: str) -> Mapping[str, Any] | None:
     except BslError:
         return None
     return document if isinstance(document, dict) else None
-
-
-def wish_for(
-    found: Generations, suspects: tuple[int, ...], *, is_stopped: bool, begins_again: bool
-) -> RecoveryWish | None:
-    """Return what to ask for: the first suspect that takes part; without any, all ranks if that is allowed."""
-    taking_part = [rank for rank in suspects if found.has(rank)]
-    number = found.newest.number
-    if taking_part:
-        return RecoveryWish(number, taking_part[0], tuple(taking_part[1:]), is_stopped)
-    return RecoveryWish(number, None) if begins_again and not suspects else None
