@@ -83,6 +83,13 @@ def test_after_a_recovery_the_steps_are_judged_as_before_although_one_rank_start
     assert training.silent(450).pace is Pace.TOO_LONG
 
 
+def test_a_rank_that_starts_again_leaves_the_others_where_they_are(training: Any) -> None:
+    training.see(said("failed"), said("ended"), said("began", world_size=4), said("joined"), said("restored", step=30))
+    training.see(*beats(31, 0, 1, 2), Sighting("start", 3105.0, 3), *beats(31, 3))
+    training.see(*beats(32, 3))
+    assert "ranks 0-2 are behind" in training.silent(250).sentence
+
+
 def test_steps_that_are_done_again_are_neither_a_spike_nor_slow(training: Any) -> None:
     recover(training, 4, 20, 0, 1, 2, 3)
     for step in range(21, 45):
@@ -209,6 +216,7 @@ def test_one_step_is_disturbed_three_times_at_most(attempt: AttemptDir, records:
     asked = [ask_controller(run, attempt, "one", HANG, RecoveryWish(number, 3, "it sleeps")) for number in range(4)]
     assert ["fence rank 3" in words for words in asked] == [True, True, True, False]
     assert "this step was disturbed 3 times" in asked[3]
+    assert ask_controller(run, attempt, "one", HANG, RecoveryWish(2, 3, "it sleeps")) == "", "it was asked"
     later = RunFinding("hang", "stall:0001:46", "no step", 1.0, "0001", step=46)
     assert "fence rank 3" in ask_controller(run, attempt, "one", later, RecoveryWish(3, 3, "it sleeps"))
 
@@ -227,6 +235,7 @@ def test_what_came_of_a_fence_is_read_from_the_next_generation(attempt: AttemptD
     records.ends(45, 0.1)
     assert settle(attempt, 60.0) == []
     records.begins(WHOLE, ["n0", "n0", "n1", "n1"])
+    assert settle(attempt, 60.0) == []
     records.comes_back(45, "memory", joined=0.5, restored=0.8, first=1.4)
     (words,) = settle(attempt)
     assert words.startswith("fence: done: generation 1: back at step 46 after")
