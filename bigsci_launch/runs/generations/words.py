@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from textwrap import shorten
 
 from bigsci_launch.runs.generations.records import (
     FIRST_STEP,
@@ -19,6 +20,8 @@ from bigsci_launch.units import format_age
 
 LONG_RECOVERY_S = 60.0
 """A recovery that lasts longer than this is worth a word."""
+MOST_WORDS = 160
+"""Characters of what a rank or a watcher said of a failure."""
 SOURCES = {
     "memory": "from the memory of its ranks",
     "buddies": "from the copies of buddies",
@@ -32,7 +35,7 @@ def failure_words(failure: RankFailure | None, generation: Generation) -> str:
     if failure is None:
         return "a failure that nobody recorded"
     who, how = _who(failure, generation), _how(failure)
-    said = f": {failure.words}" if failure.words else ""
+    said = f": {shorten(failure.words, MOST_WORDS, placeholder=' ...')}" if failure.words else ""
     if failure.kind == "died":
         return f"{who} died{how}{said}"
     if failure.kind == "lost_node":
@@ -87,16 +90,15 @@ def began_words(found: Recovery, *, has_phases: bool) -> str:
     return f"generation {found.generation.number} began {recovery_words(found, has_phases=has_phases)}"
 
 
-def timing_words(found: Recovery) -> str:
-    """Return the seconds of each phase; those that are not known are said to be."""
-    phases = (
-        ("noticed", found.noticed_s),
-        ("left", found.left_s),
-        ("seats ready", found.seats_s),
-        ("grouped", found.grouped_s),
-        ("restored", found.restored_s),
-        ("first step", found.first_step_s),
-    )
+def timing_words(found: Recovery, *, has_phases: bool) -> str:
+    """Return the seconds of each phase; those that are not known are said to be. `has_phases`: ranks tell theirs."""
+    phases = [("noticed", found.noticed_s), ("left", found.left_s), ("seats ready", found.seats_s)]
+    if has_phases:
+        phases += [
+            ("grouped", found.grouped_s),
+            ("restored", found.restored_s),
+            ("first step", found.first_step_s),
+        ]
     known = [f"{name} {seconds:.2f} s" for name, seconds in phases if seconds is not None]
     unknown = [name for name, seconds in phases if seconds is None]
     return ", ".join([*known, *([f"not known: {', '.join(unknown)}"] if unknown else [])])

@@ -35,7 +35,7 @@ def generation_facts(
     for each in came_back[-MOST_SHOWN:]:
         facts += [
             (f"recovery {each.generation.number}", recovery_words(each, has_phases=found.have_phases)),
-            ("", timing_words(each)),
+            ("", timing_words(each, has_phases=found.have_phases)),
             ("", source_words(each, lost_samples(each, consumed))),
         ]
     facts += [("left out", left_out_words(each)) for generation in found.all for each in generation.left_out]
@@ -49,8 +49,6 @@ def generation_facts(
 def _present(found: Generations, asked: float, *, may_run: bool) -> str:
     newest = found.newest
     who = f"{newest.number}, {_size(newest)}"
-    if found.gave_up is not None:
-        return f"{who}; the controller gave up after {failure_words(newest.cause, newest)}"
     if found.is_over or not may_run:
         return f"{who}; the last one"
     if found.is_recovering:

@@ -26,7 +26,7 @@ def generation_rows(status: RunStatus) -> list[list[str]]:
         if recovery is not None:
             source = source_words(recovery, lost_samples(recovery, status.consumed))
             came = f"{back_words(recovery, has_phases=found.have_phases)}; {source}"
-            seconds = timing_words(recovery)
+            seconds = timing_words(recovery, has_phases=found.have_phases)
         ended = failure_words(generation.cause, generation) if generation.is_disturbed else ""
         rows.append([str(generation.number), _clock(generation.began), _size(generation), came, seconds, ended])
     return rows
