@@ -14,6 +14,7 @@ import torch.distributed as dist
 from deepspeed.runtime.pipe.engine import PipelineEngine
 
 from bigsci_launch.config.schema.run import RunConfig
+from bigsci_launch.errors import CheckpointError
 from bigsci_launch.recover.holding import Manifest, Restorable, StateVersion, choose_version, keepers, plan_transfers
 from bigsci_launch.runs.checkpoints import CheckpointsDir, record_path
 from bigsci_launch.train.identity import RankIdentity
@@ -75,6 +76,17 @@ class RankLife:
         has_saved = any(record.is_file() and record.stat().st_mtime >= began for record in records)
         return "auto" if has_saved else config.checkpoint.load
 
+    def refused(self, error: CheckpointError) -> CheckpointError:
+        """Return the error for a checkpoint that this generation cannot load, with the reason why it must."""
+        if self._begin.generation == 0:
+            return error
+        dp = self._begin.topology.dp
+        return CheckpointError(
+            f"generation {self._begin.generation} cannot restore its state from memory ({self._restorable.why}), nor "
+            f"load a checkpoint with {dp} data-parallel replicas: {error.message}",
+            hint=error.hint,
+        )
+
     def joined(self, engine: PipelineEngine, config: RunConfig) -> None:
         """Say that process group and engine stand, and learn what every rank holds from now on; a collective call."""
         self._engine, self._config = engine, config
@@ -124,7 +136,7 @@ class RankLife:
         if not self.restores:
             why = self._restorable.why if self._begin.generation else None
             self._restored = {"source": "checkpoint" if path else "start", "path": path, "why": why}
-        self._report.step = progress.step
+        self._report.step = self._memory.done = progress.step
         self._report.event("restored", generation=self._begin.generation, restored_step=progress.step, **self._restored)
         self._say("restored", step=progress.step, **self._restored)
         self._keep(progress, self._restorable.version or StateVersion(progress.step, self._begin.generation))
@@ -148,6 +160,7 @@ class RankLife:
         """Keep the state after a step, if it is due, and say that the step is done."""
         # What a step computes after its generation was ended is worth nothing.
         self._channel.require_present()
+        self._memory.done = progress.step
         self._memory.release_others([self._shapes[rank] for rank in (self._begin.rank, *self._buddies.kept)])
         if progress.step % self._interval == 0:
             self._keep(progress, StateVersion(progress.step, self._begin.generation))

@@ -108,6 +108,8 @@ class Memory:
         self._copies: dict[str, list[Copy]] = {}
         self.reached = 0
         """The last step that a rank of this attempt has begun, as far as this process knows."""
+        self.done = 0
+        """The last step that this process has finished, or restored."""
         self.began: int | None = None
         """The step after which this attempt began."""
 
