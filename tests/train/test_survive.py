@@ -30,6 +30,10 @@ BF16: dict[str, Any] = {
 Lead = Callable[..., Generations]
 
 
+def data_of(dataset: Path) -> dict[str, Any]:
+    return {"prefix": str(dataset), "held_out": 0.1}
+
+
 @pytest.fixture
 def lead(start_rank: StartRank, dataset: Path, tmp_path: Path) -> Iterator[Lead]:
     """`lead("pp=2,dp=2", {1: "optimizer:3:die"}, training={...})` begins a run; see `programs/seat.py`."""
@@ -41,7 +45,7 @@ def lead(start_rank: StartRank, dataset: Path, tmp_path: Path) -> Iterator[Lead]
         nodes: Sequence[str] | None = None,
         **sections: Any,
     ) -> Generations:
-        sections["data"] = {"prefix": str(dataset), "held_out": 0.1}
+        sections["data"] = data_of(dataset)
         found = Generations(start_rank, tmp_path / f"led{len(led)}", dataset, topology, **sections)
         led.append(found)
         found.start(found.topology.world_size, suffering)
@@ -55,8 +59,7 @@ def lead(start_rank: StartRank, dataset: Path, tmp_path: Path) -> Iterator[Lead]
 
 @pytest.fixture(scope="module")
 def undisturbed(finish: Start, dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> Attempt:
-    data = {"prefix": str(dataset), "held_out": 0.1}
-    return finish(tmp_path_factory.mktemp("undisturbed") / "run", "pp=2,dp=2", **BF16, data=data)
+    return finish(tmp_path_factory.mktemp("undisturbed") / "run", "pp=2,dp=2", **BF16, data=data_of(dataset))
 
 
 def losses(attempt: Attempt) -> dict[int, str]:
@@ -167,10 +170,10 @@ FP32: dict[str, Any] = {"training": {"steps": STEPS}, "checkpoint": {"save_inter
 @pytest.mark.long
 @pytest.mark.parametrize("topology", ["pp=2,dp=2", "tp=2,dp=2", "pp=2,dp=3"])
 def test_fewer_and_more_replicas_train_on_as_closely_as_floating_point_allows(
-    topology: str, lead: Lead, finish: Start, tmp_path: Path
+    topology: str, lead: Lead, finish: Start, dataset: Path, tmp_path: Path
 ) -> None:
     sizes = {"training": {"steps": STEPS, "global_batch_size": 12}, "checkpoint": {"save_interval": 6}}
-    straight = finish(tmp_path / "straight", topology, **sizes)
+    straight = finish(tmp_path / "straight", topology, **sizes, data=data_of(dataset))
     run = lead(topology, **sizes)
     run.until_step(3)
     run.kill(1)
@@ -225,3 +228,36 @@ def test_an_error_of_the_run_itself_is_final(lead: Lead) -> None:
     codes = run.finish()
     assert all(code > 1 for code in codes), run.story()
     assert all(seat.said("final") for seat in run.members)
+
+
+@pytest.mark.long
+def test_copies_that_differ_are_not_restored(lead: Lead, undisturbed: Attempt) -> None:
+    run = lead("pp=2,dp=2", {1: "manifest:2:damage"}, **BF16)
+    run.until_step(8)
+    run.kill(3)
+    run.lead()
+    for word in restored(run):
+        assert (word["source"], word["step"]) == ("checkpoint", 6)
+        assert word["why"].startswith("the copies of decay of pp0 tp0 after step ")
+    require_same(run, undisturbed)
+
+
+RAMP = {"global_batch_size": 24, "rampup": {"start": 8, "increment": 8, "samples": 60}}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("topology", "fate"),
+    [
+        *(("tp=2,pp=2,dp=2", {5: "optimizer:5:die"}), ("dp=4", {2: "words:7:die"}), ("pp=3", {1: "step:6:die"})),
+        *(("tp=4", {3: "optimizer:4:raise"}), ("tp=2,dp=2", {0: "optimizer:1:die", 3: "optimizer:1:die"})),
+    ],
+)
+def test_other_topologies_and_a_ramp_of_the_batch_size(
+    topology: str, fate: Mapping[int, str], lead: Lead, finish: Start, dataset: Path, tmp_path: Path
+) -> None:
+    sections = {**BF16, "training": {**BF16["training"], **RAMP}}
+    straight = finish(tmp_path / "straight", topology, **sections, data=data_of(dataset))
+    run = lead(topology, fate, **sections)
+    run.lead()
+    require_same(run, straight)

@@ -15,7 +15,16 @@ from deepspeed.runtime.pipe.engine import PipelineEngine
 
 from bigsci_launch.config.schema.run import RunConfig
 from bigsci_launch.errors import CheckpointError
-from bigsci_launch.recover.holding import Manifest, Restorable, StateVersion, choose_version, keepers, plan_transfers
+from bigsci_launch.recover.holding import (
+    Manifest,
+    Restorable,
+    Shard,
+    StateVersion,
+    choose_version,
+    keepers,
+    plan_transfers,
+    without,
+)
 from bigsci_launch.runs.checkpoints import CheckpointsDir, record_path
 from bigsci_launch.train.identity import RankIdentity
 from bigsci_launch.train.rank_events import RankReport
@@ -53,8 +62,29 @@ class RankLife:
         self._manifests: list[Manifest] = [manifest for manifest, _, _ in everywhere]
         self._memory.reached = max(reached for _, reached, _ in everywhere)
         self._memory.began = next((began for _, _, began in everywhere if began is not None), None)
-        self._restorable = choose_version(self._manifests)
+        self._restorable = self._agree()
         self._memory.keep_only(self._restorable.version)
+
+    def _agree(self) -> Restorable:
+        """Choose the state to restore; one whose copies differ is none. A collective call."""
+        damaged = None
+        while True:
+            found = choose_version(self._manifests)
+            if found.version is None or (apart := self._find_apart(found.version)) is None:
+                return Restorable(found.version, damaged or found.why)
+            damaged = damaged or f"the copies of {apart} after step {found.version.step} differ"
+            self._manifests = [without(manifest, found.version) for manifest in self._manifests]
+
+    def _find_apart(self, version: StateVersion) -> str | None:
+        """Return the first unit of a state whose copies on two ranks differ; a collective call."""
+        everywhere: list[dict[Shard, list[int]]] = [{}] * dist.get_world_size()
+        dist.all_gather_object(everywhere, self._memory.digests(version), group=self._group)
+        seen: dict[Shard, list[int]] = {}
+        for digests in everywhere:
+            for shard, found in digests.items():
+                if seen.setdefault(shard, found) != found:
+                    return shard.unit
+        return None
 
     @property
     def restores(self) -> bool:
