@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from bigsci_launch.recover.generation import Level, LineUp, Seat
+from bigsci_launch.recover.holding import keepers
 from bigsci_launch.topology import Topology
 from bigsci_launch.topology.axes import DP
 
@@ -120,12 +121,23 @@ class _Replacement:
         return LineUp(self._topology, tuple(self._filled[rank] for rank in range(self._topology.world_size)))
 
     def _kept_replicas(self) -> list[int | None]:
-        """Return which replica of before each replica continues: the most complete ones; None for a new one."""
+        """Return which replica of before each replica continues; None for a new one.
+
+        The least complete ones leave first, then those without which the state of every rank is still with a rank that
+        stays: its own, or the copy that its keeper has.
+        """
         before = self._before.topology
         complete = Counter(before.coordinate(rank)["dp"] for rank in self._left)
-        best = sorted(range(before.dp), key=lambda index: (-complete[index], index))[: self._topology.dp]
-        kept: list[int | None] = list(sorted(best))
-        return kept + [None] * (self._topology.dp - len(kept))
+        kept = list(range(before.dp))
+        while len(kept) > self._topology.dp:
+            kept.remove(min(kept, key=lambda index: (complete[index], self._num_lost(kept, index), -index)))
+        return [*kept, *[None] * (self._topology.dp - len(kept))]
+
+    def _num_lost(self, kept: Sequence[int], leaving: int) -> int:
+        """Return how many ranks' states nobody would have if one more replica left."""
+        before, held_by = self._before.topology, keepers([seat.node for seat in self._before.seats])
+        stay = {rank for rank in self._left if (dp := before.coordinate(rank)["dp"]) in kept and dp != leaving}
+        return sum(rank not in stay and held_by[rank] not in stay for rank in range(before.world_size))
 
     def _keep(self) -> None:
         for index, old in enumerate(self._rows):

@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bigsci_launch.recover.generation import LineUp, Seat
+from bigsci_launch.recover.holding import keepers
 from bigsci_launch.recover.members import BatchSizes, WantedLayout, line_up
 from bigsci_launch.topology import Topology
 
@@ -61,6 +62,16 @@ def test_without_spares_the_most_complete_replicas_are_left() -> None:
     line = after(wanted, before, seats, 1)
     assert isinstance(line, LineUp)
     assert (line.topology.dp, numbers(line)) == (2, [0, 2, 3, 5]), "replica 1 had its first stage in seat 1"
+
+
+def test_replicas_leave_so_that_the_state_of_all_is_still_held() -> None:
+    seats = seats_on(1, 1, 1, 1, 1, 1, 1, 1)
+    wanted, before = first(Topology(dp=8), seats, batches=BatchSizes(1, (8,)))
+    held_by = keepers([seat.node for seat in before.seats])
+    for lost in range(8):
+        stay = numbers(after(wanted, before, seats, lost))
+        assert len(stay) == 4
+        assert all(rank in stay or held_by[rank] in stay for rank in range(8)), f"{lost} is lost, and {stay} stay"
 
 
 def test_two_damaged_replicas_make_one_whole() -> None:
