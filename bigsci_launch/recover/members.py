@@ -7,7 +7,7 @@ on one spare node if there is one. Without spares the layout gets fewer data-par
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 
 from bigsci_launch.recover.generation import Level, LineUp, Seat
@@ -128,16 +128,23 @@ class _Replacement:
         """
         before = self._before.topology
         complete = Counter(before.coordinate(rank)["dp"] for rank in self._left)
-        kept = list(range(before.dp))
+        pairs = self._held_by()
+        kept = set(range(before.dp))
         while len(kept) > self._topology.dp:
-            kept.remove(min(kept, key=lambda index: (complete[index], self._num_lost(kept, index), -index)))
-        return [*kept, *[None] * (self._topology.dp - len(kept))]
+            free = _leave_without_loss(kept, pairs)
+            # One that takes the least from the choice of the next ones, and of those the last.
+            ranking = {
+                index: (complete[index], index not in free, -len(_leave_without_loss(kept - {index}, pairs)), -index)
+                for index in kept
+            }
+            kept.remove(min(kept, key=ranking.__getitem__))
+        return [*sorted(kept), *[None] * (self._topology.dp - len(kept))]
 
-    def _num_lost(self, kept: Sequence[int], leaving: int) -> int:
-        """Return how many ranks' states nobody would have if one more replica left."""
-        before, held_by = self._before.topology, keepers([seat.node for seat in self._before.seats])
-        stay = {rank for rank in self._left if (dp := before.coordinate(rank)["dp"]) in kept and dp != leaving}
-        return sum(rank not in stay and held_by[rank] not in stay for rank in range(before.world_size))
+    def _held_by(self) -> set[tuple[int, int | None]]:
+        """Return the pairs of a replica and another one that keeps copies of its states; None: a rank that is lost."""
+        before, holders = self._before.topology, keepers([seat.node for seat in self._before.seats])
+        replica = [before.coordinate(rank)["dp"] for rank in range(before.world_size)]
+        return {(replica[rank], replica[by] if by in self._left else None) for rank, by in enumerate(holders)}
 
     def _keep(self) -> None:
         for index, old in enumerate(self._rows):
@@ -198,6 +205,12 @@ class _Replacement:
     def _fill(self, rank: int, seat: Seat) -> None:
         self._filled[rank] = seat
         self._free.pop(seat.number, None)
+
+
+def _leave_without_loss(kept: Set[int], pairs: Set[tuple[int, int | None]]) -> set[int]:
+    """Return the replicas that may leave `kept` so that of each pair one stays, apart from pairs that are gone."""
+    bound = {own if by is None or by not in kept else by for own, by in pairs if own not in kept or by not in kept}
+    return {index for index in kept if index not in bound}
 
 
 def places(topology: Topology) -> Iterator[ReplicaSlot]:
