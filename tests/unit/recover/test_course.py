@@ -311,7 +311,7 @@ def test_what_a_seat_said_before_it_heard_of_the_generation_does_not_count(make_
     assert job.number == 1
     job.ready(2, 0)
     job.kill(0)
-    assert job.number == 1, "rank 2 has not left generation 1"
+    assert [message["do"] for message in job.since_begin(2)] == ["end"], "rank 2 has not left generation 1"
     job.leave()
     assert job.number == 2
 
