@@ -59,6 +59,7 @@ TOOLS = (
     "exit_reason.py",
     "exit_blame.py",
     "exit_failures.py",
+    "exit_generations.py",
     "exit_outside.py",
     "exit_records.py",
     "exit_words.py",
