@@ -14,6 +14,7 @@ about other ranks (lost connections, collectives that timed out) count only if t
 the remaining failures is the first. If every error is about other ranks, the cause is a rank that has none: one that
 left with 0 before the others (`left_early`), or one that did not come to a collective (`hang`). Where somebody ended
 the ranks from outside, `ended.json` says who and why, and that is the reason if the ranks do not show another one.
+With `survive`, only the last generation of ranks counts.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ sys.dont_write_bytecode = True  # nothing is left in the attempt's tools
 
 from exit_blame import Finding, find_early, find_failed_check, find_hang, find_own_error, find_stragglers, may_be_lost
 from exit_failures import failure_text, find_failures, find_lost, find_silent, ordered, without_marks
+from exit_generations import archived, given_up, present, read_generations, sentence
 from exit_outside import failed_before, find_outside, read_ended_by
 from exit_records import compare_clocks, corrected, last_world_size, read_output, read_ranks
 from exit_words import launch_cause, ranks_text, was_step_cancelled
@@ -94,11 +96,19 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
 
 def describe(options: argparse.Namespace, ranks: Ranks, output: JobOutput) -> Record:
     """Return the contents of `exit.json`."""
-    clocks = compare_clocks(ranks, options.started)
+    generations = read_generations(options.attempt_dir)
+    if generations is not None:
+        options = argparse.Namespace(**{**vars(options), "world_size": generations.world_size or options.world_size})
+        ranks = archived(options.attempt_dir, generations, present(generations, ranks))
+    # Ranks of several generations started at several times, which says nothing of clocks.
+    clocks = compare_clocks(ranks, options.started) if generations is None or generations.number < 2 else {}
     certain = {node: clock for node, clock in clocks.items() if clock.is_certain}
     finding = find_reason(options, corrected(ranks, certain), output)
     ended = read_ended_by(options.attempt_dir)
-    notes = [*limit_notes(options, finding.reason, ranks), *clock_notes(clocks)]
+    if generations is not None and options.exit_code:
+        finding = given_up(generations, finding, ranks)
+    told = sentence(generations) if generations is not None else None
+    notes = [*([told] if told else []), *limit_notes(options, finding.reason, ranks), *clock_notes(clocks)]
     if ended is not None and ended.sentence not in finding.evidence and finding.reason != "finished":
         notes.append(ended.intent)
     if clocks != certain and rank_of(find_reason(options, corrected(ranks, clocks), output)) != rank_of(finding):

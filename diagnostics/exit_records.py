@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import calendar
-import contextlib
 import json
 import os
 import re
@@ -22,7 +21,6 @@ if TYPE_CHECKING:
 LOG_TAIL_BYTES = 32768
 """NCCL's watchdog prints stacks of several kilobytes after its first line."""
 EVENT_TAIL_BYTES = 8192
-GENERATIONS_BYTES = 2**22
 OUTPUT_BYTES = 2**22
 WORDS_LENGTH = 500
 STAMP = re.compile(rb"^(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(\.\d+)?Z ")
@@ -76,12 +74,10 @@ def read_rank(attempt: Path, name: str, unwritten: dict[str, Record]) -> Record:
 
 def last_world_size(attempt: Path) -> int | None:
     """Return how many ranks the last generation of an attempt with `survive` had; None without generations."""
-    for line in reversed(tail(attempt / "recover" / "generations.jsonl", GENERATIONS_BYTES)):
-        with contextlib.suppress(ValueError, TypeError):
-            record = json.loads(line)
-            if record.get("event") == "began":
-                return int(record["world_size"])
-    return None
+    try:
+        return int((attempt / "recover" / "world_size").read_text(encoding="ascii"))
+    except (OSError, ValueError):
+        return None
 
 
 def words_about_others(lines: list[bytes], terminated: float | None) -> list[str]:

@@ -43,8 +43,10 @@ TASKS = re.compile(rf"^srun: (?:\S+: )*{STEP} tasks? ([0-9,-]+): (running|exited
 STEP_CANCELLED = re.compile(r"\*\*\* STEP \S+ ON \S+ CANCELLED AT (?!.*DUE TO)")
 TASK_ENDED = re.compile(r"^srun: (?:\S+: )*(error: \S+: tasks? |Terminating|.*_step_signal: Terminating)")
 NODE_FAILURE = re.compile(r"^srun: error: Node failure on (\S+)")
-# The local launcher's own line.
-STILL_RUN = re.compile(r"bsl: ranks \[([0-9, ]+)\] still run ([0-9.]+) s after the first rank ended")
+# The line of the local launcher, and of the controller of `survive`.
+STILL_RUN = re.compile(
+    r"bsl: (?:giving up: )?ranks \[?([0-9,\- ]+)\]? still run ([0-9.]+) s after the first rank ended"
+)
 START = re.compile(r"bsl: start attempt=(\S+)")
 UNWRITTEN = re.compile(r"^(?:\d+: )?rank_runner: record (pids|exits)/(rank-\d+) (\{.*\})$")
 LABEL = re.compile(r"^\d+: ")

@@ -57,7 +57,9 @@ def find_ranks(request: Facts, node: str) -> Found:
     problems: list[str] = []
     job_id, launcher_pid = request.get("job_id"), request.get("launcher_pid")
     if request.get("pid_files"):
-        ranks = from_pid_files(request["pid_files"], node, None if job_id else os.uname().nodename, problems)
+        found = from_pid_files(request["pid_files"], node, None if job_id else os.uname().nodename, problems)
+        # With `survive`, earlier generations may have had more ranks.
+        ranks = [rank for rank in found if rank["rank"] < request.get("num_ranks", rank["rank"] + 1)]
         if ranks or not job_id:
             return ranks, [], "pid files", problems
     if job_id:

@@ -12,7 +12,7 @@ import click
 from bigsci_launch.cli.console import answer, answer_json, answer_table, talk
 
 if TYPE_CHECKING:
-    from bigsci_launch.hang_lab.runner import Standing
+    from bigsci_launch.hang_lab.runner import Standing, Trial
 
 
 @click.group(
@@ -50,10 +50,14 @@ def list_classes(as_json: bool) -> None:
 @click.option("--ranks", default=4, show_default=True, help="Number of ranks: even, and at least 4 for most classes.")
 @click.option("--culprit", default=1, show_default=True, help="The rank that causes the hang.")
 @click.option("--local/--slurm", "is_local", default=True, show_default=True, help="Where the ranks run.")
+@click.option("--recover", is_flag=True, help="Run it with survive and a watcher: is the hang fenced, and by whom?")
 @click.option("--hold", is_flag=True, help="Keep the hang until Enter or Ctrl-C, so that you can look at it.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
-def run(name: str, ranks: int, culprit: int, is_local: bool, hold: bool, as_json: bool) -> None:
+def run(name: str, ranks: int, culprit: int, is_local: bool, recover: bool, hold: bool, as_json: bool) -> None:
     """Reproduce CLASS, run `bsl spy` on it, and compare its verdict with the truth.
+
+    With --recover, it runs as a job with `survive` whose watcher may act, and the fault happens once: a hang whose
+    culprit is certain must be fenced and the job must finish, and nothing else may be fenced.
 
     Leaves nothing behind. Exits with 1 if the verdict accuses an innocent rank, reports a hang where there is none,
     or is wrong in another way.
@@ -63,10 +67,14 @@ def run(name: str, ranks: int, culprit: int, is_local: bool, hold: bool, as_json
     from bigsci_launch.hang_lab.runner import Trial, reproduce
     from bigsci_launch.hang_lab.slurm_runner import reproduce_on_slurm
 
+    if recover and (hold or not is_local):
+        raise click.UsageError("--recover runs on this machine until the job is over: leave out --hold and --slurm")
     signal.signal(signal.SIGTERM, _end)
     reproduction = find_reproduction(name)
     trial = Trial(reproduction, ranks, 0 if reproduction.culprits == "rank 0" else culprit, keeps_rings=True)
     talk(f"{trial.reproduction.name}: {trial.reproduction.title}")
+    if recover:
+        sys.exit(_recover(trial, as_json=as_json))
     with reproduce(trial) if is_local else reproduce_on_slurm(trial) as standing:
         if hold:
             _hold(standing)
@@ -77,6 +85,18 @@ def run(name: str, ranks: int, culprit: int, is_local: bool, hold: bool, as_json
     else:
         answer("\n".join(comparison.lines()))
     sys.exit(0 if comparison.is_right else 1)
+
+
+def _recover(trial: Trial, *, as_json: bool) -> int:
+    """Run the reproduction under `survive`, and say what became of it. Return the exit code."""
+    from bigsci_launch.hang_lab.recovery.play import recover
+
+    judged = recover(trial)
+    if as_json:
+        answer_json(judged.document())
+    else:
+        answer("\n".join(judged.lines()))
+    return 0 if judged.judgement.is_right else 1
 
 
 def _hold(standing: Standing) -> None:

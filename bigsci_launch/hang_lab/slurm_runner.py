@@ -72,12 +72,19 @@ def submitted(trial: Trial, topology: Topology, folder: Path) -> Iterator[Standi
 
 def write_run_file(trial: Trial, topology: Topology, folder: Path) -> Path:
     """Write a run file and a site file for the Slurm that sbatch reaches, as JSON, which is valid YAML."""
-    environment = {**RANK_VARIABLES, **trial.environment}
     site = {"description": "bsl hang-lab", "scheduler": "slurm", "ranks_per_node": RANKS_PER_NODE}
     write_json(folder / "site.yaml", site)
-    run: dict[str, Any] = {
+    slurm = {"site": "./site.yaml", "nodes": trial.num_ranks // RANKS_PER_NODE, "time_limit": TIME_LIMIT}
+    path = folder / "run.yaml"
+    write_json(path, {**run_document(trial, topology, folder), "slurm": slurm})
+    return path
+
+
+def run_document(trial: Trial, topology: Topology, folder: Path) -> dict[str, Any]:
+    """Return the run file of a reproduction, without the site."""
+    environment = {**RANK_VARIABLES, **trial.environment}
+    return {
         "run": {"name": trial.reproduction.name, "root": str(folder), "command": trial.program(topology)},
-        "slurm": {"site": "./site.yaml", "nodes": trial.num_ranks // RANKS_PER_NODE, "time_limit": TIME_LIMIT},
         "parallelism": {axis.key: topology[axis.name] for axis in AXES},
         # Nothing reads the rest: the programs of the hang lab have no model, but a run file must name one.
         "model": {"num_layers": 8, "hidden_size": 64, "num_attention_heads": 8, "sequence_length": 64,
@@ -87,9 +94,6 @@ def write_run_file(trial: Trial, topology: Topology, folder: Path) -> Path:
         "env": {name: {"value": value, "reason": "bsl hang-lab"} for name, value in environment.items()
                 if name not in LOCAL_VARIABLES},
     }  # fmt: skip
-    path = folder / "run.yaml"
-    write_json(path, run)
-    return path
 
 
 def wait_until_running(job_id: str) -> None:

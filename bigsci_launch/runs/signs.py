@@ -16,6 +16,8 @@ from typing import Any, Literal
 from bigsci_launch.errors import RunDirError
 from bigsci_launch.iteration_line import IterationLine, parse_iterations
 from bigsci_launch.runs.events import read_last_events
+from bigsci_launch.runs.generations.read import read_generations
+from bigsci_launch.runs.generations.records import Generations
 from bigsci_launch.runs.layout import AttemptDir, rank_files, read_json
 from bigsci_launch.runs.output.log_reader import STAMPED
 from bigsci_launch.scheduler.job import NodeInfo
@@ -102,9 +104,15 @@ def read_rank_events(attempt: AttemptDir) -> Events:
 
 
 def read_signs(attempt: AttemptDir, events: Events) -> list[RankSign]:
-    """Return the newest sign of life of every started rank; its start, if it has left nothing else."""
+    """Return the newest sign of life of every started rank; its start, if it has left nothing else.
+
+    With `survive`, ranks that only earlier generations had are left out.
+    """
     signs, logs, ended = [], rank_files(attempt.logs, ".log"), _ended_ranks(attempt)
+    generations = read_generations(attempt)
     for rank, path in rank_files(attempt.pids, ".json").items():
+        if generations is not None and not generations.has(rank):
+            continue
         try:
             printed = written(logs[rank]) if rank in logs else None
             signs.append(_sign(read_json(path), events.get(rank, []), printed, rank in ended))
@@ -173,14 +181,22 @@ def find_last_output(attempt: AttemptDir, signs: Iterable[RankSign]) -> LastOutp
 
 def find_last_step(attempt: AttemptDir, events: Events) -> StepRecord | None:
     """Return the newest step of any rank: from its records, else from the lines that the program has printed."""
-    return _recorded_step(events.values()) or (None if any(events.values()) else _printed_step(attempt))
+    recorded = _recorded_step(events, read_generations(attempt))
+    return recorded or (None if any(events.values()) else _printed_step(attempt))
 
 
-def _recorded_step(events: Iterable[list[dict[str, Any]]]) -> StepRecord | None:
-    records = [event for tail in events for event in tail if event.get("kind") == "step" and event.get("step")]
-    if not records:
+def _recorded_step(events: Events, generations: Generations | None) -> StepRecord | None:
+    """Return the newest step in the records; where steps are done again, it is not the one with the highest number."""
+    steps = {rank: [each for each in tail if each.get("kind") == "step" and each.get("step")]
+             for rank, tail in events.items()}  # fmt: skip
+    if generations is not None and len(generations.all) > 1:
+        newest = [found[-1] for rank, found in steps.items() if found and generations.has(rank)]
+        last = max(newest, key=lambda event: event["time"], default=None)
+    else:
+        records = [each for found in steps.values() for each in found]
+        last = max(records, key=lambda event: (event["step"], event["time"]), default=None)
+    if last is None:
         return None
-    last = max(records, key=lambda event: (event["step"], event["time"]))
     return StepRecord(
         step=last["step"],
         time=last["time"],

@@ -29,6 +29,9 @@ from bigsci_launch.runs.chain.records import read_next
 from bigsci_launch.runs.checkpoints import CheckpointsDir
 from bigsci_launch.runs.ending.reconstruct import reconstruct_exit
 from bigsci_launch.runs.find import find_attempt
+from bigsci_launch.runs.generations.read import read_generations
+from bigsci_launch.runs.generations.records import Generations
+from bigsci_launch.runs.generations.samples import Consumed, read_consumed
 from bigsci_launch.runs.layout import AttemptDir, RunDir, find_runs, read_json
 from bigsci_launch.runs.restart.restart import Restart, find_restart
 from bigsci_launch.runs.signs import (
@@ -81,6 +84,10 @@ class RunStatus:
     restart: Restart | None = None
     """How the attempt continued the run; None if it began at step 1, or if nothing shows where it began."""
     watching: Watching = UNWATCHED
+    generations: Generations | None = None
+    """Those of an attempt with `survive`; `topology` and the ranks are then those of the newest."""
+    consumed: tuple[Consumed, ...] = ()
+    """The newest steps with their samples, where there was more than one generation."""
 
     @property
     def has_started(self) -> bool:
@@ -95,9 +102,12 @@ def read_status(run: RunDir, name: str | None = None) -> RunStatus:
         RunDirError: the run has no such attempt, or its records cannot be read.
     """
     attempt = find_attempt(run, name)
-    job, topology = query_attempt(attempt), read_topology(run)
+    generations = read_generations(attempt)
+    job, topology = query_attempt(attempt), present_topology(run, generations)
     events = read_rank_events(attempt)
     signs = read_signs(attempt, events)
+    unreachable = find_unreachable_nodes(job, signs)
+    used = [each for each in unreachable if generations is None or generations.needs(each.node.name)]
     return RunStatus(
         run=run,
         asked=time.time(),
@@ -112,11 +122,13 @@ def read_status(run: RunDir, name: str | None = None) -> RunStatus:
         last_step=find_last_step(attempt, events),
         checkpoint=find_last_checkpoint(run),
         exit=read_exit(attempt) or reconstructed_exit(run, attempt, job, topology),
-        unreachable_nodes=find_unreachable_nodes(job, signs),
+        unreachable_nodes=tuple(used),
         cancelled_by=query_canceller(job.job_id) if _is_cancelled_on_slurm(job) else None,
         carry=read_carry(run, attempt),
         restart=find_restart(run, attempt),
         watching=read_watching(run, attempt, time.time()),
+        generations=generations,
+        consumed=tuple(read_consumed(attempt)) if generations and len(generations.all) > 1 else (),
     )
 
 
@@ -147,6 +159,11 @@ def read_topology(run: RunDir) -> Topology | None:
         return Topology(**document["topology"])
     except (KeyError, TypeError, ValueError):
         return None
+
+
+def present_topology(run: RunDir, generations: Generations | None) -> Topology | None:
+    """Return the topology of the newest generation: it may have fewer replicas than the run was submitted with."""
+    return (generations.newest.topology if generations else None) or read_topology(run)
 
 
 def find_last_checkpoint(run: RunDir) -> Checkpoint | None:
@@ -229,9 +246,8 @@ def _summarize(entry: _Opened, answer: SlurmAnswer) -> RunSummary:
     if not times and (printed := find_last_output(entry.attempt, read_signs(entry.attempt, events))) is not None:
         times = [printed.time]
     state = attempt_state(entry.attempt, record, answer)
-    worked_out = (
-        reconstructed_exit(entry.run, entry.attempt, state, read_topology(entry.run)) if state.is_gone else None
-    )
+    topology = present_topology(entry.run, read_generations(entry.attempt)) if state.is_gone else None
+    worked_out = reconstructed_exit(entry.run, entry.attempt, state, topology) if state.is_gone else None
     known = worked_out and worked_out["reason"] != "unknown"
     return RunSummary(
         entry.run,

@@ -12,37 +12,36 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # torch's C++ code warns about its own sockets and servers, on every rank.
 os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
 
-import signal
 import sys
-import traceback
 
 from bigsci_launch.config.load import load_resolved
-from bigsci_launch.errors import BslError, ConfigError
+from bigsci_launch.errors import BslError
 from bigsci_launch.train.identity import RankIdentity, require_topology, this_rank
 from bigsci_launch.train.rank_events import RankReport
-from bigsci_launch.train.stop import SIGNALS, StopFlag
+from bigsci_launch.train.stop import StopFlag, end_at_once, explain, leave
 
 
 def main() -> None:
-    """Run this rank until it finishes or fails."""
+    """Run this rank until it finishes or fails. With `survive`, its process outlives generations of ranks."""
+    if seat := os.environ.get("BSL_SEAT_FD"):
+        from bigsci_launch.train.survive.lives import live
+
+        live(int(seat))
+        return
     try:
         identity = this_rank()
     except BslError as error:
-        sys.exit(_explain(error))
+        sys.exit(explain(error))
     report, stop = RankReport(identity), StopFlag()
     try:
         reason = _train(identity, report, stop)
     except BaseException as error:
         report.fail(error)
         report.close()
-        code = _explain(error)
-        sys.stdout.flush()
-        sys.stderr.flush()
-        # An orderly teardown of the process group would wait for peers that are waiting for this rank.
-        os._exit(code)
+        end_at_once(error)
     report.end(reason)
     report.close()
-    _leave()
+    leave()
 
 
 def _train(identity: RankIdentity, report: RankReport, stop: StopFlag) -> str:
@@ -60,31 +59,6 @@ def _train(identity: RankIdentity, report: RankReport, stop: StopFlag) -> str:
     except ModuleNotFoundError as error:
         raise BslError(f"{error.name} is not installed", hint="pip install 'bigsci-launch[train]'") from error
     return train(config, topology, identity, report, stop)
-
-
-def _leave() -> None:
-    # The interpreter gives a signal its default action back while it ends, unless it is ignored: a request to stop that
-    # comes now would kill a rank that has finished.
-    for number in SIGNALS:
-        signal.signal(number, signal.SIG_IGN)
-    import torch.distributed as dist
-
-    dist.destroy_process_group()
-
-
-def _explain(error: BaseException) -> int:
-    """Print `error` on stderr and return the exit status for it."""
-    if isinstance(error, KeyboardInterrupt):
-        return 130
-    if not isinstance(error, BslError):
-        traceback.print_exception(error)
-        return 1
-    problems = error.problems if isinstance(error, ConfigError) else ()
-    for line in [str(problem) for problem in problems] or [error.message]:
-        print(f"error: {line}", file=sys.stderr)
-    if error.hint:
-        print(f"hint: {error.hint}", file=sys.stderr)
-    return error.exit_code
 
 
 if __name__ == "__main__":

@@ -74,6 +74,20 @@ def this_rank() -> RankIdentity:
     return identity
 
 
+def this_attempt() -> AttemptDir:
+    """Return the attempt that the current process belongs to, before it has a rank.
+
+    Raises:
+        ConfigError: the environment does not name it.
+    """
+    missing = [name for name in ("BSL_RUN_DIR", "BSL_ATTEMPT") if not os.environ.get(name)]
+    if missing:
+        raise ConfigError(
+            f"{' and '.join(missing)} not set", hint="`bsl submit CONFIG` starts ranks with all they need"
+        )
+    return RunDir(Path(os.environ["BSL_RUN_DIR"]).resolve()).attempt(os.environ["BSL_ATTEMPT"])
+
+
 def require_topology(config: RunConfig, world_size: int) -> Topology:
     """Return the topology of a run file on the ranks that were actually started.
 

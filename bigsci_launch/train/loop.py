@@ -10,6 +10,7 @@ from typing import Literal
 
 from deepspeed.runtime.pipe.engine import PipelineEngine
 
+from bigsci_launch.config.schema.guards import FaultSpec
 from bigsci_launch.config.schema.run import RunConfig
 from bigsci_launch.runs.checkpoints import CheckpointsDir
 from bigsci_launch.topology import Coordinate, Topology
@@ -45,6 +46,7 @@ from bigsci_launch.train.state.checkpoint import (
 from bigsci_launch.train.state.dump import dump_weights
 from bigsci_launch.train.state.rng import seed_generators
 from bigsci_launch.train.stop import StopFlag, Wishes, watched_wishes
+from bigsci_launch.train.survive.life import RankLife
 
 EndReason = Literal["finished", "signal", "asked", "stop_after_steps"]
 
@@ -71,6 +73,7 @@ class Training:
     learning_rate: LearningRate
     batch_size: BatchSize
     flops: FlopCounter
+    life: RankLife | None
 
     @property
     def tells(self) -> bool:
@@ -80,11 +83,16 @@ class Training:
 
 
 def train(
-    config: RunConfig, topology: Topology, identity: RankIdentity, report: RankReport, stop: StopFlag
+    config: RunConfig,
+    topology: Topology,
+    identity: RankIdentity,
+    report: RankReport,
+    stop: StopFlag,
+    life: RankLife | None = None,
 ) -> EndReason:
     """Train until the run is finished or this attempt is asked to stop; a collective call of all ranks."""
     with watched_wishes(identity.attempt, identity.rank) as wishes:
-        return _train(config, topology, identity, report, stop, wishes)
+        return _train(config, topology, identity, report, stop, wishes, life)
 
 
 def _train(
@@ -94,14 +102,14 @@ def _train(
     report: RankReport,
     stop: StopFlag,
     wishes: Wishes,
+    life: RankLife | None,
 ) -> EndReason:
     coordinate = topology.coordinate(identity.rank)
     batches = open_batches(config, topology, coordinate)
     join_ranks(config.training, identity)
     checkpoints = CheckpointsDir(identity.run.checkpoints)
     report.phase("load")
-    expected = describe(config, topology, TrainingProgress(), identity.run)
-    chosen = choose_checkpoint(config.checkpoint.load, identity, expected, batches)
+    chosen = _choose(config, topology, identity, batches, life)
     report.phase("init")
     seed_generators(config.run.seed, coordinate)
     batch_size = BatchSize.of_config(config.training)
@@ -110,6 +118,8 @@ def _train(
     first_batch_size = batch_size.at(chosen.record.consumed_samples if chosen else 0)
     engine = build_engine(config, topology, ranks, first_batch_size, defects)
     engine.checkpoint_engine = DurableCheckpointEngine()
+    if life:
+        life.joined(engine, config)
     judge = Judge(config, topology, identity.rank, report)
     training = Training(
         config=config,
@@ -119,7 +129,7 @@ def _train(
         report=report,
         engine=engine,
         batches=batches,
-        faults=Faults(config.faults, identity.rank, report, engine, defects),
+        faults=Faults(_new_faults(config, life), identity.rank, report, engine, defects),
         defects=defects,
         judge=judge,
         finite=FiniteWatch(engine, config, topology, identity.rank, judge),
@@ -130,20 +140,59 @@ def _train(
         learning_rate=LearningRate.of_config(config.optimizer, config.training),
         batch_size=batch_size,
         flops=FlopCounter.of_config(config),
+        life=life,
     )
     with offered_recorder(identity):
-        return _run(training, chosen)
+        reason = _run(training, chosen)
+    if life:
+        life.finish()
+    return reason
 
 
-def _run(training: Training, chosen: ChosenCheckpoint | None) -> EndReason:
+def _choose(
+    config: RunConfig, topology: Topology, identity: RankIdentity, batches: Batches, life: RankLife | None
+) -> ChosenCheckpoint | None:
+    load = config.checkpoint.load
+    if life:
+        life.meet()
+        if life.restores:
+            return None
+        load = life.load(config, identity)
+    expected = describe(config, topology, TrainingProgress(), identity.run)
+    return choose_checkpoint(load, identity, expected, batches)
+
+
+def _new_faults(config: RunConfig, life: RankLife | None) -> list[FaultSpec]:
+    """Return the faults that an earlier generation cannot have begun: each occurs once."""
+    reached = life.reached if life else 0
+    return [fault for fault in config.faults if fault.kind not in ("hang", "skip", "die") or fault.step > reached]
+
+
+def _begin(training: Training, chosen: ChosenCheckpoint | None) -> TrainingProgress:
+    if training.life and training.life.restores:
+        progress = training.life.restore()
+        if training.guards:
+            training.guards.after_restore(progress.step)
+        return progress
     progress = _resume(training, chosen) if chosen else TrainingProgress()
     if training.guards and not chosen:
         training.guards.before_first_step()
+    return progress
+
+
+def _run(training: Training, chosen: ChosenCheckpoint | None) -> EndReason:
+    progress = _begin(training, chosen)
+    if training.life:
+        training.life.began(progress, str(chosen.folder) if chosen else None)
     if training.tells:
         _announce(training, progress)
     first_step, steps = progress.step, training.config.training.steps
+    if training.life:
+        first_step = training.life.first_step(first_step)
     while progress.step < steps:
         progress, words = _step(training, progress)
+        if training.life:
+            training.life.after_step(progress)
         reason = _stop_reason(training, words, progress.step - first_step)
         if reason == "asked" and progress.step < steps:
             training.wishes.record_stop()
@@ -201,6 +250,8 @@ def _stop_reason(training: Training, words: Sequence[StepWord], num_own_steps: i
 
 def _save(training: Training, progress: TrainingProgress, request: str | None = None) -> None:
     training.report.phase("save")
+    if training.life:
+        training.life.before_words()
     if training.guards:
         training.guards.before_save(progress.step)
     started = time.monotonic()
@@ -244,6 +295,8 @@ def _step(training: Training, progress: TrainingProgress) -> tuple[TrainingProgr
     num_skipped = engine.skipped_steps
     _dump(training, step, "before")
     report.phase("step")
+    if training.life:
+        training.life.before_step(step)
     if training.guards:
         training.guards.before_step(step)
     started = time.monotonic()
@@ -257,6 +310,8 @@ def _step(training: Training, progress: TrainingProgress) -> tuple[TrainingProgr
     skipped = engine.skipped_steps > num_skipped
     if training.guards:
         training.guards.check_step(step, seconds)
+    if training.life:
+        training.life.before_words()
     words = exchange_words(_word(training, step, skipped, loss), engine.device)
     _judge_step(training, step, words)
     progress = TrainingProgress(step, progress.consumed_samples + batch_size)

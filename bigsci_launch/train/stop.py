@@ -1,14 +1,19 @@
 """Requests to stop and to save: a signal, and asked.json. They only raise flags; ranks agree on them in their words at
-the end of a step."""
+the end of a step. And how the process of a rank ends."""
 
 from __future__ import annotations
 
+import os
 import signal
+import sys
 import threading
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
+from typing import NoReturn
 
+from bigsci_launch.errors import BslError, ConfigError
 from bigsci_launch.runs.control.asked import NOTHING_ASKED, StopWish, read_asked
 from bigsci_launch.runs.layout import AttemptDir
 from bigsci_launch.runs.watching.ended import EndedBy, write_ended_by
@@ -87,3 +92,40 @@ def watched_wishes(attempt: AttemptDir, rank: int) -> Iterator[Wishes]:
         yield wishes
     finally:
         until.set()
+
+
+def leave() -> None:
+    """Leave the process group, as a rank that has finished."""
+    # The interpreter gives a signal its default action back while it ends, unless it is ignored: a request to stop that
+    # comes now would kill a rank that has finished.
+    for number in SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
+    import torch.distributed as dist
+
+    dist.destroy_process_group()
+
+
+def end_at_once(error: BaseException) -> NoReturn:
+    """Print `error` and end the process with its exit status.
+
+    An orderly teardown of the process group would wait for peers that are waiting for this rank.
+    """
+    code = explain(error)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def explain(error: BaseException) -> int:
+    """Print `error` on stderr and return the exit status for it."""
+    if isinstance(error, KeyboardInterrupt):
+        return 130
+    if not isinstance(error, BslError):
+        traceback.print_exception(error)
+        return 1
+    problems = error.problems if isinstance(error, ConfigError) else ()
+    for line in [str(problem) for problem in problems] or [error.message]:
+        print(f"error: {line}", file=sys.stderr)
+    if error.hint:
+        print(f"hint: {error.hint}", file=sys.stderr)
+    return error.exit_code

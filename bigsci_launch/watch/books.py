@@ -53,6 +53,16 @@ class Books:
                 self._tell(finding)
             self._past.append(finding)
 
+    def note(self, found: Iterable[RunFinding]) -> None:
+        """Take in what is over already, and worth telling, unless another watcher has told it."""
+        for finding in found:
+            if any(each.key == finding.key for each in read_findings(self._run)):
+                continue
+            self._write(partial(raise_finding, self._run, finding))
+            self._say("; ".join((finding.sentence, *finding.details)))
+            self._tell(finding)
+            self._past.append(finding)
+
     def clear(self, keys: Iterable[str], words: str) -> None:
         """Note that findings are over, and why."""
         for key in keys:

@@ -17,6 +17,7 @@ from bigsci_launch.config.schema.run import RunConfig
 from bigsci_launch.errors import BslError
 from bigsci_launch.runs.chain.outlook import chain_outlook
 from bigsci_launch.runs.checkpoints import list_files, read_record
+from bigsci_launch.runs.generations.read import read_generations
 from bigsci_launch.runs.layout import AttemptDir, RunDir, rank_files, read_json
 from bigsci_launch.runs.signs import judge_node, read_rank_events, read_signs
 from bigsci_launch.runs.status import find_last_checkpoint
@@ -78,9 +79,11 @@ def lost_nodes(attempt: AttemptDir | None, view: JobView) -> tuple[list[RunFindi
     """Return the nodes that are lost as findings; in words, those that do not answer Slurm and may be alive."""
     if attempt is None or not view.silent_nodes or not view.is_running:
         return [], []
+    generations = read_generations(attempt)
+    silent = [each for each in view.silent_nodes if generations is None or generations.needs(each.name)]
     signs, now = read_signs(attempt, read_rank_events(attempt)), time.time()
     found, unknown = [], []
-    for node in view.silent_nodes:
+    for node in silent:
         fate = judge_node(node, signs, now).fate
         said = f"node {node.name} does not answer Slurm ({node.raw_state}) {node.reason}".rstrip()
         if fate == "lost" and node.is_given_up:

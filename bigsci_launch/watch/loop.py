@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 
 from bigsci_launch.errors import BslError
+from bigsci_launch.runs.generations.records import Generations
 from bigsci_launch.runs.layout import AttemptDir, RunDir
 from bigsci_launch.runs.watching.beat import Health, agent_of, own_beat, write_beat
 from bigsci_launch.runs.watching.ledger import RunFinding
@@ -22,6 +23,7 @@ from bigsci_launch.scheduler.slurm import partition_nodes
 from bigsci_launch.units import format_age
 from bigsci_launch.watch.act.deeds import end_hang, finish_end, pin_around
 from bigsci_launch.watch.act.desk import Desk
+from bigsci_launch.watch.act.fence import RecoveryWish, ask_controller, follow_wishes
 from bigsci_launch.watch.act.jobs import end_ranks, kill_ranks
 from bigsci_launch.watch.act.patience import patience_s
 from bigsci_launch.watch.books import Books, Say, TellFinding
@@ -81,7 +83,7 @@ class Watcher:
         self._books = Books(watched.home, say, tell)
         self._others = OtherWatchers(watched.home, name)
         self._said: tuple[str, ...] = ()
-        self._unsigned = self._undone = self._unserved = ""
+        self._unsigned = self._undone = self._unserved = self._asked = ""
         self._held: set[str] = set()
         self._began = time.monotonic()
         self._now = AttemptWatch(watched, Course(expected(watched.config)))
@@ -105,6 +107,7 @@ class Watcher:
         standing = [*seen.standing]
         if self._now.name is not None and not seen.view.is_over:
             standing += self._others.findings(self._now.name, now)
+        self._books.note(seen.news)
         self._books.raise_all([*seen.events, *standing])
         self._clear(seen, {finding.key for finding in standing}, now)
         if self._may_act:
@@ -191,7 +194,10 @@ class Watcher:
                     self._say_all(pin_around(run, self._who, finding))
             if seen.view.is_running:
                 self._say_all([finish_end(run, attempt, partial(kill_ranks, attempt), time.time())])
-                self._end_hang(run, attempt, seen)
+                if (survive := self._now.survives) is not None:
+                    self._recover(run, attempt, seen, begins_again=survive.on_unexplained_hang == "restart")
+                else:
+                    self._end_hang(run, attempt, seen)
             self._undone = ""
         except (BslError, OSError) as error:
             if str(error) != self._undone:
@@ -206,6 +212,30 @@ class Watcher:
             return  # it moves after all
         nodes, why_not = self._nodes_to_leave_out(seen)
         self._say_all([end_hang(run, attempt, self._who, stalled, nodes, partial(end_ranks, attempt)), why_not])
+
+    def _recover(self, run: RunDir, attempt: AttemptDir, seen: WatchRound, *, begins_again: bool) -> None:
+        """Have the controller of `survive` fence the rank that holds up the others. Nothing is killed if nobody is to
+        blame, unless the run file allows it."""
+        generations, stalls = self._now.generations, self._now.stalls
+        if generations is None or (found := generations.found) is None:
+            return
+        self._say_all(follow_wishes(run, attempt, found, time.time()))
+        stalled = next((each for each in seen.standing if each.key.startswith(STALL)), None)
+        if stalled is None or (look := stalls.look) is None or found.newest.is_disturbed or generations.is_ending:
+            return
+        is_certain = stalled.kind in STALLS and bool(look.suspects) and stalls.may_act(seen.silence)
+        if not (is_certain or (begins_again and stalls.is_unexplained(seen.silence))):
+            return
+        if self._now.read(time.monotonic()):
+            return  # it moves after all
+        wish = _wish_for(found, look, begins_again=begins_again)
+        if wish is not None:
+            self._say_new_act(ask_controller(run, attempt, self._who, stalled, wish))
+
+    def _say_new_act(self, words: str) -> None:
+        if words != self._asked:
+            self._say_all([words])
+        self._asked = words or self._asked
 
     def _nodes_to_leave_out(self, seen: WatchRound) -> tuple[tuple[str, ...], str]:
         """Return the node of the suspects, if it may be the cause and another can take its place; else why not."""
@@ -272,6 +302,15 @@ class Watcher:
             self._unsigned = ""
         except OSError as error:
             self._unsigned = f"{self._home.watch}: no sign of life can be left: {error.strerror or error}"
+
+
+def _wish_for(found: Generations, look: Look, *, begins_again: bool) -> RecoveryWish | None:
+    """Return what to ask for: the first suspect that takes part; without any suspect, all ranks if that is allowed."""
+    taking_part = [rank for rank in look.suspects if found.has(rank)]
+    number = found.newest.number
+    if taking_part:
+        return RecoveryWish(number, taking_part[0], look.sentence, tuple(taking_part[1:]), look.is_stopped)
+    return RecoveryWish(number, None, look.sentence) if begins_again and not look.suspects else None
 
 
 def _pause(silence: Silence) -> float:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from bigsci_launch.config.schema.run import RunConfig
+from bigsci_launch.config.schema.survive import SurviveSection
 from bigsci_launch.errors import BslError
 from bigsci_launch.runs.attempts import ended_state, read_exit
 from bigsci_launch.runs.chain.records import read_next
@@ -15,6 +16,7 @@ from bigsci_launch.runs.restart.restart import Restart, find_restart
 from bigsci_launch.runs.watching.ledger import RunFinding
 from bigsci_launch.units import format_age
 from bigsci_launch.watch import facts
+from bigsci_launch.watch.generations import GenerationWatch
 from bigsci_launch.watch.job import SLURM_EVERY_S, JobPoller, JobView
 from bigsci_launch.watch.judge.course import Course
 from bigsci_launch.watch.judge.expected import Expected
@@ -60,6 +62,8 @@ class WatchRound:
     blind: tuple[str, ...] = ()
     remarks: tuple[str, ...] = ()
     goes_on: bool = False
+    news: tuple[RunFinding, ...] = ()
+    """What is over already, and worth telling: a run has come back from a failure."""
 
 
 class AttemptWatch:
@@ -71,6 +75,7 @@ class AttemptWatch:
         self.course = course
         self._poller = JobPoller(watched)
         self._tail = AttemptTail(watched.attempt) if watched.attempt is not None else None
+        self.generations = GenerationWatch(watched.attempt) if watched.attempt is not None else None
         self._log = LogTail(watched.log) if watched.attempt is None and watched.log is not None else None
         self.stalls = StallWatch(self._look, LOCAL_GAP_S if watched.is_local else SLURM_EVERY_S)
         self._facts_due = 0.0
@@ -99,6 +104,8 @@ class AttemptWatch:
 
     def read(self, now: float) -> bool:
         """Read what is new. Whether anything but chatter was."""
+        if self.generations is not None:
+            self.generations.read(now)
         tail = self._tail or self._log
         sightings = tail.read() if tail is not None else []
         self.course.take(sightings, now, tail.blind if tail is not None else ())
@@ -111,8 +118,8 @@ class AttemptWatch:
     def round(self, now: float) -> WatchRound:
         """Read, judge, and look at the ranks if that is due. `now` is the watcher's monotonic clock."""
         self.read(now)
-        view, silence = self.view, self.course.silence(now)
-        if view.is_running and not self._is_being_ended:
+        view, silence, generations = self.view, self.course.silence(now), self.generations
+        if view.is_running and not self._is_being_ended and not (generations and generations.is_ending):
             self.stalls.consider(silence, now)
         noticed = self.course.noticed()
         events = [*self._events(noticed, view), *self._restart()]
@@ -123,13 +130,26 @@ class AttemptWatch:
             standing += [stall] if stall is not None else []
             blind += [text] if (text := self.stalls.blindness(silence)) else []
             remarks += [text] if (text := self.stalls.remark(silence)) else []
+            if generations is not None:
+                standing += generations.long_recovery(now)
+                remarks += [generations.remark] if generations.remark else []
         if view.is_over:
             ended, remark = self._end(view)
             standing += [ended] if ended is not None else []
             remarks += [remark] if remark else []
         passed = tuple(each.kind for each in noticed if each.is_over)
         goes_on = view.is_over and self._goes_on()
-        return WatchRound(view, silence, tuple(events), tuple(standing), passed, tuple(blind), tuple(remarks), goes_on)
+        news = tuple(generations.news()) if generations is not None else ()
+        return WatchRound(
+            view, silence, tuple(events), tuple(standing), passed, tuple(blind), tuple(remarks), goes_on, news
+        )
+
+    @property
+    def survives(self) -> SurviveSection | None:
+        """What the run file says of `survive`, if a controller has begun a generation; None without."""
+        config = self.watched.config
+        has_begun = self.generations is not None and self.generations.found is not None
+        return config.survive if config is not None and has_begun else None
 
     @property
     def _is_being_ended(self) -> bool:

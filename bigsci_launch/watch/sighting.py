@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-SightingKind = Literal["start", "phase", "step", "evaluated", "saving", "saved", "settings", "failed", "end", "output"]
+SightingKind = Literal[
+    "start", "phase", "step", "evaluated", "saving", "saved", "settings", "failed", "end", "output", "generation"
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,7 +19,9 @@ class Sighting:
     took, as the source says. `phase`: `init`, `load`, `step`, `eval`, `save`, `dump`. `batch_size` is the global batch
     size in samples. `rank` is None for a line that may be any rank's. `output`: a line that says none of this, which
     only shows that something is printed. `settings`: what a program prints of its arguments, as
-    `eval_interval=1000` or `save_interval=0` in `text`. `failed`: a line of an error, in `text`.
+    `eval_interval=1000` or `save_interval=0` in `text`. `failed`: a line of an error, in `text`. `generation`:
+    what the controller of `survive` recorded: `phase` is `ended`, `began`, `joined`, `restored`, `first_step` or
+    another word, `world_size` the ranks of one that began.
     """
 
     kind: SightingKind
@@ -30,4 +34,5 @@ class Sighting:
     grad_norm: float | None = None
     batch_size: int | None = None
     total_steps: int | None = None
+    world_size: int | None = None
     text: str = ""

@@ -6,7 +6,8 @@ A rank program (`divergence.py`, `host_stall.py`, ...) subclasses `Training` onc
 recipe; the culprit misbehaves ("strikes") at `--step`, after healthy steps that leave a history. With BSL_RUN_DIR and
 BSL_ATTEMPT in the environment a rank writes what the trainer of bsl writes: `events/`, `errors/` and, for the recorded
 collectives of torch, the socket `recorder/rank-NNNN.sock`. If it keeps a ring of its last calls, it marks its steps in
-it, as the trainer does. What only the lab may know goes to `BSL_RUN_DIR/lab/`.
+it, as the trainer does. What only the lab may know goes to `BSL_RUN_DIR/lab/`. With `survive`, the culprit only
+misbehaves in the first generation (BSL_GENERATION).
 
 Stand-alone: the standard library and torch, which is imported inside functions.
 """
@@ -105,6 +106,8 @@ class Training:
         self.culprit: int = options.culprit
         self.step = 0
         self.has_struck = False
+        self.is_cured = os.environ.get("BSL_GENERATION", "0") != "0"
+        """Whether the run has been recovered from the fault, which happens once."""
         self.run_dir = Path(os.environ["BSL_RUN_DIR"]) if "BSL_RUN_DIR" in os.environ else None
         self.attempt = self.run_dir / "attempts" / os.environ["BSL_ATTEMPT"] if self.run_dir else None
         self.events = self.open_events()
@@ -140,11 +143,11 @@ class Training:
         return self.has_come() and self.is_rank(rank)
 
     def has_come(self) -> bool:
-        return self.step == self.options.step
+        return self.step == self.options.step and not self.is_cured
 
     def is_rank(self, rank: int | None = None) -> bool:
         """Whether this rank is `rank` (default: the culprit); the lab gets a note of it."""
-        if self.rank != (self.culprit if rank is None else rank):
+        if self.is_cured or self.rank != (self.culprit if rank is None else rank):
             return False
         if not self.has_struck:
             self.note("struck", str(os.getpid()))
@@ -192,6 +195,7 @@ class Training:
         members = {group.group_name: sorted(ranks) for group, ranks in groups if self.rank in ranks}
         (folder / f"{name}.json").write_text(json.dumps({"members": members}))
         with inside(folder):  # the path of a socket is limited to 107 bytes, that of a run is not
+            Path(f"{name}.sock").unlink(missing_ok=True)  # that of the generation before
             self.recorder = _WorkerServer(f"{name}.sock")
 
     # ------------------------------------------------------------------------------------------------ steps

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from bigsci_launch.runs.generations.read import read_generations
 from bigsci_launch.runs.layout import RunDir, read_json
 from bigsci_launch.runs.watching.beat import Health, agent_of, read_beats
 from bigsci_launch.runs.watching.ledger import RunFinding, read_acts, read_findings
@@ -55,7 +56,7 @@ class Training:
         self.said: list[str] = []
         self.told: list[RunFinding] = []
 
-    def start(self, watch: str = "off") -> None:
+    def start(self, watch: str = "off", **more: Any) -> None:
         config = {
             "run": {"name": "run", "command": [sys.executable, "-c", PROGRAM]},
             "slurm": {"site": "local"},
@@ -65,6 +66,7 @@ class Training:
             "data": {"prefix": "none"},
             "env": {"STEPS": {"value": str(self.steps), "reason": "test"}},
             "monitor": {"watch": watch},
+            **more,
         }
         (self.folder / "run.yaml").write_text(json.dumps(config))
         done = self.bsl("submit", "run.yaml", "--local", "--detach")
@@ -193,6 +195,40 @@ def test_a_watcher_that_may_act_ends_a_hang_once_and_says_why(training: Training
     assert len(begun) == 1, "two watchers, one act"
     assert len([words for words in training.said if "told to end the ranks" in words]) == 1
     assert not [act for act in read_acts(training.run) if act.what == "leave_out"], "there is no other node here"
+
+
+def test_a_hang_of_a_run_that_survives_is_fenced_and_the_job_continues(training: Training) -> None:
+    training.start(survive=True)
+    watcher, other = training.watcher("one", may_act=True), training.watcher("two", may_act=True)
+    for number in (1, 2):
+        tick_until(watcher, lambda glance: other.tick() and (glance.silence.step or 0) > 20)
+        hung = training.pid(1)
+        training.signal(1, signal.SIGSTOP)
+        tick_until(watcher, lambda _, number=number: other.tick() and generation(training) == number, 90)
+        wait_for(lambda hung=hung: training.pid(1) != hung)
+        assert not Path(f"/proc/{hung}").exists()
+    tick_until(watcher, lambda glance: other.tick() and (glance.silence.step or 0) > 20 and not glance.findings)
+    found = read_generations(training.attempt)
+    assert found is not None
+    causes = [(each.cause.kind, each.cause.rank, each.cause.signal) for each in found.all[:2] if each.cause]
+    assert causes == [("stopped", 1, "SIGKILL")] * 2
+    acts = [(act.key, act.state) for act in read_acts(training.run)]
+    done = [(f"fence:0001:{number}", state) for number in (0, 1) for state in ("begun", "done")]
+    assert acts == done, "two watchers, one fence in each generation"
+    assert not training.attempt.ended_by.exists() and not training.attempt.exit.exists()
+    told = [finding.sentence for finding in training.told if finding.kind == "recovered"]
+    assert len(told) == 2 and "generation 1 began after rank 1 (dp1 pp0 tp0) on" in told[0], told
+    text = training.bsl("status", "run").stdout
+    assert "was stopped, and was fenced" in text and "all programs were started again after" in text
+    training.signal(0, signal.SIGKILL)
+    glance = tick_until(watcher, lambda glance: other.tick() and generation(training) == 3)
+    assert not glance.findings, "a death that is overcome is no finding"
+    assert len(read_acts(training.run)) == 4, "and nothing is done about it"
+
+
+def generation(training: Training) -> int:
+    found = read_generations(training.attempt)
+    return found.newest.number if found else -1
 
 
 def test_what_cannot_be_written_down_is_not_done(training: Training) -> None:

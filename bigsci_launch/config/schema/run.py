@@ -320,7 +320,8 @@ class MonitorSection(Section):
     watch: Literal["auto", "off", "observe", "act"] = "auto"
     """Whether the job script starts `bsl watch` next to the ranks. `observe`: it notices, explains, keeps and tells.
     `act`: it also ends ranks that hang, so that the run continues, leaves out the node of the suspect, and pins
-    checkpoints around a spike. `auto`: `observe` for `bsl train`, and `off` for other programs."""
+    checkpoints around a spike. With `survive`, it has the rank fenced that a hang is to blame on, and the job
+    continues. `auto`: `act` with `survive`; else `observe` for `bsl train`, and `off` for other programs."""
 
     notify: NotifySection | None = None
     """Whom watchers tell what they find and do; default: nobody."""

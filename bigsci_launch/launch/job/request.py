@@ -199,6 +199,8 @@ def survive_of(config: RunConfig) -> Literal["restart", "in_place"] | None:
 
 def watch_of(config: RunConfig) -> Literal["off", "observe", "act"]:
     """Return what `monitor.watch` means for the program of this run."""
+    if config.monitor.watch == "auto" and config.survive is not None:
+        return "act"  # whoever wants a run to survive wants its hangs to be recovered
     if config.monitor.watch == "auto":
         return "observe" if config.run.starts_trainer else "off"
     return config.monitor.watch

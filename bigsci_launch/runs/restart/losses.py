@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
@@ -38,11 +39,20 @@ def read_losses(attempt: AttemptDir, part: Part) -> Losses | None:
 
     If a step was reported twice, the later report counts.
     """
-    for rank, path in rank_files(attempt.events, ".jsonl").items():
-        records = _step_records(path, part) if _has_steps(path) else {}
-        if records:
-            losses = {step: record["loss"] for step, record in records.items()}
-            return Losses(attempt, losses, attempt.log_file(rank), records)
+    by_rank: dict[int, dict[int, dict[str, Any]]] = {}
+    for rank, path in _files_with_steps(attempt):
+        if records := _step_records(path, part):
+            by_rank[rank] = records
+            if not _may_be_several(attempt):
+                break
+    if by_rank:
+        first = min(by_rank, key=lambda rank: min(by_rank[rank]))
+        reported = [each for found in by_rank.values() for each in found.values()]
+        if len(by_rank) > 1:
+            reported.sort(key=_moment)
+        records = {record["step"]: record for record in reported}
+        losses = {step: record["loss"] for step, record in records.items()}
+        return Losses(attempt, losses, attempt.log_file(first), records)
     for path in newest_logs(attempt):
         printed = parse_iterations(_read(path, part).decode("utf-8", "replace"))
         if losses := {line.step: line.loss for line in printed if line.loss is not None}:
@@ -59,9 +69,26 @@ def read_kinds(attempt: AttemptDir, *kinds: str) -> Iterator[dict[str, Any]]:
                 yield record
 
 
-def records_of_steps(attempt: AttemptDir) -> Path | None:
-    """Return the records of the rank that reports steps; None if no rank does."""
-    return next((path for path in rank_files(attempt.events, ".jsonl").values() if _has_steps(path)), None)
+def files_of_steps(attempt: AttemptDir) -> list[Path]:
+    """Return the records of the rank that reports steps, or of each that has."""
+    found = (path for _, path in _files_with_steps(attempt))
+    return list(found) if _may_be_several(attempt) else list(islice(found, 1))
+
+
+def _files_with_steps(attempt: AttemptDir) -> Iterator[tuple[int, Path]]:
+    for rank, path in rank_files(attempt.events, ".jsonl").items():
+        if _has_steps(path):
+            yield rank, path
+
+
+def _may_be_several(attempt: AttemptDir) -> bool:
+    """Whether several ranks may have reported steps, one after the other: with `survive`, a generation with fewer
+    ranks has another last one."""
+    return attempt.generations.exists()
+
+
+def _moment(record: Mapping[str, Any]) -> float:
+    return float(record.get("time") or 0.0)
 
 
 def _has_steps(path: Path) -> bool:

@@ -19,7 +19,7 @@ from bigsci_launch.units import format_age
 
 SCHEMA_VERSION = 1
 COLUMNS = ("asked", "what", "who", "why", "state", "what came of it")
-OF_WATCHERS = ("end_ranks", "leave_out", "pin")
+OF_WATCHERS = ("end_ranks", "leave_out", "pin", "fence", "begin_again")
 """What a watcher does by itself; all other acts were asked for."""
 NEXT = {
     "save": "all ranks save at the end of {when}",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
+from bigsci_launch.runs.show.generations import generations_document
 from bigsci_launch.runs.show.next import next_document
 from bigsci_launch.runs.show.restart import restart_document
 from bigsci_launch.runs.show.watching import watching_document
@@ -37,6 +38,7 @@ def status_document(status: RunStatus) -> dict[str, Any]:
             {"name": each.node.name, "raw_state": each.node.raw_state, "fate": each.fate, "sign_age_s": each.sign_age_s}
             for each in status.unreachable_nodes
         ],
+        "generations": generations_document(status.generations, status.consumed, status.asked),
         "exit": status.exit,
         "cancelled_by": status.cancelled_by,
         "next": next_document(status),

@@ -7,7 +7,9 @@ import time
 from bigsci_launch.runs.ending.job_output import last_own_line
 from bigsci_launch.runs.ending.words import source_facts, unknown_end
 from bigsci_launch.runs.find import run_argument
+from bigsci_launch.runs.generations.words import LONG_RECOVERY_S
 from bigsci_launch.runs.show.ending import ending_advice, ending_facts
+from bigsci_launch.runs.show.generations import generation_facts
 from bigsci_launch.runs.show.next import next_advice, next_lines
 from bigsci_launch.runs.show.restart import restart_facts
 from bigsci_launch.runs.show.watching import watching_facts
@@ -28,7 +30,8 @@ def status_lines(status: RunStatus) -> list[str]:
     submitted = status.record.submitted if status.record else None
     waiting = _waiting(status.job, submitted, status.asked)
     progress = [*_progress(status), *restart_facts(status.restart)]
-    facts = [*_identity(status), *waiting, *progress, *_ranks(status), *_ending(status), *next_lines(status)]
+    facts = [*_identity(status), *waiting, *progress, *_ranks(status), *_generations(status), *_ending(status)]
+    facts += next_lines(status)
     facts += watching_facts(status.watching, status.asked, may_run=_may_run(status))
     width = max(len(name) for name, _ in facts)
     return [f"{name:<{width}}  {value}" for name, value in facts] + _advice(status)
@@ -123,6 +126,10 @@ def _ranks(status: RunStatus) -> list[tuple[str, str]]:
     ]
 
 
+def _generations(status: RunStatus) -> list[tuple[str, str]]:
+    return generation_facts(status.generations, status.consumed, status.asked, may_run=_may_run(status))
+
+
 def output_text(last: LastOutput, asked: float) -> str:
     """Return who printed last, and how long ago: for programs that write no heartbeats."""
     who = "the batch script"
@@ -181,11 +188,21 @@ def _advice(status: RunStatus) -> list[str]:
         return [f"next: {advice}"]
     if status.exit is not None and not status.job.state.is_active and (advice := ending_advice(status.exit, run)):
         return [f"next: {advice}"]
+    if status.generations is not None and status.generations.is_recovering and _may_run(status):
+        return [f"next: {_recovery_advice(status, run)}"]
     silence = silence_s(status)
     if status.job.state is JobState.RUNNING and silence is not None and silence > silent_after_s(status):
         who = "no rank should be silent" if status.slowest else "nothing was printed"
         return [f"next: bsl spy {run}   ({who} for that long)"]
     return [f"next: {again}"] if (again := next_advice(status)) else []
+
+
+def _recovery_advice(status: RunStatus, run: str) -> str:
+    """What to do while a run recovers: nothing, unless it takes long."""
+    since = status.generations.recovering_since if status.generations else None
+    if since is None or status.asked - since <= LONG_RECOVERY_S:
+        return f"wait, and ask again: bsl status {run}   (it recovers by itself)"
+    return f"bsl spy {run}   (a recovery should not take that long)"
 
 
 def _node_advice(status: RunStatus, run: str) -> str:

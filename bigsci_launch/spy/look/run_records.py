@@ -14,6 +14,7 @@ from typing import Any
 
 from bigsci_launch.errors import BslError
 from bigsci_launch.runs.events import read_last_events
+from bigsci_launch.runs.generations.read import read_generations
 from bigsci_launch.runs.layout import AttemptDir, rank_files, read_json
 
 LOG_TAIL_BYTES = 65536
@@ -35,7 +36,9 @@ def read_records(attempt: AttemptDir | None) -> dict[str, list[RankRecord]]:
     """Return `expected` (from pid files), `exits`, `errors`, the first `tracebacks` in logs, the last `heartbeats`."""
     if attempt is None:
         return {}
-    expected = [_pick(item, "rank", "node", "host", "pid") for item in _read_all(attempt.pids)]
+    generations = read_generations(attempt)
+    started = [_pick(item, "rank", "node", "host", "pid") for item in _read_all(attempt.pids)]
+    expected = [item for item in started if generations is None or generations.has(int(item["rank"]))]
     ranks = [int(item["rank"]) for item in expected]
     return {
         "expected": expected,

@@ -13,8 +13,9 @@ from typing import Any
 from bigsci_launch.errors import CollectError, JobNotFound, RunDirError
 from bigsci_launch.runs.attempts import JobRecord, identify, query_attempt, read_job
 from bigsci_launch.runs.find import find_run, run_argument, runs_root
+from bigsci_launch.runs.generations.read import read_generations
 from bigsci_launch.runs.layout import AttemptDir, RunDir, find_runs, open_run
-from bigsci_launch.runs.status import read_topology
+from bigsci_launch.runs.status import present_topology
 from bigsci_launch.scheduler.hostlist import expand_hostlist
 from bigsci_launch.scheduler.job import JobInfo, JobState
 from bigsci_launch.scheduler.slurm import query_job, query_nodes
@@ -98,7 +99,7 @@ def _target_of_run_on_slurm(run: RunDir, attempt: AttemptDir, record: JobRecord)
 
 def target_of_ended_run(run: RunDir, attempt: AttemptDir) -> Target:
     """Return the target for a run whose job has ended: its records, and the rings that its ranks have left."""
-    topology = _topology_text(run)
+    topology = _topology_text(run, attempt)
     return Target(label=run.name, request={}, run=run, attempt=attempt, topology=topology, is_over=True)
 
 
@@ -127,20 +128,32 @@ def target_of_job(job: JobInfo, run: RunDir | None, attempt: AttemptDir | None) 
             hint=f"stacks can only be read while a job is running; see `{more}`",
         )
     nodes = expand_hostlist(job.hostlist)
-    down = {node.name: node.raw_state for node in query_nodes(job.hostlist) if not node.is_responding}
+    generations = read_generations(attempt) if attempt is not None else None
+    silent = [node for node in query_nodes(job.hostlist) if not node.is_responding]
+    # A spare node, and one that was lost and whose ranks have been replaced, say nothing of a hang now.
+    used = [node for node in nodes if generations is None or generations.needs(node)]
+    down = {node.name: node.raw_state for node in silent if node.name in used}
     request: dict[str, Any] = {"job_id": job.job_id}
     if attempt is not None:
-        request |= {"pid_files": str(attempt.pids), "recorder_folder": str(attempt.recorder)}
+        request |= _records_request(attempt)
     return Target(
         label=job.job_id,
         request=request,
         job_id=job.job_id,
-        nodes=tuple(node for node in nodes if node not in down),
+        nodes=tuple(node for node in used if node not in down),
         down={node: f"it does not respond to Slurm ({state})" for node, state in down.items()},
         run=run,
         attempt=attempt,
-        topology=_topology_text(run),
+        topology=_topology_text(run, attempt),
     )
+
+
+def _records_request(attempt: AttemptDir) -> dict[str, Any]:
+    """Return where the records of an attempt are, and how many of its ranks there are now, if that may have changed."""
+    generations = read_generations(attempt)
+    size = generations.newest.world_size if generations else None
+    where = {"pid_files": str(attempt.pids), "recorder_folder": str(attempt.recorder)}
+    return {**where, **({"num_ranks": size} if size is not None else {})}
 
 
 def target_of_local_run(run: RunDir, attempt: AttemptDir) -> Target:
@@ -152,10 +165,10 @@ def target_of_local_run(run: RunDir, attempt: AttemptDir) -> Target:
         )
     return Target(
         label=run.name,
-        request={"pid_files": str(attempt.pids), "recorder_folder": str(attempt.recorder)},
+        request=_records_request(attempt),
         run=run,
         attempt=attempt,
-        topology=_topology_text(run),
+        topology=_topology_text(run, attempt),
     )
 
 
@@ -200,9 +213,9 @@ def _is_running_here(run: RunDir) -> bool:
         return False
 
 
-def _topology_text(run: RunDir | None) -> str | None:
+def _topology_text(run: RunDir | None, attempt: AttemptDir | None) -> str | None:
     try:
-        topology = read_topology(run) if run else None
+        topology = present_topology(run, read_generations(attempt) if attempt else None) if run else None
     except RunDirError:
         return None
     return str(topology) if topology else None

@@ -113,11 +113,18 @@ class Guards:
         self._check_datasets(step)
         saved = read_state_document(folder, self._rank)
         loaded = state_document(self._engine, rank=self._rank, coordinate=self._coordinate, step=step)
+        self._begin_after(step, list(find_load_differences(saved, loaded, self._rank)))
+
+    def after_restore(self, step: int) -> None:
+        """Check the state after `step`, which came from the memory of ranks, as `before_first_step` does."""
+        self._check_datasets(step)
+        self._begin_after(step, [])
+
+    def _begin_after(self, step: int, found: list[Violation]) -> None:
         self._first_step = step
         self.judge.begin(step)
         self._optimizer.begin(step)
-        found = [*find_load_differences(saved, loaded, self._rank), *self._static_violations(step)]
-        self._judge(step, found, self._digests())
+        self._judge(step, [*found, *self._static_violations(step)], self._digests())
 
     def before_step(self, step: int) -> None:
         """Arm the watches if this step is due for a check."""

@@ -24,6 +24,8 @@ AFTER_ERROR_S = 60.0
 """A program that prints an error and nothing more for this long is worth a look."""
 UNKNOWN_S, UNKNOWN_START_S = 180.0, 300.0
 """Phases of unknown length, and starts, are not doubted before."""
+RECOVERY_S = 60.0
+"""A recovery in which nothing happens for longer than this does not continue by itself."""
 TRACEBACK = "Traceback"
 
 NAMES = {
@@ -34,6 +36,7 @@ NAMES = {
     "load": ("the load of a checkpoint has not ended", "loads"),
     "dump": ("the dump of weights at step {next} has not ended", "dumps"),
     "end": ("its ranks have ended, but not the job", "ends"),
+    "recovery": ("the recovery from a failure has not ended", "recoveries"),
 }
 
 
@@ -55,13 +58,16 @@ class Course:
         self._error: str | None = None
         self._blind: tuple[str, ...] = ()
         self._noticed: list[Noticed] = []
+        self._says_phases = self._recovers = False
+        self._world_size: int | None = None
+        self._step_before: int | None = None
 
     def take(self, sightings: Sequence[Sighting], now: float, blind: Sequence[str] = ()) -> None:
         """Take what was seen at one look, the oldest of each file first. The first look may see what is old.
 
         `blind` says what could not be seen: then a silence means nothing, until it can be seen again.
         """
-        is_news = [self._take(sighting) for sighting in sightings]
+        is_news = [self._take(sighting, now) for sighting in sightings]
         arrived = now - self._last_news if self._last_news is not None else None
         quiet = (
             self._last_look - self._last_news if self._last_look is not None and self._last_news is not None else None
@@ -74,16 +80,21 @@ class Course:
 
     def new_attempt(self, now: float) -> None:
         """Note that the run starts again: nothing that follows belongs to what was seen before."""
-        self._heartbeats.restart()
+        self._heartbeats.new_attempt()
         self._printed.restart(now)
         self._trends.restart()
         self._error, self._last_news = None, now
+        self._says_phases = self._recovers = False
+        self._world_size = self._step_before = None
 
-    def _take(self, sighting: Sighting) -> bool:
+    def _take(self, sighting: Sighting, now: float) -> bool:
         """Take a sighting, and return whether it is a sign of life.
 
         Mere output is one before the first step, and so it is for programs whose lines are not known.
         """
+        if sighting.kind == "generation":
+            self._take_generation(sighting, now)
+            return True
         if sighting.kind == "end" and sighting.rank is None:
             self._printed.end()
             return True
@@ -98,10 +109,43 @@ class Course:
             self._heartbeats.resize(sighting.batch_size)
         return sighting.kind == "output" and not self._has_step and not self._heartbeats.are_known
 
+    def _take_generation(self, sighting: Sighting, now: float) -> None:
+        """Take what the controller of `survive` says: between the end of a generation and the restored state of the
+        next one, or the start of programs that say nothing of it, the run recovers."""
+        if sighting.phase in ("failed", "ended"):
+            self._recovers = True
+        elif sighting.phase == "began":
+            self._recovers = self._recovers and self._says_phases
+            if self._world_size is not None:
+                self._regroup(sighting.world_size, now)
+            self._world_size = sighting.world_size
+        elif sighting.phase in ("joined", "restored", "first_step"):
+            self._says_phases = True
+            self._recovers = self._recovers and sighting.phase == "joined"
+        else:
+            self._recovers = False
+
+    def _regroup(self, world_size: int | None, now: float) -> None:
+        self._step_before = self.step
+        self._heartbeats.regroup(world_size)
+        self._printed.regroup(now)
+        self._trends.restart()
+        self._error = None
+        if world_size and self._world_size and world_size != self._world_size:
+            self._trends.forget_times()
+            for learned in (self._from_records, self._from_lines):
+                learned.step.rescale(self._world_size / world_size)
+
+    @property
+    def recovers(self) -> bool:
+        """Whether a generation has ended, and the next one has not come back yet."""
+        return self._recovers
+
     @property
     def step(self) -> int | None:
         """The last finished step; None if none was seen."""
-        return self._source.step
+        step = self._source.step
+        return step if step is not None else self._step_before
 
     def usual_s(self, phase: str) -> float | None:
         """Return how long a phase usually takes, in seconds; None if it is not known."""
@@ -124,7 +168,7 @@ class Course:
     def silence(self, now: float) -> Silence:
         """Return how long nothing new was seen, and what that means."""
         lasts = now - (self._last_news if self._last_news is not None else now)
-        candidates = self._source.candidates()
+        candidates = [Candidate("recovery", None, True)] if self._recovers else self._source.candidates()
         pace = self._pace(lasts, candidates)
         first = candidates[0]
         return Silence(
@@ -143,6 +187,8 @@ class Course:
         return Pace.LONG if pace is Pace.USUAL and self._error and lasts >= AFTER_ERROR_S else pace
 
     def _pace_by_clock(self, lasts: float, candidates: Sequence[Candidate]) -> Pace:
+        if self._recovers:
+            return Pace.USUAL if lasts < RECOVERY_S else Pace.TOO_LONG
         known = [each.usual for each in candidates if each.usual]
         is_unknown = any(each.usual is None for each in candidates)
         bounds = [usual.too_long for usual in known] + ([self._bound(candidates)] if is_unknown else [])
@@ -186,7 +232,7 @@ class Course:
 
     def _doubts(self, candidates: Sequence[Candidate]) -> Iterable[str]:
         unknown = [each for each in candidates if each.usual is None]
-        if not unknown:
+        if not unknown or self._recovers:
             return
         bound = format_age(self._bound(candidates))
         names = {

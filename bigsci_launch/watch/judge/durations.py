@@ -78,6 +78,12 @@ class StepDurations:
         self._expected = self._scaled(size)
         self._size = size
 
+    def rescale(self, factor: float) -> None:
+        """Note that steps take another time from now on, about `factor` times as long: other ranks share the work."""
+        usual = self.usual
+        self._by_size.clear()
+        self._expected = usual.median * factor if usual else None
+
     def add(self, seconds: float) -> None:
         """Note a step of the batch size seen last."""
         self._by_size.setdefault(self._size, Durations(self._expected, FEW)).add(seconds)

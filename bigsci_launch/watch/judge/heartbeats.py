@@ -35,6 +35,8 @@ class Heartbeats:
         self._ranks: dict[int, RankSpot] = {}
         self._order: dict[Spot, int] = {}
         self._ended: set[int] = set()
+        self._has_generations = False
+        self._world_size: int | None = None
 
     @property
     def are_known(self) -> bool:
@@ -54,20 +56,39 @@ class Heartbeats:
         self._order.clear()
         self._ended.clear()
 
+    def new_attempt(self) -> None:
+        """Forget where ranks are, and that there were generations."""
+        self.restart()
+        self._has_generations, self._world_size = False, None
+
+    def regroup(self, world_size: int | None) -> None:
+        """Note that a generation begins with the first `world_size` ranks, which all have to start again."""
+        self._has_generations, self._world_size = True, world_size
+        ranks = [rank for rank in self._ranks if self._takes_part(rank)]
+        self.restart()
+        for rank in ranks:
+            self._ranks[rank] = RankSpot((0, "init"), None, None)
+        self._note_order((0, "init"))
+
     def take(self, sighting: Sighting) -> None:
         """Take a heartbeat, or the start or the end of a rank."""
         rank = sighting.rank
-        if rank is None:
+        if rank is None or not self._takes_part(rank):
             return
         if sighting.kind == "start":
-            if rank in self._ranks:
+            if rank in self._ranks and not self._has_generations:
                 self.restart()  # the ranks of the next attempt
+            self._ended.discard(rank)
             self._ranks[rank] = RankSpot((0, "init"), sighting.time, sighting.time)
             self._note_order((0, "init"))
         elif sighting.kind == "end" or sighting.phase == "end":
             self._ended.add(rank)
         else:
             self._enter(rank, sighting)
+
+    def _takes_part(self, rank: int) -> bool:
+        """Whether the present generation has the rank: what one of an earlier generation wrote may come late."""
+        return self._world_size is None or rank < self._world_size
 
     def _enter(self, rank: int, sighting: Sighting) -> None:
         here = self._ranks.setdefault(rank, RankSpot((0, "init"), None, None))

@@ -41,6 +41,7 @@ class Printed:
         self._reporter: int | None = None
         self._is_saving = False
         self._has_ended = False
+        self._may_go_back = False
         self._begun: float | None = None
         self._last: Sighting | None = None
         self._strides: deque[int] = deque(maxlen=RECENT)
@@ -56,6 +57,11 @@ class Printed:
         self._has_ended = False
         self._learned.eval.next_step()
         self._learned.save.next_step()
+
+    def regroup(self, now: float) -> None:
+        """Note that the ranks start again, all or some: steps may be done again, and another rank may report them."""
+        self.restart(now)
+        self._may_go_back = True
 
     @property
     def stride(self) -> int:
@@ -84,6 +90,7 @@ class Printed:
         for sighting in sightings:
             if sighting.kind == "step":
                 is_old = step is not None and sighting.step is not None and sighting.step <= step
+                is_old, self._may_go_back = is_old and not self._may_go_back, False
                 if is_old and (sighting.step == step or sighting.rank != reporter):
                     continue
                 step, reporter = sighting.step, sighting.rank

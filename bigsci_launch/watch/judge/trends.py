@@ -31,6 +31,10 @@ class Trends:
         self._since_start, self._last, self._had_pause = 0, None, False
         self._times.restart()
 
+    def forget_times(self) -> None:
+        """Note that steps take another time from now on, for a known reason."""
+        self._times = StepTimes()
+
     def take(self, news: Iterable[News], *, has_records: bool) -> list[Noticed]:
         """Take what is new, and return what it shows. Records have the time of the step alone, lines may not."""
         found: list[Noticed] = []

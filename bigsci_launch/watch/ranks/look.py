@@ -25,8 +25,8 @@ class Look:
     """What a look at the ranks says.
 
     `state` is None if nobody could look; `sentence` then says why. `nodes` are those of the suspects, if a node may be
-    the cause. `signature` is equal for looks that found the ranks in the same places. `bundle` is None if the evidence
-    was not stored.
+    the cause. `is_stopped`: the suspects are stopped. `signature` is equal for looks that found the ranks in the same
+    places. `bundle` is None if the evidence was not stored.
     """
 
     state: State | None
@@ -35,6 +35,7 @@ class Look:
     nodes: tuple[str, ...] = ()
     signature: str = ""
     confidence: float = 0.0
+    is_stopped: bool = False
     details: tuple[str, ...] = ()
     bundle: Path | None = None
 
@@ -90,6 +91,7 @@ def _summary(answer: SpyAnswer) -> Look:
         nodes=tuple(sorted(nodes)) if may_be_the_node(conclusion.hang_class) else (),
         signature=_signature(answer),
         confidence=conclusion.confidence,
+        is_stopped=conclusion.hang_class is HangClass.PROCESS_STOPPED,
         details=(
             *([f"known hang {known.name}: {known.explanation} {known.remedy}".strip()] if known else []),
             *(why for why in reasons if why not in conclusion.claim),

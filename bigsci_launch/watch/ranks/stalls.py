@@ -89,6 +89,12 @@ class StallWatch:
         is_known = silence.pace in (Pace.LONG, Pace.TOO_LONG) or silence.lasts_s >= PATIENT_S
         return self.is_confirmed and (is_known or all(each.look.confidence >= CERTAIN for each in self._taken[-2:]))
 
+    def is_unexplained(self, silence: Silence) -> bool:
+        """Whether ranks do nothing for too long, and two looks in a row found neither progress nor anybody to blame."""
+        looks = [each.look for each in self._taken[-2:]]
+        seen = all(look.state is not None and not look.is_moving and not look.suspects for look in looks)
+        return len(looks) == 2 and seen and (self.may_act(silence) or silence.pace is Pace.TOO_LONG)
+
     def finding(self, silence: Silence, attempt: str | None) -> RunFinding | None:
         """Return what is wrong; None if nothing is known to be. A hang stays one until something moves."""
         telling = (each.look for each in reversed(self._taken) if each.look.is_failure or each.look.is_moving)

@@ -1,4 +1,4 @@
-"""Records of ranks as sightings: heartbeats, steps, evaluations, saves, loads."""
+"""Records of ranks, and of the controller of `survive`, as sightings."""
 
 from __future__ import annotations
 
@@ -17,6 +17,23 @@ def read_record(line: str, rank: int) -> Sighting | None:
     if not isinstance(record, dict) or not isinstance(record.get("kind"), str):
         return None
     return _sighting(record, rank)
+
+
+def read_generation_record(line: str) -> Sighting | None:
+    """Return what a record of the controller says; None for a line that is no record."""
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(record, dict) or not isinstance(record.get("event"), str):
+        return None
+    return Sighting(
+        "generation",
+        _number(record.get("time")),
+        step=_whole(record.get("step")),
+        phase=str(record.get("phase")) if record["event"] == "phase" else record["event"],
+        world_size=_whole(record.get("world_size")),
+    )
 
 
 def _sighting(record: dict[str, Any], rank: int) -> Sighting:

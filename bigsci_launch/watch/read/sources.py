@@ -8,7 +8,7 @@ from pathlib import Path
 from bigsci_launch.errors import RunDirError
 from bigsci_launch.runs.layout import AttemptDir, rank_files
 from bigsci_launch.watch.read.log_lines import OUTPUT, LineReader
-from bigsci_launch.watch.read.records import read_record
+from bigsci_launch.watch.read.records import read_generation_record, read_record
 from bigsci_launch.watch.read.tail import MOST_BYTES, FileTail, Growth, read_beginning
 from bigsci_launch.watch.sighting import Sighting
 
@@ -94,6 +94,13 @@ class RecordTail(Tail):
         return [found for line in growth.lines if (found := read_record(line, self._own)) is not None]
 
 
+class GenerationTail(Tail):
+    """Sightings in the records of the controller of `survive`."""
+
+    def _see(self, growth: Growth) -> list[Sighting]:
+        return [found for line in growth.lines if (found := read_generation_record(line)) is not None]
+
+
 class AttemptTail:
     """Sightings in all logs and records of an attempt; files that appear later are found.
 
@@ -113,9 +120,10 @@ class AttemptTail:
         self.num_skipped = 0
 
     def read(self) -> list[Sighting]:
-        """Return what is new: of each file the oldest first, the records before the lines of the logs."""
+        """Return what is new: of each file the oldest first; generations, then the records of ranks, then logs."""
         troubles = self._find_files()
         read = [(tail, self._read(tail)) for tail in self._tails.values()]
+        generations = [found for tail, seen in read if isinstance(tail, GenerationTail) for found in seen]
         recorded = [found for tail, seen in read if isinstance(tail, RecordTail) for found in seen]
         printed = [found for tail, seen in read if isinstance(tail, LogTail) for found in seen]
         self._records_steps = self._records_steps or any(found.kind == "step" for found in recorded)
@@ -127,7 +135,7 @@ class AttemptTail:
         of_use = [tail for tail in in_trouble if tail.path in self._telling or not self._telling]
         self.troubles = _shorten(troubles + [tail.trouble for tail in in_trouble if tail.trouble])
         self.blind = _shorten(troubles + [tail.trouble for tail in of_use if tail.trouble])
-        return recorded + printed
+        return generations + recorded + printed
 
     def _find_files(self) -> list[str]:
         """Find new files, and return what is in the way."""
@@ -136,6 +144,8 @@ class AttemptTail:
             self._tails.setdefault(path, RecordTail(path, rank, PEEK_BYTES))
         for rank, path in _files(self._attempt.logs, ".log", troubles).items():
             self._tails.setdefault(path, LogTail(path, rank, PEEK_BYTES))
+        if (controller := self._attempt.generations) not in self._tails and controller.exists():
+            self._tails[controller] = GenerationTail(controller, None, MOST_BYTES)
         if (batch := self._attempt.job_output) not in self._tails and batch.exists():
             self._tails[batch] = LogTail(batch, None, PEEK_BYTES)
         return troubles

@@ -11,7 +11,7 @@ from typing import Any
 
 from bigsci_launch.iteration_line import parse_iterations
 from bigsci_launch.runs.layout import AttemptDir, RunDir
-from bigsci_launch.runs.restart.losses import STEP, newest_logs, records_of_steps
+from bigsci_launch.runs.restart.losses import STEP, files_of_steps, newest_logs
 
 BLOCK_BYTES = 8 << 20
 LONGEST_LINE = 1 << 16
@@ -49,9 +49,11 @@ def read_history(run: RunDir) -> list[AttemptHistory]:
 
 def read_points(attempt: AttemptDir) -> tuple[StepPoint, ...]:
     """Return the steps of an attempt: from the records of its ranks, else from the lines that its program printed."""
-    recorded = records_of_steps(attempt)
-    found = points_of_records(_records(recorded)) if recorded is not None else ()
-    return found or read_printed(attempt)
+    files = files_of_steps(attempt)
+    records: Iterable[dict[str, Any]] = (record for path in files for record in _records(path))
+    if len(files) > 1:
+        records = sorted(records, key=lambda record: record.get("time") or 0.0)
+    return points_of_records(records) or read_printed(attempt)
 
 
 def points_of_records(records: Iterable[Mapping[str, Any]]) -> tuple[StepPoint, ...]:

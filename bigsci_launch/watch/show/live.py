@@ -16,9 +16,12 @@ from typing import Any
 from bigsci_launch.runs.attempts import query_attempts, read_job
 from bigsci_launch.runs.events import read_last_events
 from bigsci_launch.runs.find import find_attempt
+from bigsci_launch.runs.generations.read import read_generations
+from bigsci_launch.runs.generations.records import Generations, recoveries
+from bigsci_launch.runs.generations.words import began_words, recovering_words
 from bigsci_launch.runs.layout import RunDir, rank_files
 from bigsci_launch.runs.signs import Events, RankSign, StepRecord, find_last_step, read_rank_events, read_signs
-from bigsci_launch.runs.status import read_topology, total_steps
+from bigsci_launch.runs.status import present_topology, total_steps
 from bigsci_launch.runs.watching.beat import Beat, Health, read_beats
 from bigsci_launch.runs.watching.ledger import Act, RunFinding, read_acts, read_findings
 from bigsci_launch.scheduler.job import JobInfo
@@ -76,6 +79,7 @@ class LiveView:
     findings: tuple[RunFinding, ...] = ()
     acts: tuple[Act, ...] = ()
     beats: tuple[Beat, ...] = ()
+    generations: Generations | None = None
 
 
 def read_live_view(run: RunDir, job: JobInfo | None = None) -> LiveView:
@@ -85,7 +89,7 @@ def read_live_view(run: RunDir, job: JobInfo | None = None) -> LiveView:
         RunDirError: the run has no attempt, or cannot be read.
     """
     attempt = find_attempt(run)
-    events = read_rank_events(attempt)
+    events, generations = read_rank_events(attempt), read_generations(attempt)
     record, step = read_job(attempt), find_last_step(attempt, events)
     newest = {act.key: act for act in read_acts(run)}
     return LiveView(
@@ -94,7 +98,8 @@ def read_live_view(run: RunDir, job: JobInfo | None = None) -> LiveView:
         attempt=attempt.name,
         label=record.label if record else "no job",
         job=job or query_attempts([attempt], ask_slurm=False)[attempt.name],
-        topology=read_topology(run),
+        topology=present_topology(run, generations),
+        generations=generations,
         signs=tuple(read_signs(attempt, events)),
         step=step,
         total_steps=total_steps(record, step),
@@ -115,7 +120,7 @@ def _newest_points(files: Mapping[int, Any], events: Events) -> tuple[StepPoint,
 
 def live_lines(view: LiveView, width: int, height: int) -> list[StyledLine]:
     """Return at most `height` lines of at most `width` columns, each in parts with their styles."""
-    head = [_title(view), _health(view), _step(view), *_plots(view, width), []]
+    head = [_title(view), _health(view), _step(view), *_generation(view), *_plots(view, width), []]
     news = [*_findings(view, width, 1 if height < TALL else 3), *_acts(view)]
     room = height - len(head) - min(len(news), max(3, height // 4)) - 2
     grid = _grid(view, width, max(1, room))
@@ -174,6 +179,16 @@ def _step(view: LiveView) -> StyledLine:
     age = format_age(max(0.0, view.asked - last.time))
     said = "  ".join(part for part in parts if part)
     return [(f"step {last.step}{total}", BOLD), (f"  {said}", {}), (f"  {age} ago", SOFT)]
+
+
+def _generation(view: LiveView) -> list[StyledLine]:
+    """Return what the newest recovery has come to; nothing where there was none."""
+    found = view.generations
+    if found is None or (len(found.all) == 1 and not found.is_recovering):
+        return []
+    if found.is_recovering and not view.job.state.is_over:
+        return [[(recovering_words(found, view.asked), AMBER)]]
+    return [[(began_words(recoveries(found)[-1], has_phases=found.have_phases), {})]] if len(found.all) > 1 else []
 
 
 def _plots(view: LiveView, width: int) -> list[StyledLine]:

@@ -10,12 +10,14 @@ from html import escape
 from bigsci_launch import pages
 from bigsci_launch.runs.ending.words import unknown_end
 from bigsci_launch.runs.show.ending import failure_text
+from bigsci_launch.runs.show.generations import generation_facts
 from bigsci_launch.runs.show.next import next_text
 from bigsci_launch.runs.status import total_steps
 from bigsci_launch.runs.watching.beat import Beat, Health
 from bigsci_launch.runs.watching.ledger import Act, RunFinding
 from bigsci_launch.units import format_age
 from bigsci_launch.watch.show.curves import Curve, Flag, draw
+from bigsci_launch.watch.show.generations import COLUMNS, SHORT, generation_rows
 from bigsci_launch.watch.show.history import StepPoint
 from bigsci_launch.watch.show.overview import AttemptRow, RunOverview, points_of
 
@@ -87,7 +89,7 @@ for (const svg of document.querySelectorAll("svg[data-places]")) {
 
 def render_run_page(view: RunOverview) -> str:
     """Return the page of a run."""
-    parts = [_header(view), *_charts(view), *_findings(view), *_acts(view), *_attempts(view)]
+    parts = [_header(view), *_charts(view), *_findings(view), *_acts(view), *_generations(view), *_attempts(view)]
     body = "\n".join([*parts, f"<script>{SCRIPT}</script>"])
     return pages.render_page(f"bsl status: {view.status.run.name}", STYLE, body)
 
@@ -97,7 +99,12 @@ def _header(view: RunOverview) -> str:
     state, is_over = status.job.state.value, status.job.state.is_over
     reason = str(status.exit["reason"]) if status.exit and not status.job.state.is_active else ""
     colour = "bad" if reason in BAD_REASONS else "good" if state in ("RUNNING", "COMPLETED") else "blind"
-    facts = [*_progress(view), ("watched by", _watchers(view)), *[("not told", each) for each in view.not_told]]
+    facts = [
+        *_progress(view),
+        *_present_generation(view, may_run=not is_over),
+        ("watched by", _watchers(view)),
+        *[("not told", each) for each in view.not_told],
+    ]
     if (following := next_text(status)) is not None:
         facts.append(("next start", following))
     facts += [("queued", each) for each in view.queued]
@@ -269,6 +276,19 @@ def _left_out(number: int, ledger: object) -> list[str]:
     return (
         [f'<p class="soft">the newest {MOST_SHOWN} of {number}; all are in {ledger}</p>'] if number > MOST_SHOWN else []
     )
+
+
+def _present_generation(view: RunOverview, *, may_run: bool) -> list[tuple[str, str]]:
+    """Return the line about the newest generation, and which nodes are left out."""
+    status = view.status
+    facts = generation_facts(status.generations, status.consumed, status.asked, may_run=may_run)
+    return [(name, text) for name, text in facts if name in ("generation", "left out", "gave up")]
+
+
+def _generations(view: RunOverview) -> list[str]:
+    rows = generation_rows(view.status)
+    title = f"<h2>Generations of attempt {escape(view.status.attempt.name)}</h2>"
+    return [title, _table(COLUMNS, rows[:MOST_SHOWN], short=SHORT)] if rows else []
 
 
 def _attempts(view: RunOverview) -> list[str]:

@@ -1,0 +1,1 @@
+"""Hangs under `survive`: what is fenced, and whether the job finishes."""

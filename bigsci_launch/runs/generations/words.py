@@ -1,0 +1,155 @@
+"""Generations in words: what ended one, and how the next one came back. Pure."""
+
+from __future__ import annotations
+
+import time
+from textwrap import shorten
+
+from bigsci_launch.runs.generations.records import (
+    FIRST_STEP,
+    JOINED,
+    RESTORED,
+    Generation,
+    Generations,
+    NodeLeftOut,
+    RankFailure,
+    Recovery,
+)
+from bigsci_launch.topology.words import agree, name_ranks
+from bigsci_launch.units import format_age
+
+LONG_RECOVERY_S = 60.0
+"""A recovery that lasts longer than this is worth a word."""
+MOST_WORDS = 160
+"""Characters of what a rank or a watcher said of a failure."""
+SOURCES = {
+    "memory": "from the memory of its ranks",
+    "buddies": "from the copies of buddies",
+    "checkpoint": "from a checkpoint",
+    "start": "from the start",
+}
+
+
+def failure_words(failure: RankFailure | None, generation: Generation) -> str:
+    """`rank 5 (dp0 pp1 tp1) on n2 died (SIGKILL)`; says so if nothing or something unknown was recorded."""
+    if failure is None:
+        return "a failure that nobody recorded"
+    who, how = _who(failure, generation), _how(failure)
+    said = f": {shorten(failure.words, MOST_WORDS, placeholder=' ...')}" if failure.words else ""
+    if failure.kind == "died":
+        return f"{who} died{how}{said}"
+    if failure.kind == "lost_node":
+        return f"node {failure.node or '(unknown)'} was lost{said}"
+    if failure.kind == "hung":
+        return f"{who} hung, and was fenced{said}"
+    if failure.kind == "stopped":
+        return f"{who} was stopped, and was fenced{said}"
+    if failure.kind == "lost_peer":
+        return f"{who} lost a peer, and no rank has died{said}"
+    if failure.kind == "stuck":
+        return f"{who} did not leave in time, and was killed{said}"
+    if failure.kind == "asked":
+        return f"a restart of all ranks was asked for{said}"
+    return f"{who}: a failure of unknown kind {failure.kind!r}{how}{said}"
+
+
+def _who(failure: RankFailure, generation: Generation) -> str:
+    node = failure.node or next((each.node for each in generation.members if each.rank == failure.rank), None)
+    if failure.rank is None:
+        return f"a rank on {node}" if node else "some rank"
+    topology = generation.topology
+    at = f" ({topology.coordinate(failure.rank)})" if topology and failure.rank < topology.world_size else ""
+    return f"rank {failure.rank}{at} on {node or 'an unknown node'}"
+
+
+def _how(failure: RankFailure) -> str:
+    if failure.signal:
+        return f" ({failure.signal})"
+    return f" (exit code {failure.code})" if failure.code is not None else ""
+
+
+def recovery_words(found: Recovery, *, has_phases: bool) -> str:
+    """Return one sentence: what had failed, and how the generation came back from it."""
+    return f"after {failure_words(found.failed.cause, found.failed)}: {back_words(found, has_phases=has_phases)}"
+
+
+def back_words(found: Recovery, *, has_phases: bool) -> str:
+    """`back at step 812 after 2.1 s`."""
+    after = f" after {format_age(found.total_s)}" if found.total_s is not None else ", it is not known after how long"
+    if not has_phases:
+        return f"all programs were started again{after}"
+    if found.first_step is not None:
+        return f"back at step {found.first_step}{after}"
+    if found.generation.is_disturbed:
+        return "it failed before its first step"
+    return "it has not finished a step yet"
+
+
+def began_words(found: Recovery, *, has_phases: bool) -> str:
+    """`generation 3 began after rank 5 on n2 died: back at step 812 after 2.1 s`."""
+    return f"generation {found.generation.number} began {recovery_words(found, has_phases=has_phases)}"
+
+
+def timing_words(found: Recovery, *, has_phases: bool) -> str:
+    """Return the seconds of each phase; those that are not known are said to be. `has_phases`: ranks tell theirs."""
+    phases = [("noticed", found.noticed_s), ("left", found.left_s), ("seats ready", found.seats_s)]
+    if has_phases:
+        phases += [
+            ("grouped", found.grouped_s),
+            ("restored", found.restored_s),
+            ("first step", found.first_step_s),
+        ]
+    known = [f"{name} {seconds:.2f} s" for name, seconds in phases if seconds is not None]
+    unknown = [name for name, seconds in phases if seconds is None]
+    return ", ".join([*known, *([f"not known: {', '.join(unknown)}"] if unknown else [])])
+
+
+def source_words(found: Recovery, lost_samples: int | None) -> str:
+    """`continued after step 811 from the copies of buddies; 1 step replayed, 0 samples lost`."""
+    if found.source is None:
+        return "where it continued from is not known: its program does not say"
+    source = SOURCES.get(found.source, f"from {found.source!r}, which this version does not know")
+    step = "" if found.step is None else f" after step {found.step}"
+    why = f" ({found.why})" if found.why else ""
+    count = found.replayed
+    steps = "steps replayed: unknown" if count is None else f"{count} {'step' if count == 1 else 'steps'} replayed"
+    lost = "samples lost: unknown" if lost_samples is None else f"{lost_samples} samples lost"
+    if lost_samples is not None and lost_samples < 0:
+        lost = f"{-lost_samples} samples consumed twice"
+    return f"continued{step} {source}{why}; {steps}, {lost}"
+
+
+def left_out_words(left_out: NodeLeftOut) -> str:
+    """`n2 is left out until 2026-11-25 18:30: lost`."""
+    until = "as long as the attempt lasts"
+    if left_out.until is not None:
+        until = f"until {time.strftime('%Y-%m-%d %H:%M', time.localtime(left_out.until))}"
+    return f"{left_out.node} is left out {until}" + (f": {left_out.reason}" if left_out.reason else "")
+
+
+def recovering_words(found: Generations, asked: float) -> str:
+    """Return what a recovery in progress has come to, and for how long it has lasted."""
+    newest, since = found.newest, found.recovering_since
+    lasts_s = None if since is None else max(0.0, asked - since)
+    lasts = "recovering" if lasts_s is None else f"recovering for {format_age(lasts_s)}"
+    failed = newest if newest.is_disturbed else found.all[-2]
+    long = f", longer than {LONG_RECOVERY_S:.0f} s" if (lasts_s or 0.0) > LONG_RECOVERY_S else ""
+    return f"{lasts}{long} since {failure_words(failed.cause, failed)}; {awaited_words(newest)}"
+
+
+def awaited_words(newest: Generation) -> str:
+    """Return what the next thing is that has to happen in a recovery."""
+    if newest.is_disturbed and newest.ended is None:
+        return f"the ranks leave generation {newest.number}"
+    if newest.is_disturbed:
+        killed = newest.ended.killed if newest.ended else ()
+        said = f" ({name_ranks(killed)} {agree('was killed', killed)})" if killed else ""
+        return f"all ranks have left{said}, and seats are awaited for generation {newest.number + 1}"
+    for name, words in (
+        (JOINED, "its ranks join"),
+        (RESTORED, "its ranks restore their state"),
+        (FIRST_STEP, "its first step is awaited"),
+    ):
+        if name not in newest.phases:
+            return f"generation {newest.number} has begun, and {words}"
+    return f"generation {newest.number} makes steps"

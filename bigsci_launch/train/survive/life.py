@@ -1,0 +1,175 @@
+"""What `survive` does for one rank in one generation: where to go on from, what is kept of each step, what is said.
+
+The rule of commitment: a rank waits until its copy of step k, and the copies that it keeps of others, have arrived
+before it enters the exchange of words of the next step. So once any rank has a snapshot of a later step, everything of
+step k is held twice, and two buffers are enough.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import torch.distributed as dist
+from deepspeed.runtime.pipe.engine import PipelineEngine
+
+from bigsci_launch.config.schema.run import RunConfig
+from bigsci_launch.recover.holding import Manifest, Restorable, StateVersion, choose_version, keepers, plan_transfers
+from bigsci_launch.runs.checkpoints import CheckpointsDir, record_path
+from bigsci_launch.train.identity import RankIdentity
+from bigsci_launch.train.rank_events import RankReport
+from bigsci_launch.train.state.checkpoint import TrainingProgress
+from bigsci_launch.train.state.rng import seed_generators
+from bigsci_launch.train.survive.buddies import Buddies
+from bigsci_launch.train.survive.channel import Begin, Channel
+from bigsci_launch.train.survive.engine_state import read_state, shape_of, unit_lengths, write_generators, write_state
+from bigsci_launch.train.survive.restore import fetch
+from bigsci_launch.train.survive.snapshot import DOCUMENT_BYTES, Copy, Memory, Shape
+
+SAY_S = 1.0
+"""Least seconds between two words about steps."""
+
+
+class RankLife:
+    """`survive` on one rank, in one generation."""
+
+    def __init__(self, channel: Channel, memory: Memory, begin: Begin, report: RankReport) -> None:
+        self._channel, self._memory, self._begin, self._report = channel, memory, begin, report
+        self._since = time.monotonic()
+        self._said = -SAY_S
+        self._restorable = Restorable(None)
+        self._interval = 1
+
+    def __repr__(self) -> str:
+        return f"RankLife(generation {self._begin.generation})"
+
+    def meet(self) -> None:
+        """Find the newest state that the ranks of this generation hold together; a collective call."""
+        self._group = dist.new_group(backend="gloo")
+        everywhere: list[Any] = [None] * dist.get_world_size()
+        mine = self._memory.manifest(), self._memory.reached, self._memory.began
+        dist.all_gather_object(everywhere, mine, group=self._group)
+        self._manifests: list[Manifest] = [manifest for manifest, _, _ in everywhere]
+        self._memory.reached = max(reached for _, reached, _ in everywhere)
+        self._memory.began = next((began for _, _, began in everywhere if began is not None), None)
+        self._restorable = choose_version(self._manifests)
+        self._memory.keep_only(self._restorable.version)
+
+    @property
+    def restores(self) -> bool:
+        """Whether the state is restored from memory."""
+        return self._restorable.version is not None
+
+    @property
+    def reached(self) -> int:
+        """The last step that any rank has begun in an earlier generation."""
+        return self._memory.reached
+
+    def load(self, config: RunConfig, identity: RankIdentity) -> str:
+        """Return what `checkpoint.load` means in this generation: what this attempt has saved comes first."""
+        checkpoints = CheckpointsDir(identity.run.checkpoints)
+        if self._begin.generation == 0:
+            return config.checkpoint.load
+        began = identity.attempt.config.stat().st_mtime
+        records = [record_path(checkpoints.folder(tag)) for tag in checkpoints.tags()]
+        has_saved = any(record.is_file() and record.stat().st_mtime >= began for record in records)
+        return "auto" if has_saved else config.checkpoint.load
+
+    def joined(self, engine: PipelineEngine, config: RunConfig) -> None:
+        """Say that process group and engine stand, and learn what every rank holds from now on; a collective call."""
+        self._engine, self._config = engine, config
+        self._interval = config.survive.snapshot_steps if config.survive else 1
+        rank, topology = self._begin.rank, self._begin.topology
+        self._coordinate = topology.coordinate(rank)
+        mine = shape_of(engine, self._coordinate), unit_lengths(engine, self._coordinate)
+        everywhere: list[Any] = [None] * topology.world_size
+        dist.all_gather_object(everywhere, mine, group=self._group)
+        self._shapes: list[Shape] = [shape for shape, _ in everywhere]
+        self._whole = {unit: length for _, lengths in everywhere for unit, length in lengths.items()}
+        self._whole |= {shape.document: DOCUMENT_BYTES for shape in self._shapes}
+        self._buddies = Buddies(self._group, keepers(self._begin.nodes), rank)
+        self._say("joined")
+
+    def restore(self) -> TrainingProgress:
+        """Set the engine to the state that the ranks have agreed on; a collective call."""
+        version, rank = self._restorable.version, self._begin.rank
+        assert version is not None
+        target = self._place(rank, version)
+        plan = plan_transfers(self._manifests, version, [shape.shards for shape in self._shapes])
+        was_sent = fetch(self._memory, version, plan, target, self._group, rank)
+        has_document = any(each.destination == rank and each.shard.unit == target.shape.document for each in plan)
+        document = target.read_document() if has_document else None
+        facts = self._common_facts(document)
+        write_state(self._engine, target, facts)
+        progress = TrainingProgress(facts["step"], facts["consumed_samples"])
+        if document is None:
+            seed_generators(self._config.run.seed, self._coordinate, progress.step)
+            read_state(self._engine, target, {"step": progress.step, "consumed_samples": progress.consumed_samples})
+        else:
+            write_generators(document)
+        target.is_complete = True
+        self._restored = {"source": "buddies" if was_sent else "memory", "path": None, "why": None}
+        return progress
+
+    def _common_facts(self, document: dict[str, Any] | None) -> dict[str, Any]:
+        """Return a document without generators: this rank's, or another's if it has none."""
+        facts = document and {name: value for name, value in document.items() if name != "generators"}
+        everywhere: list[Any] = [None] * self._begin.topology.world_size
+        dist.all_gather_object(everywhere, facts, group=self._group)
+        found: dict[str, Any] = facts or next(each for each in everywhere if each)
+        return found
+
+    def began(self, progress: TrainingProgress, path: str | None) -> None:
+        """Say which state the generation begins with, and keep it; a collective call."""
+        if not self.restores:
+            why = self._restorable.why if self._begin.generation else None
+            self._restored = {"source": "checkpoint" if path else "start", "path": path, "why": why}
+        self._report.step = progress.step
+        self._report.event("restored", generation=self._begin.generation, restored_step=progress.step, **self._restored)
+        self._say("restored", step=progress.step, **self._restored)
+        self._keep(progress, self._restorable.version or StateVersion(progress.step, self._begin.generation))
+
+    def first_step(self, step: int) -> int:
+        """Return the step after which this attempt began; `step` is where this generation begins."""
+        if self._memory.began is None:
+            self._memory.began = step
+        return self._memory.began
+
+    def before_step(self, step: int) -> None:
+        """Note that this rank begins `step`."""
+        self._channel.require_present()
+        self._memory.reached = max(self._memory.reached, step)
+
+    def before_words(self) -> None:
+        """Wait until the last snapshot is held twice: the rule of commitment."""
+        self._buddies.wait()
+
+    def after_step(self, progress: TrainingProgress) -> None:
+        """Keep the state after a step, if it is due, and say that the step is done."""
+        # What a step computes after its generation was ended is worth nothing.
+        self._channel.require_present()
+        self._memory.release_others([self._shapes[rank] for rank in (self._begin.rank, *self._buddies.kept)])
+        if progress.step % self._interval == 0:
+            self._keep(progress, StateVersion(progress.step, self._begin.generation))
+        if time.monotonic() - self._said >= SAY_S:
+            self._said = time.monotonic()
+            self._channel.say("stepped", generation=self._begin.generation, step=progress.step)
+
+    def _keep(self, progress: TrainingProgress, version: StateVersion) -> None:
+        own = self._place(self._begin.rank, version)
+        if not own.is_complete:
+            read_state(self._engine, own, {"step": progress.step, "consumed_samples": progress.consumed_samples})
+            own.is_complete = True
+        self._buddies.begin(own, [(rank, self._place(rank, version)) for rank in self._buddies.kept])
+
+    def _place(self, rank: int, version: StateVersion) -> Copy:
+        return self._memory.place(self._shapes[rank], version, self._whole)
+
+    def finish(self) -> None:
+        """Wait for what is still on its way."""
+        self._buddies.wait()
+
+    def _say(self, word: str, **fields: Any) -> None:
+        now = time.monotonic()
+        self._channel.say(word, generation=self._begin.generation, **fields, seconds=round(now - self._since, 4))
+        self._since = now

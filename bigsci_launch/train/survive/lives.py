@@ -1,0 +1,128 @@
+"""A rank process under `survive`: it outlives generations, and takes part in each as the rank that it is given.
+
+A generation that is over, or whose peers are gone, is left: groups are torn down, and the process waits for the next.
+Any other error ends the process as it always does; what it means is for the controller to decide.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import NoReturn
+
+from bigsci_launch.config.load import load_resolved
+from bigsci_launch.config.schema.run import RunConfig
+from bigsci_launch.errors import BslError
+from bigsci_launch.topology import Topology
+from bigsci_launch.train.identity import require_topology, this_attempt, this_rank
+from bigsci_launch.train.rank_events import RankReport, is_lost_peer
+from bigsci_launch.train.stop import StopFlag, end_at_once, leave
+from bigsci_launch.train.survive.blocked import end_blocked_communication
+from bigsci_launch.train.survive.channel import Begin, Channel
+
+
+def live(descriptor: int) -> None:
+    """Take part in generations until the run ends."""
+    stop = StopFlag()
+    channel = Channel(descriptor, end_blocked_communication)
+    try:
+        process = Survivor(channel, stop)
+    except BslError as error:
+        _end(channel, error)
+    channel.say("warm")
+    while not process.finishes(channel.wait_for_begin()):
+        pass
+    leave()
+
+
+class Survivor:
+    """What outlives generations: the imports, the copies of states, and the wish to stop."""
+
+    def __init__(self, channel: Channel, stop: StopFlag) -> None:
+        self._channel, self._stop = channel, stop
+        self._config = load_resolved(this_attempt().config)
+        try:
+            from bigsci_launch.train import startup
+
+            startup.start_torch(self._config.training)
+            startup.start_deepspeed()
+            import bigsci_launch.train.loop  # noqa: F401
+            from bigsci_launch.train.survive.snapshot import Memory
+        except ModuleNotFoundError as error:
+            raise BslError(f"{error.name} is not installed", hint="pip install 'bigsci-launch[train]'") from error
+        self._memory = Memory()
+
+    def finishes(self, begin: Begin) -> bool:
+        """Take part in a generation, and return whether the run has ended with it. If not, this process has left it."""
+        os.environ.update(begin.environment)
+        report = RankReport(this_rank())
+        try:
+            reason = self._train(begin, report)
+        except BaseException as error:
+            self._require_left(begin, report, error)
+            failure = error
+        else:
+            report.end(reason)
+            report.close()
+            return True
+        started = time.monotonic()
+        self._leave(failure)
+        report.event("left", generation=begin.generation)
+        report.close()
+        seconds = round(time.monotonic() - started, 4)
+        self._channel.say("left", generation=begin.generation, step=report.step, seconds=seconds)
+        return False
+
+    def _train(self, begin: Begin, report: RankReport) -> str:
+        from bigsci_launch.train.loop import train
+        from bigsci_launch.train.survive.joining import wait_for_store
+        from bigsci_launch.train.survive.life import RankLife
+
+        topology = begin.topology
+        config = _fitted(self._config, topology)
+        identity = this_rank()
+        require_topology(config, identity.world_size)
+        report.start(topology.coordinate(identity.rank))
+        report.event("generation", generation=begin.generation, topology=topology.as_dict())
+        report.phase("init")
+        life = RankLife(self._channel, self._memory, begin, report)
+        wait_for_store(begin, self._channel)
+        return train(config, topology, identity, report, self._stop, life)
+
+    def _require_left(self, begin: Begin, report: RankReport, error: BaseException) -> None:
+        """Return if `error` only says that the generation is over; otherwise end the process."""
+        if self._channel.is_over():
+            return
+        report.fail(error)
+        if not _says_lost(error):
+            report.close()
+            _end(self._channel, error)
+        self._channel.say("lost", generation=begin.generation, text=f"{type(error).__name__}: {error}"[:500])
+
+    def _leave(self, failure: BaseException) -> None:
+        from bigsci_launch.train.survive.teardown import drop_frames, tear_down
+
+        # Ranks that wait for this one, and not for the one that is lost, are freed as well.
+        end_blocked_communication()
+        drop_frames(failure)
+        tear_down()
+        self._channel.wait_for_end()
+        self._channel.leave()
+
+
+def _fitted(config: RunConfig, topology: Topology) -> RunConfig:
+    """Return the run file for the replicas of a generation."""
+    parallelism = config.parallelism.model_copy(update={"data_parallel_size": topology.dp})
+    return config.model_copy(update={"parallelism": parallelism})
+
+
+def _says_lost(error: BaseException) -> bool:
+    import torch.distributed as dist
+
+    return is_lost_peer(error) or isinstance(error, dist.DistError)
+
+
+def _end(channel: Channel, error: BaseException) -> NoReturn:
+    if isinstance(error, BslError):
+        channel.say("final", text=error.message)
+    end_at_once(error)

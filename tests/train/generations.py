@@ -1,0 +1,243 @@
+"""Leads real ranks through generations, as agents and the controller of `survive` do, over real sockets."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import shutil
+import signal
+import socket
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from bigsci_launch.config.load import dump_resolved
+from bigsci_launch.runs.layout import AttemptDir, RunDir
+from bigsci_launch.topology import Topology
+
+from .conftest import Attempt, free_port, make_config
+from .rank_processes import RankProcess, StartRank
+
+SEAT = Path(__file__).parent / "programs" / "seat.py"
+GRACE_S = 10.0
+
+
+@dataclass
+class Seat:
+    """A process that may be a rank, and its agent's end of the socket."""
+
+    process: RankProcess
+    connection: socket.socket
+    log: Path
+    rank: int | None = None
+    words: list[dict[str, Any]] = field(default_factory=list)
+    held: bytes = b""
+    is_connected: bool = True
+
+    def tell(self, **message: Any) -> None:
+        with contextlib.suppress(OSError):
+            self.connection.sendall(json.dumps(message).encode() + b"\n")
+
+    def read(self) -> None:
+        data = b""
+        with contextlib.suppress(OSError):
+            data = self.connection.recv(65536)
+        self.is_connected = bool(data)
+        *lines, self.held = (self.held + data).split(b"\n")
+        self.words += [{**json.loads(line), "time": time.time()} for line in lines]
+
+    def said(self, word: str, generation: int | None = None) -> list[dict[str, Any]]:
+        return [
+            each
+            for each in self.words
+            if each["word"] == word and (generation is None or each.get("generation") == generation)
+        ]
+
+
+class Generations:
+    """A run of `survive`, led by the test."""
+
+    def __init__(self, start_rank: StartRank, folder: Path, dataset: Path, topology: str, **sections: Any) -> None:
+        self._start_rank = start_rank
+        self.topology = Topology.parse(topology)
+        self.run = RunDir(folder)
+        self.folder: AttemptDir = self.run.attempt(self.run.next_attempt_name())
+        self.folder.make()
+        config = make_config(self.topology, dataset, {"survive": True, **sections})
+        self.folder.config.write_text(dump_resolved(config))
+        self._sockets = Path(tempfile.mkdtemp(prefix="bsl-seat-"))
+        self.number = -1
+        self.seats: list[Seat] = []
+        self.retired: list[Seat] = []
+
+    @property
+    def attempt(self) -> Attempt:
+        """The records, as those of an attempt that the launcher started."""
+        return Attempt(self.run, self.folder, tuple(seat.process for seat in self.members))
+
+    @property
+    def members(self) -> list[Seat]:
+        return sorted((seat for seat in self.seats if seat.rank is not None), key=lambda seat: seat.rank or 0)
+
+    def rank(self, number: int) -> Seat:
+        return next(seat for seat in self.seats if seat.rank == number)
+
+    def start(self, count: int, suffering: Mapping[int, str] | None = None) -> None:
+        """Start processes that wait. `suffering` tells, by their numbers from 0, what happens to them and when."""
+        for number in range(count):
+            name = f"p{len(self.seats) + len(self.retired)}"
+            path, log = self._sockets / name, self.folder.path / f"{name}.log"
+            with socket.socket(socket.AF_UNIX) as listener:
+                listener.bind(str(path))
+                listener.listen()
+                environment = {
+                    **{key: value for key, value in os.environ.items() if key not in ("RANK", "WORLD_SIZE")},
+                    "LOCAL_RANK": "0",
+                    "BSL_RUN_DIR": str(self.run.path),
+                    "BSL_ATTEMPT": self.folder.name,
+                    **({"SUFFER": suffering[number]} if suffering and number in suffering else {}),
+                }
+                process = self._start_rank([str(SEAT), str(path)], environment, log)
+                listener.settimeout(60)
+                self.seats.append(Seat(process, listener.accept()[0], log))
+
+    def until(self, condition: Callable[[], bool], limit_s: float = 60) -> None:
+        """Read what the processes say until `condition()` is true."""
+        end = time.monotonic() + limit_s
+        while not condition():
+            assert time.monotonic() < end, f"not within {limit_s} s:\n{self.story()}"
+            connected = {seat.connection: seat for seat in self.seats if seat.is_connected}
+            for found in select.select(list(connected), [], [], 0.01)[0]:
+                connected[found].read()
+
+    def begin(self, topology: str | None = None, nodes: Sequence[str] | None = None) -> None:
+        """Begin a generation with the seats that wait; ranks that have survived keep their numbers."""
+        self.topology = Topology.parse(topology) if topology else self.topology
+        size = self.topology.world_size
+        self.until(lambda: len([seat for seat in self.seats if seat.said("warm")]) >= size)
+        taken = {seat.rank for seat in self.seats if seat.rank is not None and seat.rank < size}
+        free = [rank for rank in range(size) if rank not in taken]
+        for seat in self.seats:
+            if seat.rank is None or seat.rank >= size:
+                seat.rank = free.pop(0) if free else None
+        assert not free, self.story()
+        self.number += 1
+        port = free_port()
+        for seat in self.members:
+            seat.tell(
+                do="begin",
+                generation=self.number,
+                rank=seat.rank,
+                world_size=size,
+                topology={"tp": self.topology.tp, "pp": self.topology.pp, "dp": self.topology.dp},
+                local_world_size=size,
+                node_rank=0,
+                nodes=list(nodes or ["node"] * size),
+                master_addr="127.0.0.1",
+                master_port=port,
+            )
+
+    def kill(self, *ranks: int) -> None:
+        """Kill ranks, and wait until they are gone."""
+        killed = [self.rank(number) for number in ranks]
+        for seat in killed:
+            seat.process.send_signal(signal.SIGKILL)
+        for seat in killed:
+            seat.process.wait(10)
+        self._retire(killed)
+
+    def _retire(self, gone: Sequence[Seat]) -> None:
+        for seat in gone:
+            self.seats.remove(seat)
+            self.retired.append(seat)
+            seat.connection.close()
+
+    def end(self, why: str = "test") -> list[int]:
+        """End the generation: survivors leave, or are killed and returned."""
+        members = self.members
+        for seat in members:
+            seat.tell(do="end", generation=self.number, why=why, grace_s=GRACE_S)
+        end = time.monotonic() + GRACE_S
+        self.until(
+            lambda: all(seat.said("left", self.number) for seat in members) or time.monotonic() > end, GRACE_S + 5
+        )
+        stuck = [seat.rank for seat in members if not seat.said("left", self.number)]
+        self.kill(*(rank for rank in stuck if rank is not None))
+        return [rank for rank in stuck if rank is not None]
+
+    def replace(self, *ranks: int) -> None:
+        """Kill ranks, end the generation, and begin the next one with new processes in their places."""
+        self.kill(*ranks)
+        self.recover()
+
+    def recover(self, suffering: Mapping[int, str] | None = None) -> None:
+        """End the generation, and begin the next one with new processes in the places of those that are gone."""
+        self.end()
+        self.start(self.topology.world_size - len(self.seats), suffering)
+        self.begin()
+
+    def lead(self, *suffering: Mapping[int, str], limit_s: float = 120) -> None:
+        """Recover from all that happens until every rank has ended with 0.
+
+        The processes that replace others for the first time suffer what the first of `suffering` says, and so on.
+        """
+        end = time.monotonic() + limit_s
+        fates = list(suffering)
+        while True:
+            assert time.monotonic() < end, f"not within {limit_s} s:\n{self.story()}"
+            assert self.number < 8, f"too many generations:\n{self.story()}"
+            self.until(lambda: bool(self._gone()) or self._is_done() or self._is_lost(), end - time.monotonic())
+            if self._is_done():
+                return
+            gone = self._gone()
+            assert not any(seat.said("final") for seat in gone), self.story()
+            self._retire(gone)
+            self.recover(fates.pop(0) if fates and gone else None)
+
+    def _gone(self) -> list[Seat]:
+        return [seat for seat in self.members if seat.process.poll() not in (None, 0)]
+
+    def _is_done(self) -> bool:
+        return all(seat.process.poll() == 0 for seat in self.members)
+
+    def _is_lost(self) -> bool:
+        """Whether ranks have said for a while that a peer is gone, and none is known to be."""
+        lost = [word["time"] for seat in self.members for word in seat.said("lost", self.number)]
+        return bool(lost) and time.time() - min(lost) > 2.0
+
+    def step(self) -> int:
+        """The last step that a rank has said it has done in this generation."""
+        return max((each["step"] for seat in self.members for each in seat.said("stepped", self.number)), default=0)
+
+    def until_step(self, step: int, limit_s: float = 60) -> None:
+        """Wait until some rank records that it is in a step after `step`."""
+        ranks = range(self.topology.world_size)
+        beats = lambda rank: self.attempt.events(rank, "heartbeat")  # noqa: E731
+        self.until(lambda: any(each["step"] > step for rank in ranks for each in beats(rank)[-1:]), limit_s)
+
+    def finish(self, limit_s: float = 120) -> list[int]:
+        """Wait for the exit codes of all members."""
+        end = time.monotonic() + limit_s
+        self.until(lambda: all(seat.process.poll() is not None for seat in self.members), limit_s)
+        return [seat.process.wait(max(0.1, end - time.monotonic())) for seat in self.members]
+
+    def story(self) -> str:
+        """What every process has said and printed."""
+        lines = []
+        for seat in (*self.retired, *self.seats):
+            words = [{key: value for key, value in word.items() if key != "time"} for word in seat.words]
+            lines.append(f"--- rank {seat.rank}, {seat.log.name}: {words[-8:]}\n{seat.log.read_text()[-2500:]}")
+        return "\n".join(lines)
+
+    def close(self) -> None:
+        for seat in self.seats:
+            seat.process.kill()
+            seat.connection.close()
+        for seat in self.seats:
+            seat.process.wait(10)
+        shutil.rmtree(self._sockets, ignore_errors=True)

@@ -1,0 +1,81 @@
+"""Runs a rank that an agent leads: `seat.py SOCKET` connects to the agent there and becomes `bigsci_launch.train`.
+
+With SUFFER=POINT:COUNT:HOW in the environment, something happens to the rank right after it has passed that point for
+the COUNT-th time: HOW is `die` (SIGKILL), `stop` (SIGSTOP), `raise` (an exception) or `exit` (exit code 7).
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import os
+import runpy
+import signal
+import socket
+import sys
+from typing import Any
+
+POINTS = {
+    "step": ("bigsci_launch.train.survive.life", "RankLife.before_step"),
+    "optimizer": ("bigsci_launch.train.optimizer", "EagerAdamW.step"),
+    "words": ("bigsci_launch.train.guards.step_word", "exchange_words"),
+    "copy": ("bigsci_launch.train.survive.engine_state", "read_state"),
+    "save": ("bigsci_launch.train.state.checkpoint", "DurableCheckpointEngine.save"),
+    "commit": ("bigsci_launch.train.state.checkpoint", "save_checkpoint"),
+    "evaluation": ("bigsci_launch.train.batches", "Batches.held_out"),
+    "meeting": ("bigsci_launch.recover.holding", "choose_version"),
+    "joining": ("bigsci_launch.train.survive.life", "RankLife.joined"),
+    "fetching": ("bigsci_launch.train.survive.restore", "fetch"),
+    "restored": ("bigsci_launch.train.survive.engine_state", "write_state"),
+}
+
+
+def suffer_after(point: str, count: int, how: str) -> None:
+    """Wrap the function of a point. It must not have been imported by name yet, unless it is a method."""
+    module, path = POINTS[point]
+    owner: Any = importlib.import_module(module)
+    *outer, name = path.split(".")
+    for each in outer:
+        owner = getattr(owner, each)
+    original, passed = getattr(owner, name), 0
+
+    @functools.wraps(original)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        nonlocal passed
+        result = original(*args, **kwargs)
+        passed += 1
+        if passed == count:
+            suffer(how)
+        return result
+
+    setattr(owner, name, run)
+    if not outer:
+        for known in list(sys.modules.values()):
+            if getattr(known, name, None) is original:
+                setattr(known, name, run)
+
+
+def suffer(how: str) -> None:
+    if how == "raise":
+        raise RuntimeError("an exception of this rank's own")
+    if how == "exit":
+        os._exit(7)
+    os.kill(os.getpid(), {"die": signal.SIGKILL, "stop": signal.SIGSTOP}[how])
+
+
+def main() -> None:
+    connection = socket.socket(socket.AF_UNIX)
+    connection.connect(sys.argv[1])
+    os.environ["BSL_SEAT_FD"] = str(connection.detach())
+    if wish := os.environ.get("SUFFER"):
+        from bigsci_launch.train import startup
+
+        startup.start_deepspeed()
+        point, count, how = wish.split(":")
+        suffer_after(point, int(count), how)
+    sys.argv = ["bigsci_launch.train"]
+    runpy.run_module("bigsci_launch.train", run_name="__main__", alter_sys=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,215 @@
+"""What is told of the generations of an attempt with `survive`, from records as its controller writes them."""
+
+from __future__ import annotations
+
+import json
+import os
+import pwd
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from bigsci_launch.cli.main import bsl
+from bigsci_launch.runs.generations.read import read_generations
+from bigsci_launch.runs.generations.records import recoveries
+from bigsci_launch.runs.layout import write_json
+from bigsci_launch.runs.restart.losses import read_losses
+from bigsci_launch.runs.restart.restart import find_restart
+from bigsci_launch.topology import Topology
+from tests.generation_records import GenerationRecords
+
+WHOLE = Topology(tp=2, pp=2, dp=2)
+HALF = Topology(tp=2, pp=2, dp=1)
+NODES = [f"n{rank // 2}" for rank in range(8)]
+USER = pwd.getpwuid(os.getuid()).pw_name
+JOB_LINE = f"12|RUNNING|{USER}|debug|5|n[0-4]|None|2026-11-21T01:02:03|N/A|1:00|N/A|trial|(null)\n"
+
+
+def invoke(*words: str) -> str:
+    return CliRunner().invoke(bsl, list(words)).stdout
+
+
+@pytest.fixture
+def slurm(fake_slurm: Callable[..., Any]) -> Any:
+    """A running job of five nodes."""
+    fake = fake_slurm("squeue", "sinfo")
+    fake.answer("squeue", JOB_LINE)
+    fake.answer("sinfo", "".join(f"n{node}|allocated|none\n" for node in range(5)))
+    return fake
+
+
+@pytest.fixture
+def records(trial: Any, slurm: Any) -> GenerationRecords:
+    return first_generation(trial)
+
+
+def first_generation(trial: Any) -> GenerationRecords:
+    """The first generation of the newest attempt: 8 ranks, which make steps."""
+    found = GenerationRecords(trial.attempt, trial.now - 1000)
+    found.begins(WHOLE, NODES, ["n4", "n4"])
+    found.comes_back(0, "start", joined=3.0, restored=4.0, first=6.0)
+    return found
+
+
+def report(trial: Any, rank: int, step: int, age_s: float, *, consumed: int | None = None) -> None:
+    fields = {"loss": 5.0 - step / 100, "consumed_samples": step * 16 if consumed is None else consumed}
+    trial.event(rank, "step", age_s, step=step, global_batch_size=16, **fields)
+
+
+def kill_rank_5(trial: Any, records: GenerationRecords) -> None:
+    """Rank 5 dies after step 12; the others had finished it, and the state after step 11 is restored."""
+    for step in range(8, 13):
+        report(trial, 4, step, 600 - step)
+    records.clock = trial.now - 300
+    records.fails("died", 5, "n2", signal="SIGKILL")
+    records.fails("lost_peer", 4, "n2", words="Connection closed by peer")
+    records.ends(12, 0.4, [6])
+    records.clock += 0.2
+    records.begins(WHOLE, NODES, ["n4"])
+    records.comes_back(11, "buddies", joined=0.5, restored=0.8, first=1.4)
+    report(trial, 4, 12, 297)
+    report(trial, 4, 13, 296)
+
+
+def test_one_generation_that_nothing_disturbed_is_one_short_line(trial: Any, records: GenerationRecords) -> None:
+    lines = [line for line in invoke("status").splitlines() if line.startswith(("generation", "recovery", "left out"))]
+    assert len(lines) == 1
+    assert "0, 8 ranks (tp=2,pp=2,dp=2), undisturbed for 16 min" in lines[0]
+    assert json.loads(invoke("status", "--json"))["generations"]["all"][0]["recovery"] is None
+
+
+def test_an_attempt_without_survive_says_nothing_of_generations(trial: Any) -> None:
+    assert "generation" not in invoke("status")
+    assert json.loads(invoke("status", "--json"))["generations"] is None
+
+
+def test_a_recovery_is_told_with_its_cause_its_phases_and_what_was_done_again(
+    trial: Any, records: GenerationRecords
+) -> None:
+    kill_rank_5(trial, records)
+    text = invoke("status")
+    assert "after rank 5 (dp0 pp1 tp1) on n2 died (SIGKILL): back at step 12 after 2.1 s" in text
+    timing = "noticed 0.10 s, left 0.40 s, seats ready 0.20 s, grouped 0.50 s, restored 0.30 s, first step 0.60 s"
+    assert timing in text
+    assert "continued after step 11 from the copies of buddies; 1 step replayed, 0 samples lost" in text
+    assert "13/20, " in text
+    (back,) = [each["recovery"] for each in json.loads(invoke("status", "--json"))["generations"]["all"][1:]]
+    assert (back["steps_replayed"], back["samples_lost"], back["source"]) == (1, 0, "buddies")
+    assert back["seconds"]["total"] == pytest.approx(2.1)
+
+
+def test_samples_that_the_next_step_does_not_consume_are_lost(trial: Any, records: GenerationRecords) -> None:
+    kill_rank_5(trial, records)
+    report(trial, 4, 12, 200, consumed=13 * 16)
+    assert "16 samples lost" in invoke("status")
+    report(trial, 4, 12, 100, consumed=11 * 16)
+    assert "16 samples consumed twice" in invoke("status")
+
+
+def test_what_was_not_recorded_is_said_to_be_unknown(trial: Any, records: GenerationRecords) -> None:
+    records.fails("lost_node", 5, "n2", noticed_s=None)
+    records.ends(None, 1.0)
+    records.begins(WHOLE, NODES)
+    records.write("phase", phase="joined", seconds=0.5)
+    records.write(
+        "phase", phase="restored", seconds=0.7, step=10, source="checkpoint", why="the buddies of n2 are lost"
+    )
+    records.write("phase", phase="first_step", seconds=0.9, step=11)
+    text = invoke("status")
+    assert "after node n2 was lost: back at step 11 after 1.9 s" in text
+    assert "not known: noticed" in text
+    assert "from a checkpoint (the buddies of n2 are lost); steps replayed: unknown, samples lost: unknown" in text
+
+
+def test_clocks_that_differ_make_the_notice_unknown(trial: Any, records: GenerationRecords) -> None:
+    records.fails("died", 5, "n2", noticed_s=-3.0, code=1)
+    records.ends(12, 0.4)
+    records.begins(WHOLE, NODES)
+    found = read_generations(trial.attempt)
+    assert found is not None
+    assert recoveries(found)[0].noticed_s is None
+
+
+@pytest.mark.parametrize(("age_s", "advice"), [(5.0, "next: wait"), (95.0, "next: bsl spy trial")])
+def test_a_recovery_in_progress_is_a_phase_of_its_own(
+    trial: Any, records: GenerationRecords, age_s: float, advice: str
+) -> None:
+    for rank in range(8):
+        trial.event(rank, "heartbeat", 400, phase="step", step=12)
+    records.clock = trial.now - age_s
+    records.fails("died", 5, "n2", code=3, words="ValueError: no")
+    text = invoke("status")
+    assert ("longer than 60 s" in text) is (age_s > 60)
+    assert "died (exit code 3): ValueError: no; the ranks leave generation 0" in text
+    assert advice in text.splitlines()[-1]
+    assert ("recovering for 1 min 3" if age_s > 60 else "recovering for ") in text
+    records.ends(12, 0.4, [6])
+    assert "all ranks have left (rank 6 was killed), and seats are awaited for generation 1" in invoke("status")
+    records.begins(WHOLE, NODES)
+    assert "generation 1 has begun, and its ranks join" in invoke("status")
+    records.comes_back(12, "memory", joined=0.1, restored=0.2, first=0.3)
+    assert "recovering" not in invoke("status")
+
+
+def test_torn_and_unknown_records_are_tolerated_and_shown(trial: Any, records: GenerationRecords) -> None:
+    records.write("merged", into=7)
+    records.fails("melted", 3, "n1")
+    with trial.attempt.generations.open("a") as stream:
+        stream.write('{"time": 1, "event": "gave_')
+    text = invoke("status")
+    assert "rank 3 (dp1 pp0 tp1) on n1: a failure of unknown kind 'melted'" in text
+    assert "records of generations that this version does not know: merged (1)" in text
+
+
+def shrink(trial: Any, records: GenerationRecords) -> None:
+    """Nodes n2 and n3 are lost, no spare is left, and ranks 0-3 continue alone from the checkpoint of step 10."""
+    for step in range(1, 13):
+        report(trial, 7, step, 600 - step)
+    records.clock = trial.now - 300
+    records.fails("lost_node", 4, "n2", noticed_s=None)
+    records.ends(12, 0.4, [5, 6, 7])
+    records.write("left_out", node="n2", reason="it was lost", until=records.clock + 86400)
+    records.begins(HALF, NODES[:4])
+    records.comes_back(10, "checkpoint", joined=0.5, restored=0.8, first=1.4)
+    for step in (11, 12):
+        report(trial, 3, step, 300 - step)
+    for rank in range(4):
+        trial.event(rank, "heartbeat", 2, phase="step", step=13)
+
+
+def test_ranks_and_nodes_that_only_earlier_generations_had_are_not_missed(
+    trial: Any, records: GenerationRecords, slurm: Any
+) -> None:
+    shrink(trial, records)
+    slurm.answer("sinfo", "n2|down*|Not responding\n")
+    text = invoke("status")
+    assert "4 ranks (tp=2,pp=2,dp=1)" in text.splitlines()[1]
+    assert "4 of 4 started" in text
+    assert "lost node" not in text and "next: " not in text
+    assert "n2 is left out until" in text and ": it was lost" in text
+    document = json.loads(invoke("status", "--json"))
+    assert (document["world_size"], document["slowest_rank"]["rank"], document["step"]["step"]) == (4, 0, 12)
+    assert document["unreachable_nodes"] == []
+    assert document["generations"]["all"][1]["recovery"]["steps_replayed"] == 2
+
+
+def test_a_node_of_the_present_generation_is_missed(records: GenerationRecords, slurm: Any) -> None:
+    slurm.answer("sinfo", "n2|down*|Not responding\n")
+    assert "lost node" in invoke("status")
+
+
+def test_steps_that_are_done_again_are_no_restart(trial: Any) -> None:
+    """Another rank reports the steps of the smaller generation, and they begin at 11: the attempt began at 1."""
+    before = trial.attempt
+    for step in range(1, 9):
+        report(trial, 7, step, 2000 - step)
+    write_json(before.exit, {"reason": "stopped", "exit_code": 0, "first_failure": None})
+    trial.add_attempt("0002")
+    shrink(trial, first_generation(trial))
+    losses = read_losses(trial.attempt, "begin")
+    assert losses is not None
+    assert sorted(losses.by_step) == list(range(1, 13))
+    assert losses.records[12]["time"] == pytest.approx(trial.now - 288)
+    assert find_restart(trial.run, trial.attempt) is None
