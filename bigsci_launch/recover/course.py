@@ -366,11 +366,10 @@ class JobCourse:
             self._order(TellSeat(run.seat(rank), run.kill_message("it did not exit")))
 
     def _can_grow(self, run: Running) -> bool:
-        """Whether a late seat allows more replicas. Only where that costs no more than one step."""
+        """Whether a late seat allows more replicas. Only where ranks tell their steps: there, it costs one at most.
+        Programs that start again would lose all since their last checkpoint."""
         topology, wanted = run.generation.topology, self._rules.wanted
-        if self._rules.level == "restart" or topology.dp == wanted.topology.dp or not run.phases.has_stepped:
-            return False
-        if run.done:
+        if topology.dp == wanted.topology.dp or not run.phases.has_stepped or run.done:
             return False
         spares = [number for number in self._ready if number not in run.ranks and self._deaths[number] < MAX_DEATHS]
         dp = replicas_for(wanted, len(run.inside) + len(spares))

@@ -42,7 +42,7 @@ def seats_on(*sizes: int) -> list[Seat]:
 
 
 class Job:
-    """A controller's course, and what it has ordered so far. `disk` answers like the disk, unless it is None."""
+    """A controller's course, and what it has ordered so far. With `is_disk_stuck`, nobody looks for last words."""
 
     def __init__(self, rules: Rules, seats: Sequence[Seat]) -> None:
         self.course = JobCourse(rules)
@@ -56,6 +56,7 @@ class Job:
         self.bad_nodes: list[str] = []
         self.code: int | None = None
         self.step: int | None = None
+        self.is_disk_stuck = False
         self.words: dict[int, str] = {}
 
     def take(self, event: JobEvent) -> None:
@@ -83,7 +84,7 @@ class Job:
                 case ArchiveRecords():
                     self.archived.append(order.generation)
                     self.take(Archived(order.generation))
-                case LookAtRanks():
+                case LookAtRanks() if not self.is_disk_stuck:
                     step = self.step if order.since is not None else None
                     words = {rank: self.words[rank] for rank in order.ranks if rank in self.words}
                     self.take(RanksSeen(order.generation, step, words))
