@@ -87,4 +87,4 @@ def test_copies_that_do_not_fit_the_node_are_a_finding(gib: int, severity: str, 
     found = plan("check", BLOOM, "--json", *(word for each in words for word in ("--set", each)))
     findings = {each["rule"]: each for each in json.loads(found)["findings"]}
     assert findings["survive memory"]["severity"] == severity
-    assert "2 spare nodes give 23.9" in findings["spare nodes"]["text"]
+    assert "2 spare nodes give 24.00 h" in findings["spare nodes"]["text"]
