@@ -1,4 +1,4 @@
-"""How what became of a reproduction under `survive` is judged: no innocent rank, and none at all where nothing hangs."""
+"""How an outcome under `survive` is judged: no innocent rank may be fenced, and none at all where nothing hangs."""
 
 from __future__ import annotations
 
