@@ -89,7 +89,7 @@ class Seat:
         """The newest generation that is known to be over, for this seat at least."""
         self.was_told, self.is_final, self.words = False, False, ""
         self.deadline = math.inf
-        self.is_stop_wanted = False
+        self.is_stop_wanted = self.is_orphan = False
         self.terminated: float | None = None
         self.exit_code: int | None = None
         """What the runner exits with once no process is left; None while the job continues."""
@@ -116,6 +116,10 @@ class Seat:
         for copy in self.copies:
             copy.join()
         link.close()
+        if self.is_orphan and not self.is_local and self.local_rank == 0:
+            from rank_orphan import end_orphaned_job
+
+            end_orphaned_job(self.note, lambda: self.terminated is not None)
         return self.exit_code
 
     def handle(self, event: Any) -> None:
@@ -216,11 +220,15 @@ class Seat:
 
     def lose_controller(self) -> None:
         if self.exit_code is None:
-            log = self.rank.log if self.rank is not None else self.log(self.name)
-            log.feed(b"rank_runner: the controller is lost: ending the processes of this seat\n")
-            say(f"rank_runner: {self.name} has lost the controller")
-            self.words = "the controller was lost"
+            self.note("the controller is lost: ending the processes of this seat")
+            self.is_orphan, self.words = True, "the controller was lost"
             self.leave(1)
+
+    def note(self, text: str) -> None:
+        """Say what people should know: in the log of the rank, and in the output of the job if somebody reads it."""
+        log = self.rank.log if self.rank is not None else self.log(self.name)
+        log.feed(f"rank_runner: {text}\n".encode())
+        say(f"rank_runner: {self.name}: {text}")
 
     def kill(self, words: str, *, was_told: bool) -> None:
         """KILL the process that serves and all that it has started."""

@@ -78,7 +78,7 @@ def check_spare_nodes(config: RunConfig, _site: Site) -> Iterator[Finding]:
     spares = config.slurm.spare_nodes
     if spares and config.survive is None:
         text = (
-            f"{spares} spare nodes would wait for nothing: without survive, a job that loses a node ends; "
+            f"{spares} spare node{'s' if spares > 1 else ''} would wait for nothing: without survive, a job that loses a node ends; "
             "set survive: true, or leave them out"
         )
         yield Finding("spare_nodes", "error", ("slurm.spare_nodes", "survive"), text)

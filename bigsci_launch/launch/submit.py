@@ -43,6 +43,7 @@ TOOLS = (
     "rank_seat.py",
     "rank_program.py",
     "rank_link.py",
+    "rank_orphan.py",
     "rank_rings.py",
     "rank_recorder.py",
     "rank_stacks.py",

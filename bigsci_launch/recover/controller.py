@@ -145,7 +145,7 @@ class Controller:
                 case DropSeat():
                     self._seats.drop(order.seat)
                 case FinishJob():
-                    grace_s = TERMINATION_GRACE_S if self.terminated is not None else LEAVE_S
+                    grace_s = TERMINATION_GRACE_S + LEAVE_S * self._options.step if self.terminated else LEAVE_S
                     self._deadline = time.monotonic() + grace_s
                 case _:
                     self._records.carry_out(order, moment)

@@ -94,3 +94,10 @@ def test_the_trainer_is_not_asked_with_a_signal_that_it_does_not_know(problems: 
     assert text.startswith("run.stop_signal: bsl train does not save on INT")
     for overrides in (["run.stop_signal=TERM"], ["run.stop_signal=INT", "run.command=[a]"]):
         assert problems("", *overrides) == []
+
+
+def test_spare_nodes_are_for_jobs_that_survive(problems: Callable[..., Any]) -> None:
+    (text,) = problems("", "slurm.spare_nodes=1")
+    assert text.startswith("slurm.spare_nodes: 1 spare node would wait for nothing") and "survive: true" in text
+    assert problems("", "slurm.spare_nodes=1", "survive=true") == []
+    assert problems("", "slurm.spare_nodes=1", "survive=true", "slurm.requeue=true") == []

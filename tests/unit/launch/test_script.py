@@ -190,3 +190,57 @@ def test_a_chain_is_requeued_or_waits_behind() -> None:
     assert waiting.chain is not None and (waiting.chain.after, waiting.chain.first) == ("0002", "0003")
     assert "carry_on" not in render_script(request_of("jean-zay-48-nodes"))
     assert request_of("jean-zay-48-nodes", *options, local=True).chain is None
+
+
+SURVIVE = ("survive=true", "slurm.spare_nodes=2", "slurm.node_check=true")
+
+
+def test_a_job_that_survives_outlives_its_nodes_and_has_spare_ones() -> None:
+    script = render_script(request_of("minicluster-4-nodes", *SURVIVE, "slurm.wait_s=60"))
+    lines = script.splitlines()
+    header = [line for line in lines if line.startswith("#SBATCH")]
+    assert "#SBATCH --nodes=6" in header and "#SBATCH --no-kill" in header
+    assert "4 with ranks, and slurm.spare_nodes: 2" in lines[lines.index("#SBATCH --nodes=6") - 1]
+    check, step = script.partition("check_options=(")[2].split("step_options=(")
+    assert "--nodes=6\n" in check
+    options = step.partition("\n)\n")[0].splitlines()
+    assert {"  --no-kill", "  --kill-on-bad-exit=0", "  --wait=0"} <= set(options)
+    assert not [
+        option for option in options if option.startswith(("  --nodes", "  --kill-on-bad-exit=1", "  --wait=60"))
+    ]
+    ranks = request_of("minicluster-4-nodes").topology.world_size
+    assert f"--seats {ranks // 4 * 6} --ranks {ranks} " in step.replace("\\\n", "")
+    assert script.count("srun ") == 3, "comment, check and step"
+
+
+def test_the_program_says_how_a_job_survives() -> None:
+    trainer = render_script(request_of("minicluster-4-nodes", "survive=true"))
+    assert "--level in_place" in trainer and "--survive in_place --standby" in trainer
+    alone = render_script(request_of("minicluster-4-nodes", "survive={standby: false}"))
+    assert "--survive in_place \\\n" in alone
+    program = render_script(request_of("apptainer-own-program", "survive=true"))
+    assert "--level restart" in program and "--survive restart \\\n" in program
+
+
+def test_rank_0_of_any_node_has_the_suffix_of_its_address() -> None:
+    assert "--address-suffix=i" in render_script(request_of("site-keys-4-nodes", "survive=true"))
+    assert "--address-suffix" not in render_script(request_of("minicluster-4-nodes", "survive=true"))
+
+
+@pytest.mark.parametrize("requeue", ["true", "false"])
+def test_what_survive_leaves_to_slurm_is_said(requeue: str) -> None:
+    lines = render_script(request_of("minicluster-4-nodes", *SURVIVE, f"slurm.requeue={requeue}")).splitlines()
+    at = lines.index("#SBATCH --requeue" if requeue == "true" else "#SBATCH --no-requeue")
+    assert "survive" in lines[at - 1]
+
+
+def test_bash_and_shellcheck_read_a_script_that_survives(tmp_path: Path) -> None:
+    for number, shape in enumerate(SHAPES):
+        spares = () if shape.startswith("local") else SURVIVE
+        (tmp_path / f"{number}.sh").write_text(render_script(request_of(shape, "survive=true", *spares)))
+    paths = [str(path) for path in sorted(tmp_path.glob("*.sh"))]
+    for path in paths:
+        subprocess.run(["bash", "-n", path], check=True, timeout=10)
+    if shutil.which("shellcheck"):
+        done = subprocess.run(["shellcheck", *paths], capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0, done.stdout

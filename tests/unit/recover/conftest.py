@@ -52,20 +52,26 @@ class Job:
         self.records: list[dict[str, Any]] = []
         self.answers: list[str | None] = []
         self.dropped: list[int] = []
+        self.archived: list[int] = []
         self.bad_nodes: list[str] = []
         self.code: int | None = None
         self.step: int | None = None
         self.words: dict[int, str] = {}
 
     def take(self, event: JobEvent) -> None:
-        self._carry_out(self.course.take(event, Instant(self.clock, EPOCH + self.clock)))
+        self._carry_out(self.course.take(event, self._now))
+        self._carry_out(self.course.wake(self._now))
 
     def wait(self, seconds: float) -> None:
         """Let time pass, looking ten times a second."""
         end = self.clock + seconds
         while self.clock < end:
             self.clock = min(end, self.clock + 0.1)
-            self._carry_out(self.course.wake(Instant(self.clock, EPOCH + self.clock)))
+            self._carry_out(self.course.wake(self._now))
+
+    @property
+    def _now(self) -> Instant:
+        return Instant(self.clock, EPOCH + self.clock)
 
     def _carry_out(self, orders: Sequence[SeatOrder]) -> None:
         for order in orders:
@@ -75,6 +81,7 @@ class Job:
                 case RecordLine():
                     self.records.append({"event": order.event, "generation": order.generation, **order.fields})
                 case ArchiveRecords():
+                    self.archived.append(order.generation)
                     self.take(Archived(order.generation))
                 case LookAtRanks():
                     step = self.step if order.since is not None else None

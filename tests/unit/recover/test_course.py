@@ -89,7 +89,7 @@ def test_a_rank_that_dies_is_back_in_its_seat_in_the_next_generation(make_job: M
     assert (failed["kind"], failed["rank"], failed["seat"], failed["node"]) == ("died", 2, 2, "n1")
     assert (failed["code"], failed["signal"], failed["died"], failed["noticed"]) == (None, "SIGKILL", 1.0, EPOCH + 1)
     events = [record["event"] for record in job.records]
-    assert events == ["began", "failed", "ended", "began"]
+    assert (events, job.archived) == (["began", "failed", "ended", "began"], [0])
 
 
 def test_a_rank_that_dies_waits_a_moment_for_its_own_seat_before_a_spare_takes_over(make_job: MakeJob) -> None:
@@ -181,7 +181,7 @@ def test_the_job_ends_where_the_layout_may_not_shrink(make_job: MakeJob) -> None
     job.start()
     job.lose(3)
     job.leave()
-    assert job.code == 1
+    assert (job.code, job.archived) == (1, []), "what the ranks have left says how the job ended"
     (gave_up,) = job.records_of("gave_up")
     assert "survive.shrink is false" in gave_up["why"]
     assert "seat 3: its connection was closed" in gave_up["why"]
@@ -311,7 +311,7 @@ def test_what_a_seat_said_before_it_heard_of_the_generation_does_not_count(make_
     assert job.number == 1
     job.ready(2, 0)
     job.kill(0)
-    assert job.number == 1, "rank 2 has not left generation 1"
+    assert [message["do"] for message in job.since_begin(2)] == ["end"], "rank 2 has not left generation 1"
     job.leave()
     assert job.number == 2
 
@@ -477,7 +477,7 @@ def test_a_seat_whose_process_never_lives_long_enough_gets_no_rank(make_job: Mak
     assert job.generation == [0, 5, 2, 3]
 
 
-# ------------------------------------------------------------------------------------------- what people and watchers ask
+# ------------------------------------------------------------------------------------------- what others ask for
 
 
 def test_a_fence_kills_the_rank_and_ends_the_generation(make_job: MakeJob) -> None:

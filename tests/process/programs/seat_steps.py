@@ -1,0 +1,43 @@
+"""A process of a seat that takes a step every 50 ms: `python seat_steps.py FOLDER`.
+
+It stays when its generation ends. When FOLDER/finish exists, it ends with 0.
+"""
+
+import json
+import os
+import select
+import socket
+import sys
+from pathlib import Path
+
+
+def main(folder: Path) -> None:
+    channel = socket.socket(fileno=int(os.environ["BSL_SEAT_FD"]))
+    received, generation, step = b"", None, 0
+
+    def say(word: str, **fields: object) -> None:
+        channel.sendall(json.dumps({"word": word, "generation": generation, **fields}).encode() + b"\n")
+
+    say("warm")
+    while True:
+        if select.select([channel], [], [], 0.05)[0]:
+            data = channel.recv(65536)
+            if not data:
+                os._exit(1)
+            *lines, received = (received + data).split(b"\n")
+            for order in map(json.loads, lines):
+                if order["do"] == "begin":
+                    generation = order["generation"]
+                    say("joined", seconds=0.0)
+                    say("restored", step=step, source="memory", why=None, seconds=0.0)
+                else:
+                    say("left", step=step, seconds=0.0)
+                    generation = None
+        elif generation is not None:
+            step += 1
+            say("stepped", step=step)
+            if (folder / "finish").exists():
+                sys.exit(0)
+
+
+main(Path(sys.argv[1]))

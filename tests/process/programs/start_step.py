@@ -1,0 +1,22 @@
+"""Starts runners on made-up nodes, as srun does: `start_step.py NUM_NODES SEATS_PER_NODE COMMAND ...`.
+
+Each runner has a session of its own, so that a signal to a session takes a runner and its ranks with it.
+"""
+
+import os
+import subprocess
+import sys
+
+
+def main() -> int:
+    num_nodes, per_node = int(sys.argv[1]), int(sys.argv[2])
+    runners = []
+    for seat in range(num_nodes * per_node):
+        node, local = divmod(seat, per_node)
+        place = {"SLURM_PROCID": str(seat), "SLURM_LOCALID": str(local), "SLURMD_NODENAME": f"n{node}"}
+        environment = {**os.environ, **place, "SLURM_NODEID": str(node), "SLURM_NTASKS": str(num_nodes * per_node)}
+        runners.append(subprocess.Popen(sys.argv[3:], env=environment, start_new_session=True))
+    return max(abs(runner.wait()) for runner in runners)
+
+
+sys.exit(main())

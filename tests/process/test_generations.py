@@ -1,0 +1,252 @@
+"""Jobs with `survive`: a real controller, real runners and ranks, which are killed."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bigsci_launch.config.load import dump_resolved, load_run
+from bigsci_launch.procfs import start_ticks
+
+from .toy_controller import wait_until
+
+ROOT = Path(__file__).parents[2]
+PROGRAMS = Path(__file__).parent / "programs"
+MODEL = {"num_layers": 2, "hidden_size": 8, "num_attention_heads": 2, "sequence_length": 8, "vocab_size": 64}
+PRELUDE = """
+import os, signal, sys, time
+RANK, GENERATION = int(os.environ["RANK"]), int(os.environ["BSL_GENERATION"])
+print("up", GENERATION, os.environ["WORLD_SIZE"], flush=True)
+"""
+WAIT = "time.sleep(60)\n"
+
+
+class Job:
+    """An attempt with `survive`, as its records show it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.attempt = folder / "runs" / "run" / "attempts" / "0001"
+        self.process: subprocess.Popen[str] | None = None
+
+    def write(self, program: str, *, dp: int = 4, **more: Any) -> Path:
+        config = {
+            "run": {"name": "run", "command": [sys.executable, "-c", PRELUDE + program]},
+            "slurm": {"site": "local"},
+            "parallelism": {"data_parallel_size": dp},
+            "model": MODEL,
+            "training": {"steps": 10, "micro_batch_size": 1, "global_batch_size": 12},
+            "data": {"prefix": "none"},
+            "survive": True,
+            **more,
+        }
+        path = self.folder / "run.yaml"
+        path.write_text(json.dumps(config))
+        return path
+
+    def submit(self) -> subprocess.Popen[str]:
+        """Start it as a user does, on this machine."""
+        argv = [sys.executable, "-m", "bigsci_launch", "submit", "run.yaml"]
+        return self._start(argv)
+
+    def start_step(self, num_nodes: int, per_node: int, level: str, *program: str, dp: int) -> None:
+        """Start it as a job script of Slurm does, with nodes that are made up."""
+        config = load_run(self.write("pass", dp=dp)).config
+        self.attempt.mkdir(parents=True)
+        (self.attempt / "config.yaml").write_text(dump_resolved(config))
+        options = ["--attempt-dir", str(self.attempt)]
+        self._start(
+            [
+                *(sys.executable, "-I", "-m", "bigsci_launch.recover.controller", *options, "--level", level),
+                *("--seats", str(num_nodes * per_node), "--ranks", str(dp), "--step"),
+                *("--", sys.executable, str(PROGRAMS / "start_step.py"), str(num_nodes), str(per_node)),
+                *(sys.executable, "-I", "-S", str(ROOT / "diagnostics" / "rank_runner.py"), *options),
+                *("--topology", f"dp={dp}", "--ranks-per-node", str(per_node), "--survive", level),
+                *("--", *program),
+            ]
+        )
+
+    def _start(self, argv: list[str]) -> subprocess.Popen[str]:
+        self.process = subprocess.Popen(
+            argv,
+            cwd=self.folder,
+            env={**os.environ, "MASTER_ADDR": "127.0.0.1"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        return self.process
+
+    def end(self) -> int:
+        """Wait for the end. Returns the exit code."""
+        assert self.process is not None
+        self.output = self.process.communicate(timeout=60)[0]
+        return self.process.returncode
+
+    def records(self, event: str = "") -> list[dict[str, Any]]:
+        path = self.attempt / "recover" / "generations.jsonl"
+        lines = path.read_text().splitlines() if path.exists() else []
+        return [record for line in lines if event in ((record := json.loads(line))["event"], "")]
+
+    def wait_for(self, event: str, number: int = 1) -> dict[str, Any]:
+        wait_until(lambda: len(self.records(event)) >= number)
+        return self.records(event)[number - 1]
+
+    def wait_for_step(self, generation: int) -> None:
+        wait_until(
+            lambda: any(
+                (record["generation"], record["phase"]) == (generation, "first_step")
+                for record in self.records("phase")
+            )
+        )
+
+    def log(self, rank: int) -> str:
+        path = self.attempt / "logs" / f"rank-{rank:04d}.log"
+        return path.read_text() if path.exists() else ""
+
+    def pid(self, rank: int, which: str = "pid") -> int:
+        return int(json.loads((self.attempt / "pids" / f"rank-{rank:04d}.json").read_text())[which])
+
+    def exit(self) -> dict[str, Any]:
+        return dict(json.loads((self.attempt / "exit.json").read_text()))
+
+    def processes(self) -> list[int]:
+        """Return every process of the attempt: its folder is in the arguments or in the environment."""
+        found = []
+        for path in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                words = (path / "cmdline").read_bytes() + (path / "environ").read_bytes()
+                if str(self.attempt).encode() in words or str(self.folder).encode() + b"\0" in words:
+                    found.append(int(path.name))
+        return [pid for pid in found if pid != os.getpid() and start_ticks(pid) is not None]
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Iterator[Job]:
+    job = Job(tmp_path)
+    yield job
+    if job.process is not None:
+        job.process.terminate()
+        try:
+            job.process.wait(20)
+        except subprocess.TimeoutExpired:
+            job.process.kill()
+        if job.process.stdout is not None:
+            job.process.stdout.close()
+    for pid in job.processes():
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def test_a_job_continues_after_a_killed_rank_and_a_failed_one(job: Job) -> None:
+    job.write(
+        "time.sleep(0.2)\n"
+        "if (GENERATION, RANK) == (0, 2): os.kill(os.getpid(), 9)\n"
+        "if (GENERATION, RANK) == (1, 1): print('KeyError: 7'); sys.exit(41)\n"
+        "if RANK == 0: print(' iteration  %d/ 10 | loss: 1.0' % (GENERATION + 5), flush=True)\n"
+        "if GENERATION < 2: time.sleep(60)\n"
+    )
+    job.submit()
+    assert job.end() == 0, job.output
+    assert [record["event"] for record in job.records()] == ["began", "failed", "ended"] * 2 + ["began", "finished"]
+    failed = job.records("failed")
+    assert [(each["kind"], each["rank"], each["code"], each["signal"], each["words"]) for each in failed] == [
+        ("died", 2, None, "SIGKILL", None),
+        ("died", 1, 41, None, "KeyError: 7"),
+    ]
+    assert all(0 <= each["noticed"] - each["died"] < 2 for each in failed)
+    assert (job.exit()["reason"], job.exit()["exit_code"], job.exit()["failed_ranks"]) == ("finished", 0, [])
+    left = json.loads((job.attempt / "recover" / "gen-000" / "exits" / "rank-0002.json").read_text())
+    assert left["signal"] == "SIGKILL"
+    assert all(f"up {generation} 4" in job.log(3) for generation in range(3))
+    assert (job.attempt / "recover" / "world_size").read_text() == "4\n"
+    assert not job.processes()
+
+
+def test_three_short_generations_in_a_row_end_the_job_with_the_reason(job: Job) -> None:
+    job.write("time.sleep(0.2)\nif RANK == 1: print('KeyError: 7'); sys.exit(41)\n" + WAIT)
+    job.submit()
+    assert job.end() == 41, job.output
+    (gave_up,) = job.records("gave_up")
+    assert (gave_up["generation"], gave_up["exit_code"], gave_up["rank"]) == (2, 41, 1)
+    assert gave_up["why"].endswith("rank 1 on " + os.uname().nodename + " ended with exit code 41: KeyError: 7")
+    first = job.exit()["first_failure"]
+    assert (job.exit()["reason"], first["rank"], first["code"], first["error"]) == ("crashed", 1, 41, "KeyError: 7")
+    assert not job.processes()
+
+
+def test_a_job_that_is_told_to_end_ends_and_recovers_nothing(job: Job) -> None:
+    job.write("signal.signal(15, lambda *_: (print('saving', flush=True), sys.exit(0)))\n" + WAIT)
+    process = job.submit()
+    wait_until(lambda: all("up 0 4" in job.log(rank) for rank in range(4)))
+    process.send_signal(signal.SIGINT)
+    assert job.end() == 130, job.output
+    assert job.exit()["reason"] == "cancelled"
+    assert all(job.log(rank).count("saving") == 1 for rank in range(4))
+    assert [record["event"] for record in job.records()] == ["began", "gave_up"]
+    assert not job.processes()
+
+
+def test_no_rank_outlives_its_controller(job: Job) -> None:
+    job.start_step(1, 2, "restart", sys.executable, "-c", PRELUDE + WAIT, dp=2)
+    wait_until(lambda: all("up 0 2" in job.log(rank) for rank in range(2)))
+    assert job.process is not None
+    pids = [job.pid(rank, which) for rank in range(2) for which in ("pid", "runner_pid")]
+    job.process.kill()
+    wait_until(lambda: not any(start_ticks(pid) for pid in pids))
+
+
+def fence(job: Job, name: str, generation: int, rank: int) -> dict[str, Any]:
+    """Ask for a rank to be killed, and return the answer."""
+    folder = job.attempt / "recover" / "wishes"
+    folder.mkdir(exist_ok=True)
+    wish = {"kind": "fence", "rank": rank, "generation": generation, "why": "it hangs", "who": "a test", "bundle": "b"}
+    (folder / f".{name}").write_text(json.dumps(wish))
+    (folder / f".{name}").rename(folder / f"{name}.json")
+    done = folder / "done" / f"{name}.json"
+    wait_until(lambda: done.exists() and not (folder / f"{name}.json").exists())
+    return dict(json.loads(done.read_text()))
+
+
+def test_nodes_are_lost_and_ranks_fenced_until_the_job_is_finished(job: Job, tmp_path: Path) -> None:
+    """Three nodes of two seats for four ranks: a spare node is used up, then the layout shrinks."""
+    job.start_step(3, 2, "in_place", sys.executable, str(PROGRAMS / "seat_steps.py"), str(tmp_path), dp=4)
+    job.wait_for_step(0)
+    survivor = job.pid(3)
+
+    answer = fence(job, "early", 7, 1)
+    assert (answer["granted"], answer["bundle"]) == (False, "b")
+    assert answer["refused"] == "it is for generation 7, and generation 0 runs"
+
+    for rank in (0, 1):
+        os.killpg(job.pid(rank, "runner_pid"), signal.SIGKILL)
+    assert [member["seat"] for member in job.wait_for("began", 2)["members"]] == [4, 5, 2, 3]
+    job.wait_for_step(1)
+    assert job.records("left_out")[0]["node"] == "n0"
+
+    assert fence(job, "now", 1, 2)["granted"]
+    assert [member["seat"] for member in job.wait_for("began", 3)["members"]] == [4, 5, 2, 3]
+    job.wait_for_step(2)
+
+    os.killpg(job.pid(0, "runner_pid"), signal.SIGKILL)
+    began = job.wait_for("began", 4)
+    assert (began["topology"]["dp"], [member["seat"] for member in began["members"]]) == (3, [5, 2, 3])
+    job.wait_for_step(3)
+    assert job.pid(2) == survivor, "rank 3 of before has never ended"
+
+    (tmp_path / "finish").touch()
+    assert job.end() == 0, job.output
+    kinds = [(each["generation"], each["kind"]) for each in job.records("failed")]
+    assert kinds == [(0, "lost_node"), (0, "lost_node"), (1, "hung"), (2, "lost_node")]
+    assert [each["phase"] for each in job.records("phase")] == ["joined", "restored", "first_step"] * 4
+    assert (job.attempt / "recover" / "world_size").read_text() == "3\n"
+    assert not job.processes()
