@@ -75,6 +75,13 @@ class Program:
         if self.status is None:
             self._process.send_signal(number)
 
+    def catches(self, number: int) -> bool:
+        """Whether it has a handler for a signal, which a program has only after a while."""
+        with contextlib.suppress(OSError, ValueError, StopIteration), open(f"/proc/{self.pid}/status") as stream:
+            caught = next(line.split()[1] for line in stream if line.startswith("SigCgt:"))
+            return bool(int(caught, 16) >> (number - 1) & 1)
+        return False
+
     def tell(self, message: dict[str, Any]) -> None:
         if self._channel is not None:
             with contextlib.suppress(OSError):

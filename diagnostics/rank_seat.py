@@ -90,6 +90,8 @@ class Seat:
         self.was_told, self.is_final, self.words = False, False, ""
         self.deadline = math.inf
         self.is_stop_wanted = self.is_orphan = False
+        self.asked: tuple[Program | None, int | None] | None = None
+        """Which process was asked to save and stop, and in which generation."""
         self.terminated: float | None = None
         self.exit_code: int | None = None
         """What the runner exits with once no process is left; None while the job continues."""
@@ -160,6 +162,8 @@ class Seat:
         if time.monotonic() >= self.deadline:
             self.kill(self.words, was_told=True)
             self.deadline = math.inf
+        if self.is_stop_wanted:
+            self.pass_stop()
         if program is not None and program.has_stood_still():
             self.kill(f"stopped by SIGSTOP for {STOPPED_S:g} s", was_told=False)
         if self.terminated is not None and self.exit_code is None and (program is None or self.generation is None):
@@ -175,12 +179,17 @@ class Seat:
                     program.signal(signal.SIGTERM)
         elif number == signal.SIGURG or self.is_local:
             self.is_stop_wanted = True
-            self.pass_stop()
+            self.pass_stop(now=True)
 
-    def pass_stop(self) -> None:
-        """Ask the process to save and stop if somebody has asked for that, in whichever generation it was."""
-        if self.is_stop_wanted and self.serving is not None and self.generation is not None:
-            self.serving.signal(self.stop_signal)
+    def pass_stop(self, *, now: bool = False) -> None:
+        """Ask the process to save and stop, in each generation: `now`, as somebody has just asked for it, or once it
+        can take that as such."""
+        program, here = self.serving, (self.serving, self.generation)
+        if program is not None and self.generation is not None and (now or self.asked != here):
+            is_heard = program.catches(self.stop_signal)
+            if now or is_heard:
+                program.signal(self.stop_signal)
+            self.asked = here if is_heard else None
 
     def note_termination(self) -> None:
         self.terminated = time.time()
@@ -366,7 +375,6 @@ class RestartSeat(Seat):
             self.say_ready()
             return
         rank.write_pid(self.serving.pid)
-        self.pass_stop()
 
     def end(self, order: dict[str, Any]) -> None:
         if self.serving is not None:
@@ -421,7 +429,6 @@ class InPlaceSeat(Seat):
         program.output.switch(rank.log)
         rank.write_pid(program.pid)
         program.tell(order)
-        self.pass_stop()
 
     def end(self, order: dict[str, Any]) -> None:
         if self.serving is not None:

@@ -77,8 +77,9 @@ def check_spare_nodes(config: RunConfig, _site: Site) -> Iterator[Finding]:
     """Spare nodes wait for somebody to use them."""
     spares = config.slurm.spare_nodes
     if spares and config.survive is None:
+        named = "1 spare node" if spares == 1 else f"{spares} spare nodes"
         text = (
-            f"{spares} spare node{'s' if spares > 1 else ''} would wait for nothing: without survive, a job that loses a node ends; "
-            "set survive: true, or leave them out"
+            f"{named} would wait for nothing: without survive, a job that loses a node ends; set survive: true, or "
+            "leave them out"
         )
         yield Finding("spare_nodes", "error", ("slurm.spare_nodes", "survive"), text)

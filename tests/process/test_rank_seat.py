@@ -31,6 +31,20 @@ def seat(tmp_path: Path) -> Iterator[ToyController]:
     controller.close()
 
 
+@pytest.fixture(scope="module", autouse=True)
+def stopped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ToyController]:
+    """A seat whose process is stopped while other tests run: it takes ten seconds until it is killed."""
+    controller = ToyController(tmp_path_factory.mktemp("stopped") / "run" / "attempts" / "0001")
+    controller.attempt.mkdir(parents=True)
+    start_level_1(controller, SLEEP)
+    controller.begin(0)
+    wait_until(lambda: "up" in controller.log())
+    controller.stopped_at = time.time()
+    os.kill(controller.record("pids")["pid"], signal.SIGSTOP)
+    yield controller
+    controller.close()
+
+
 def start_level_1(seat: ToyController, program: str, *options: str) -> None:
     seat.start_seat("--survive", "restart", *options, program=[sys.executable, "-c", program])
     seat.wait_for("ready", generation=None)
@@ -126,17 +140,6 @@ def test_a_fence_kills_only_in_its_generation(seat: ToyController) -> None:
     assert (ended["signal"], ended["was_told"]) == ("SIGKILL", True) and "rank 1 hangs" in ended["words"]
 
 
-def test_a_stopped_process_is_killed(seat: ToyController) -> None:
-    start_level_1(seat, SLEEP)
-    seat.begin(0)
-    wait_until(lambda: "up" in seat.log())
-    began = time.monotonic()
-    os.kill(seat.record("pids")["pid"], signal.SIGSTOP)
-    ended = seat.wait_for("ended", generation=0)
-    assert time.monotonic() - began > 9
-    assert (ended["signal"], ended["was_told"], ended["words"]) == ("SIGKILL", False, "stopped by SIGSTOP for 10 s")
-
-
 def test_exit_codes_are_said_and_success_waits_for_the_others(seat: ToyController) -> None:
     start_level_1(seat, "import os; raise SystemExit(7 * (os.environ['BSL_GENERATION'] == '0'))")
     seat.begin(0)
@@ -204,13 +207,16 @@ def test_term_is_passed_on_and_ends_the_seat(seat: ToyController, serves: bool) 
 
 
 def test_a_wish_to_stop_holds_for_later_generations(seat: ToyController) -> None:
-    program = "import signal, sys, time; signal.signal(12, lambda *_: sys.exit(0)); print('up'); time.sleep(600)"
-    start_level_1(seat, program, "--log-limit-mib", "1")
-    seat.begin(0)
+    stops = "import os, signal, sys, time; signal.signal(12, lambda *_: sys.exit(int(os.environ['BSL_GENERATION'])))"
+    start_level_1(seat, f"import time; time.sleep(0.3); {stops}; print('up'); time.sleep(600)")
+    seat.begin(3)
     wait_until(lambda: "up" in seat.log())
     assert seat.runner is not None
     seat.runner.send_signal(signal.SIGUSR2)
-    assert seat.wait_for("ended", generation=0)["code"] == 0
+    assert seat.wait_for("ended", generation=3)["code"] == 3
+    seat.begin(4)
+    assert seat.wait_for("ended", generation=4)["code"] == 4
+    assert seat.log().count("up") == 2
 
 
 # ------------------------------------------------------------------------------------------- level 2: `bsl train`
@@ -293,3 +299,9 @@ def test_processes_that_wait_end_with_their_controller(seat: ToyController) -> N
     seat._connection.shutdown(socket.SHUT_RDWR)
     assert exit_code_of(seat) == 1
     assert not is_alive(first)
+
+
+def test_a_stopped_process_is_killed(stopped: ToyController) -> None:
+    ended = stopped.wait_for("ended", generation=0)
+    assert 9 < ended["time"] - stopped.stopped_at < 30
+    assert (ended["signal"], ended["was_told"], ended["words"]) == ("SIGKILL", False, "stopped by SIGSTOP for 10 s")

@@ -30,6 +30,7 @@ class ToyController:
         self._server = socket.create_server(("127.0.0.1", 0))
         self._connection: socket.socket | None = None
         self._is_silent = False
+        self.stopped_at = 0.0
         self.runner: subprocess.Popen[str] | None = None
         threading.Thread(target=self._serve, daemon=True).start()
 
