@@ -83,6 +83,11 @@ def keepers(nodes: Sequence[str]) -> list[int]:
     return found
 
 
+def without(manifest: Manifest, version: StateVersion) -> list[Holding]:
+    """Return what is held of other states."""
+    return [holding for holding in manifest if holding.version != version]
+
+
 def choose_version(manifests: Sequence[Manifest]) -> Restorable:
     """Return the newest state all of whose units somebody holds; `manifests` are those of all ranks."""
     wholes: dict[StateVersion, list[Mapping[str, int]]] = defaultdict(list)

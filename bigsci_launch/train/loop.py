@@ -12,9 +12,12 @@ from deepspeed.runtime.pipe.engine import PipelineEngine
 
 from bigsci_launch.config.schema.guards import FaultSpec
 from bigsci_launch.config.schema.run import RunConfig
-from bigsci_launch.runs.checkpoints import CheckpointsDir
+from bigsci_launch.errors import CheckpointError
+from bigsci_launch.file_names import checkpoint_tag
+from bigsci_launch.runs.checkpoints import CheckpointsDir, record_path
 from bigsci_launch.topology import Coordinate, Topology
 from bigsci_launch.train.batches import Batches, open_batches
+from bigsci_launch.train.collective import on_first_rank
 from bigsci_launch.train.device.gpu import memory_figures
 from bigsci_launch.train.evaluation import evaluate, format_evaluation, is_evaluation_due
 from bigsci_launch.train.flight_recorder import offered_recorder
@@ -159,7 +162,10 @@ def _choose(
             return None
         load = life.load(config, identity)
     expected = describe(config, topology, TrainingProgress(), identity.run)
-    return choose_checkpoint(load, identity, expected, batches)
+    try:
+        return choose_checkpoint(load, identity, expected, batches)
+    except CheckpointError as error:
+        raise life.refused(error) if life else error from None
 
 
 def _new_faults(config: RunConfig, life: RankLife | None) -> list[FaultSpec]:
@@ -189,21 +195,42 @@ def _run(training: Training, chosen: ChosenCheckpoint | None) -> EndReason:
     first_step, steps = progress.step, training.config.training.steps
     if training.life:
         first_step = training.life.first_step(first_step)
+        if training.life.restores and progress.step > first_step:
+            reason = _follow(training, progress, first_step, ())
+            if reason and progress.step < steps:
+                return reason
     while progress.step < steps:
         progress, words = _step(training, progress)
         if training.life:
             training.life.after_step(progress)
-        reason = _stop_reason(training, words, progress.step - first_step)
-        if reason == "asked" and progress.step < steps:
-            training.wishes.record_stop()
-        asked = words[0].asked.save
-        if reason or asked or progress.step == steps or _is_save_due(training.config, progress.step):
-            _save(training, progress, training.wishes.save_key if asked else None)
-        if not reason and is_evaluation_due(training.config, progress.step):
-            _evaluate(training, progress)
+        reason = _follow(training, progress, first_step, words)
         if reason and progress.step < steps:
             return reason
     return "finished"
+
+
+def _follow(
+    training: Training, progress: TrainingProgress, first_step: int, words: Sequence[StepWord]
+) -> EndReason | None:
+    """Do what is due after a step, and return why training ends with it, if it does.
+
+    There are no `words` if the step was done in an earlier generation, which may have ended before this.
+    """
+    config, step = training.config, progress.step
+    reason = _stop_reason(training, words, step - first_step)
+    if reason == "asked" and step < config.training.steps:
+        training.wishes.record_stop()
+    asked = bool(words) and words[0].asked.save
+    is_save_due = bool(reason) or asked or step == config.training.steps or _is_save_due(config, step)
+    if is_save_due and (words or not _is_saved(training, step)):
+        _save(training, progress, training.wishes.save_key if asked else None)
+    if not reason and is_evaluation_due(config, step):
+        _evaluate(training, progress)
+    return reason
+
+
+def _is_saved(training: Training, step: int) -> bool:
+    return on_first_rank(lambda: record_path(training.checkpoints.folder(checkpoint_tag(step))).is_file())
 
 
 def _resume(training: Training, chosen: ChosenCheckpoint) -> TrainingProgress:
@@ -239,7 +266,7 @@ def _is_save_due(config: RunConfig, step: int) -> bool:
 
 
 def _stop_reason(training: Training, words: Sequence[StepWord], num_own_steps: int) -> EndReason | None:
-    asked = words[0].asked
+    asked = words[0].asked if words else AskedWord()
     if asked.stop or any(word.wants_stop for word in words):
         if not asked.is_exact and training.guards and training.guards.checks_one_more():
             return None

@@ -71,6 +71,7 @@ class Generations:
         config = make_config(self.topology, dataset, {"survive": True, **sections})
         self.folder.config.write_text(dump_resolved(config))
         self._sockets = Path(tempfile.mkdtemp(prefix="bsl-seat-"))
+        self._nodes: list[str] = []
         self.number = -1
         self.seats: list[Seat] = []
         self.retired: list[Seat] = []
@@ -119,6 +120,7 @@ class Generations:
         """Begin a generation with the seats that wait; ranks that have survived keep their numbers."""
         self.topology = Topology.parse(topology) if topology else self.topology
         size = self.topology.world_size
+        self._nodes = list(nodes or self._nodes or ())
         self.until(lambda: len([seat for seat in self.seats if seat.said("warm")]) >= size)
         taken = {seat.rank for seat in self.seats if seat.rank is not None and seat.rank < size}
         free = [rank for rank in range(size) if rank not in taken]
@@ -137,7 +139,7 @@ class Generations:
                 topology={"tp": self.topology.tp, "pp": self.topology.pp, "dp": self.topology.dp},
                 local_world_size=size,
                 node_rank=0,
-                nodes=list(nodes or ["node"] * size),
+                nodes=self._nodes or ["node"] * size,
                 master_addr="127.0.0.1",
                 master_port=port,
             )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,17 +30,26 @@ BF16: dict[str, Any] = {
 Lead = Callable[..., Generations]
 
 
+def data_of(dataset: Path) -> dict[str, Any]:
+    return {"prefix": str(dataset), "held_out": 0.1}
+
+
 @pytest.fixture
 def lead(start_rank: StartRank, dataset: Path, tmp_path: Path) -> Iterator[Lead]:
     """`lead("pp=2,dp=2", {1: "optimizer:3:die"}, training={...})` begins a run; see `programs/seat.py`."""
     led: list[Generations] = []
 
-    def begin(topology: str, suffering: Mapping[int, str] | None = None, **sections: Any) -> Generations:
-        sections["data"] = {"prefix": str(dataset), "held_out": 0.1}
+    def begin(
+        topology: str,
+        suffering: Mapping[int, str] | None = None,
+        nodes: Sequence[str] | None = None,
+        **sections: Any,
+    ) -> Generations:
+        sections["data"] = data_of(dataset)
         found = Generations(start_rank, tmp_path / f"led{len(led)}", dataset, topology, **sections)
         led.append(found)
         found.start(found.topology.world_size, suffering)
-        found.begin()
+        found.begin(nodes=nodes)
         return found
 
     yield begin
@@ -50,8 +59,7 @@ def lead(start_rank: StartRank, dataset: Path, tmp_path: Path) -> Iterator[Lead]
 
 @pytest.fixture(scope="module")
 def undisturbed(finish: Start, dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> Attempt:
-    data = {"prefix": str(dataset), "held_out": 0.1}
-    return finish(tmp_path_factory.mktemp("undisturbed") / "run", "pp=2,dp=2", **BF16, data=data)
+    return finish(tmp_path_factory.mktemp("undisturbed") / "run", "pp=2,dp=2", **BF16, data=data_of(dataset))
 
 
 def losses(attempt: Attempt) -> dict[int, str]:
@@ -115,3 +123,141 @@ def test_a_second_rank_may_be_lost_during_recovery(second: str, rank: int, lead:
     run.lead({0: second})
     assert run.number == 2, run.story()
     require_same(run, undisturbed)
+
+
+def restored(run: Generations) -> list[dict[str, Any]]:
+    """What the ranks of the present generation have said of the state they began with."""
+    return [word for seat in run.members for word in seat.said("restored", run.number)]
+
+
+def test_a_lost_pair_of_buddies_costs_the_steps_since_the_checkpoint(lead: Lead, undisturbed: Attempt) -> None:
+    run = lead("pp=2,dp=2", **BF16)
+    run.until_step(8)
+    run.kill(2, 3)
+    run.lead()
+    assert run.number == 1
+    for word in restored(run):
+        assert (word["source"], word["step"]) == ("checkpoint", 6)
+        assert word["path"].endswith(checkpoint_tag(6))
+        assert word["why"].startswith("nobody holds decay of pp1 tp0 of the state after step ")
+    require_same(run, undisturbed)
+
+
+@pytest.mark.long
+def test_without_a_checkpoint_a_lost_pair_begins_again(lead: Lead, undisturbed: Attempt) -> None:
+    run = lead("pp=2,dp=2", **{**BF16, "checkpoint": {"save_interval": STEPS}})
+    run.until_step(4)
+    run.kill(0, 1)
+    run.lead()
+    assert {(word["source"], word["step"], word["path"]) for word in restored(run)} == {("start", 0, None)}
+    assert all(word["why"] for word in restored(run))
+    assert losses(run.attempt) == losses(undisturbed)
+
+
+@pytest.mark.long
+def test_buddies_on_other_nodes_survive_the_loss_of_a_node(lead: Lead, undisturbed: Attempt) -> None:
+    run = lead("pp=2,dp=2", nodes=["n0", "n0", "n1", "n1"], **BF16)
+    run.until_step(8)
+    run.kill(2, 3)
+    run.lead()
+    assert {word["source"] for word in restored(run)} == {"memory", "buddies"}
+    require_same(run, undisturbed)
+
+
+FP32: dict[str, Any] = {"training": {"steps": STEPS}, "checkpoint": {"save_interval": 6}}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("topology", ["pp=2,dp=2", "tp=2,dp=2", "pp=2,dp=3"])
+def test_fewer_and_more_replicas_train_on_as_closely_as_floating_point_allows(
+    topology: str, lead: Lead, finish: Start, dataset: Path, tmp_path: Path
+) -> None:
+    sizes = {"training": {"steps": STEPS, "global_batch_size": 12}, "checkpoint": {"save_interval": 6}}
+    straight = finish(tmp_path / "straight", topology, **sizes, data=data_of(dataset))
+    run = lead(topology, **sizes)
+    run.until_step(3)
+    run.kill(1)
+    less = topology.replace("dp=2", "dp=1").replace("dp=3", "dp=2")
+    run.end()
+    run.begin(less)
+    run.until_step(8)
+    assert {word["source"] for word in restored(run)} <= {"memory", "buddies"}
+    run.end()
+    run.start(run.topology.world_size + 2 - len(run.seats))
+    run.begin(topology)
+    run.lead()
+    assert {word["source"] for word in restored(run)} <= {"memory", "buddies"}
+    found, wanted = losses(run.attempt), losses(straight)
+    assert found.keys() == wanted.keys()
+    assert consumed(run.attempt) == consumed(straight)
+    for step, value in wanted.items():
+        assert float.fromhex(found[step]) == pytest.approx(float.fromhex(value), rel=1e-6), step
+
+
+@pytest.mark.long
+def test_fewer_replicas_cannot_load_a_checkpoint_of_more_and_say_what_to_do(lead: Lead) -> None:
+    run = lead("pp=2,dp=2", **FP32)
+    run.until_step(8)
+    run.kill(2, 3)
+    run.end()
+    run.begin("pp=2,dp=1")
+    codes = run.finish()
+    assert codes == [4, 4], run.story()
+    for seat in run.members:
+        (word,) = seat.said("final")
+        assert "cannot restore its state from memory (nobody holds decay of pp1 tp0 of the state after" in word["text"]
+        assert "bsl checkpoint convert" in seat.log.read_text()
+
+
+@pytest.mark.long
+def test_a_rank_that_does_not_leave_is_killed_and_its_state_comes_from_its_buddy(
+    lead: Lead, undisturbed: Attempt
+) -> None:
+    run = lead("pp=2,dp=2", {1: "optimizer:9:stop"}, **BF16)
+    run.until(lambda: Path(f"/proc/{run.rank(1).process.pid}/stat").read_text().split(")")[1].split()[0] == "T")
+    assert run.end() == [1]
+    run.start(1)
+    run.begin()
+    run.lead()
+    require_same(run, undisturbed)
+
+
+@pytest.mark.long
+def test_an_error_of_the_run_itself_is_final(lead: Lead) -> None:
+    run = lead("pp=2,dp=2", **BF16, faults=[{"kind": "tied_norm", "step": 1}])
+    codes = run.finish()
+    assert all(code > 1 for code in codes), run.story()
+    assert all(seat.said("final") for seat in run.members)
+
+
+@pytest.mark.long
+def test_copies_that_differ_are_not_restored(lead: Lead, undisturbed: Attempt) -> None:
+    run = lead("pp=2,dp=2", {1: "manifest:2:damage"}, **BF16)
+    run.until_step(8)
+    run.kill(3)
+    run.lead()
+    for word in restored(run):
+        assert (word["source"], word["step"]) == ("checkpoint", 6)
+        assert word["why"].startswith("the copies of decay of pp0 tp0 after step ")
+    require_same(run, undisturbed)
+
+
+RAMP = {"global_batch_size": 24, "rampup": {"start": 8, "increment": 8, "samples": 60}}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("topology", "fate"),
+    [
+        *(("tp=2,pp=2,dp=2", {5: "optimizer:5:die"}), ("dp=4", {2: "words:7:die"}), ("pp=3", {1: "step:6:die"})),
+        *(("tp=4", {3: "optimizer:4:raise"}), ("tp=2,dp=2", {0: "optimizer:1:die", 3: "optimizer:1:die"})),
+    ],
+)
+def test_other_topologies_and_a_ramp_of_the_batch_size(
+    topology: str, fate: Mapping[int, str], lead: Lead, finish: Start, dataset: Path, tmp_path: Path
+) -> None:
+    sections = {**BF16, "training": {**BF16["training"], **RAMP}}
+    straight = finish(tmp_path / "straight", topology, **sections, data=data_of(dataset))
+    run = lead(topology, fate, **sections)
+    run.lead()
+    require_same(run, straight)

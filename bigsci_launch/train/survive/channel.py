@@ -100,8 +100,12 @@ class Channel:
                         return begin
                 self._changed.wait()
 
-    def is_over(self) -> bool:
-        """Return whether the present generation is over."""
+    def is_over(self, patience_s: float = 0.0) -> bool:
+        """Return whether the present generation is over, or is within `patience_s`."""
+        with self._changed:
+            return self._changed.wait_for(self._is_over, patience_s)
+
+    def _is_over(self) -> bool:
         return self._present is not None and self._present <= self._over
 
     def require_present(self) -> None:
@@ -116,7 +120,7 @@ class Channel:
     def wait_for_end(self) -> None:
         """Return once the present generation is over."""
         with self._changed:
-            self._changed.wait_for(self.is_over)
+            self._changed.wait_for(self._is_over)
 
     def leave(self) -> None:
         """Note that this process no longer communicates in the present generation; nothing is ended after that."""

@@ -17,7 +17,7 @@ from bigsci_launch.recover.holding import Shard
 from bigsci_launch.topology import Coordinate
 from bigsci_launch.train.device.gpu import computes_on_gpu
 from bigsci_launch.train.guards.state import partitions
-from bigsci_launch.train.optimizer import choose_kernel, loss_scale
+from bigsci_launch.train.optimizer import choose_kernel, loss_scale, set_learning_rate
 from bigsci_launch.train.state.rng import capture_generators, restore_generators
 from bigsci_launch.train.survive.snapshot import Copy, HeldPart, Shape
 
@@ -73,6 +73,8 @@ def read_state(engine: PipelineEngine, copy: Copy, progress: Mapping[str, int]) 
         {
             **progress,
             "counts": counts,
+            "learning_rate": optimizer.param_groups[0]["lr"],
+            "batch_size": engine.train_batch_size(),
             "counters": {name: int(getattr(engine, name)) for name in _COUNTERS},
             "scaler": {name: value for name, value in scaler.items() if isinstance(value, int | float)},
             "generators": {name: _plain(value) for name, value in capture_generators().items()},
@@ -92,6 +94,8 @@ def write_state(engine: PipelineEngine, copy: Copy, document: Mapping[str, Any])
             state = optimizer.optimizer.state[part.master]
             state["step"] = torch.tensor(count)
             state.update({name: vector.to(part.master.device, copy=True) for name, vector in _moments(vectors)})
+    set_learning_rate(optimizer.param_groups, document["learning_rate"])
+    engine.set_train_batch_size(document["batch_size"])
     choose_kernel(optimizer.optimizer, fused=computes_on_gpu())
     optimizer.update_lp_params()
     engine.module._synchronize_tied_weights()

@@ -14,7 +14,17 @@ import torch.distributed as dist
 from deepspeed.runtime.pipe.engine import PipelineEngine
 
 from bigsci_launch.config.schema.run import RunConfig
-from bigsci_launch.recover.holding import Manifest, Restorable, StateVersion, choose_version, keepers, plan_transfers
+from bigsci_launch.errors import CheckpointError
+from bigsci_launch.recover.holding import (
+    Manifest,
+    Restorable,
+    Shard,
+    StateVersion,
+    choose_version,
+    keepers,
+    plan_transfers,
+    without,
+)
 from bigsci_launch.runs.checkpoints import CheckpointsDir, record_path
 from bigsci_launch.train.identity import RankIdentity
 from bigsci_launch.train.rank_events import RankReport
@@ -52,8 +62,29 @@ class RankLife:
         self._manifests: list[Manifest] = [manifest for manifest, _, _ in everywhere]
         self._memory.reached = max(reached for _, reached, _ in everywhere)
         self._memory.began = next((began for _, _, began in everywhere if began is not None), None)
-        self._restorable = choose_version(self._manifests)
+        self._restorable = self._agree()
         self._memory.keep_only(self._restorable.version)
+
+    def _agree(self) -> Restorable:
+        """Choose the state to restore; one whose copies differ is none. A collective call."""
+        damaged = None
+        while True:
+            found = choose_version(self._manifests)
+            if found.version is None or (apart := self._find_apart(found.version)) is None:
+                return Restorable(found.version, damaged or found.why)
+            damaged = damaged or f"the copies of {apart} after step {found.version.step} differ"
+            self._manifests = [without(manifest, found.version) for manifest in self._manifests]
+
+    def _find_apart(self, version: StateVersion) -> str | None:
+        """Return the first unit of a state whose copies on two ranks differ; a collective call."""
+        everywhere: list[dict[Shard, list[int]]] = [{}] * dist.get_world_size()
+        dist.all_gather_object(everywhere, self._memory.digests(version), group=self._group)
+        seen: dict[Shard, list[int]] = {}
+        for digests in everywhere:
+            for shard, found in digests.items():
+                if seen.setdefault(shard, found) != found:
+                    return shard.unit
+        return None
 
     @property
     def restores(self) -> bool:
@@ -74,6 +105,17 @@ class RankLife:
         records = [record_path(checkpoints.folder(tag)) for tag in checkpoints.tags()]
         has_saved = any(record.is_file() and record.stat().st_mtime >= began for record in records)
         return "auto" if has_saved else config.checkpoint.load
+
+    def refused(self, error: CheckpointError) -> CheckpointError:
+        """Return the error for a checkpoint that this generation cannot load, with the reason why it must."""
+        if self._begin.generation == 0:
+            return error
+        dp = self._begin.topology.dp
+        return CheckpointError(
+            f"generation {self._begin.generation} cannot restore its state from memory ({self._restorable.why}), nor "
+            f"load a checkpoint with {dp} data-parallel replicas: {error.message}",
+            hint=error.hint,
+        )
 
     def joined(self, engine: PipelineEngine, config: RunConfig) -> None:
         """Say that process group and engine stand, and learn what every rank holds from now on; a collective call."""
@@ -124,7 +166,7 @@ class RankLife:
         if not self.restores:
             why = self._restorable.why if self._begin.generation else None
             self._restored = {"source": "checkpoint" if path else "start", "path": path, "why": why}
-        self._report.step = progress.step
+        self._report.step = self._memory.done = progress.step
         self._report.event("restored", generation=self._begin.generation, restored_step=progress.step, **self._restored)
         self._say("restored", step=progress.step, **self._restored)
         self._keep(progress, self._restorable.version or StateVersion(progress.step, self._begin.generation))
@@ -148,6 +190,7 @@ class RankLife:
         """Keep the state after a step, if it is due, and say that the step is done."""
         # What a step computes after its generation was ended is worth nothing.
         self._channel.require_present()
+        self._memory.done = progress.step
         self._memory.release_others([self._shapes[rank] for rank in (self._begin.rank, *self._buddies.kept)])
         if progress.step % self._interval == 0:
             self._keep(progress, StateVersion(progress.step, self._begin.generation))

@@ -20,6 +20,11 @@ from bigsci_launch.train.stop import StopFlag, end_at_once, leave
 from bigsci_launch.train.survive.blocked import end_blocked_communication
 from bigsci_launch.train.survive.channel import Begin, Channel
 
+PATIENCE_S = 0.2
+FINAL_PATIENCE_S = 2.0
+"""Seconds in which the generation may turn out to be over before an error is taken for this rank's own. What a lost
+peer leaves can look like anything; a final error ends the whole job, so there is more time for it."""
+
 
 def live(descriptor: int) -> None:
     """Take part in generations until the run ends."""
@@ -70,7 +75,7 @@ class Survivor:
         report.event("left", generation=begin.generation)
         report.close()
         seconds = round(time.monotonic() - started, 4)
-        self._channel.say("left", generation=begin.generation, step=report.step, seconds=seconds)
+        self._channel.say("left", generation=begin.generation, step=self._memory.done, seconds=seconds)
         return False
 
     def _train(self, begin: Begin, report: RankReport) -> str:
@@ -91,10 +96,12 @@ class Survivor:
 
     def _require_left(self, begin: Begin, report: RankReport, error: BaseException) -> None:
         """Return if `error` only says that the generation is over; otherwise end the process."""
-        if self._channel.is_over():
+        is_lost = _says_lost(error)
+        patience = 0.0 if is_lost else FINAL_PATIENCE_S if isinstance(error, BslError) else PATIENCE_S
+        if self._channel.is_over(patience):
             return
         report.fail(error)
-        if not _says_lost(error):
+        if not is_lost:
             report.close()
             _end(self._channel, error)
         self._channel.say("lost", generation=begin.generation, text=f"{type(error).__name__}: {error}"[:500])

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from bigsci_launch.recover.holding import Holding, Shard, StateVersion
 from bigsci_launch.train.device.gpu import computes_on_gpu
+from bigsci_launch.train.guards.state import digest64
 
 DOCUMENT_BYTES = 1 << 16
 VECTORS = 3
@@ -108,6 +109,8 @@ class Memory:
         self._copies: dict[str, list[Copy]] = {}
         self.reached = 0
         """The last step that a rank of this attempt has begun, as far as this process knows."""
+        self.done = 0
+        """The last step that this process has finished, or restored."""
         self.began: int | None = None
         """The step after which this attempt began."""
 
@@ -117,6 +120,15 @@ class Memory:
 
     def _complete(self) -> Iterator[Copy]:
         return (copy for copies in self._copies.values() for copy in copies if copy.is_complete)
+
+    def digests(self, version: StateVersion) -> dict[Shard, list[int]]:
+        """Return the digests of all shards that are held of a state."""
+        return {
+            shard: [digest64(piece) for piece in copy.pieces(shard)]
+            for copy in self._complete()
+            if copy.version == version
+            for shard in copy.shape.shards
+        }
 
     def find(self, version: StateVersion, shard: Shard) -> Copy | None:
         """Return a copy of a state that holds a shard."""

@@ -1,7 +1,8 @@
 """Runs a rank that an agent leads: `seat.py SOCKET` connects to the agent there and becomes `bigsci_launch.train`.
 
 With SUFFER=POINT:COUNT:HOW in the environment, something happens to the rank right after it has passed that point for
-the COUNT-th time: HOW is `die` (SIGKILL), `stop` (SIGSTOP), `raise` (an exception) or `exit` (exit code 7).
+the COUNT-th time: HOW is `die` (SIGKILL), `stop` (SIGSTOP), `raise` (an exception), `exit` (exit code 7), or `damage`
+(a bit of each copy that it holds changes; at `manifest`).
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ POINTS = {
     "save": ("bigsci_launch.train.state.checkpoint", "DurableCheckpointEngine.save"),
     "commit": ("bigsci_launch.train.state.checkpoint", "save_checkpoint"),
     "evaluation": ("bigsci_launch.train.batches", "Batches.held_out"),
+    "manifest": ("bigsci_launch.train.survive.snapshot", "Memory.manifest"),
     "meeting": ("bigsci_launch.recover.holding", "choose_version"),
     "joining": ("bigsci_launch.train.survive.life", "RankLife.joined"),
     "fetching": ("bigsci_launch.train.survive.restore", "fetch"),
@@ -45,7 +47,7 @@ def suffer_after(point: str, count: int, how: str) -> None:
         result = original(*args, **kwargs)
         passed += 1
         if passed == count:
-            suffer(how)
+            suffer(how, *args)
         return result
 
     setattr(owner, name, run)
@@ -55,7 +57,11 @@ def suffer_after(point: str, count: int, how: str) -> None:
                 setattr(known, name, run)
 
 
-def suffer(how: str) -> None:
+def suffer(how: str, *args: Any) -> None:
+    if how == "damage":
+        for copy in args[0]._complete():
+            next(copy.part_vectors())[1][0, :1] += 1
+        return
     if how == "raise":
         raise RuntimeError("an exception of this rank's own")
     if how == "exit":
