@@ -16,6 +16,7 @@ from bigsci_launch.cli import console
 if TYPE_CHECKING:
     from bigsci_launch.plan.choose.answer import Answer
     from bigsci_launch.plan.choose.search import SearchResult
+    from bigsci_launch.plan.generations.findings import SurvivePrice
     from bigsci_launch.plan.price.calibration import Calibration
 
 SEARCH = "search"
@@ -97,15 +98,19 @@ def search(
         return
     from bigsci_launch.config.load import resolve_run
     from bigsci_launch.plan.choose.answer import calibration_of, find_plans
+    from bigsci_launch.plan.generations.findings import price_of_survive, survive_lines
 
     run, site, _ = resolve_run(config, overrides)
     answer = find_plans(run, site, calibration_of(site, calibration), nodes=nodes, free=free)
+    price = price_of_survive(run, site, answer.calibration) if answer.request.refusal is None else None
     if html:
         _write_page(answer, html)
     if as_json:
-        _answer_json(answer, top)
+        _answer_json(answer, price, top)
     else:
         _answer_text(answer, top, explain=explain, rejected=rejected)
+        if explain:
+            console.answer_lines(survive_lines(price))
     if answer.result is not None and not answer.result.plans:
         ctx.exit(1)
 
@@ -161,16 +166,18 @@ def _survive(
         console.answer_table(words.LOSS_COLUMNS, words.loss_cells(answer.loss))
 
 
-def _answer_json(answer: Answer, top: int) -> None:
+def _answer_json(answer: Answer, price: SurvivePrice | None, top: int) -> None:
+    from bigsci_launch.plan.generations.findings import survive_document
     from bigsci_launch.plan.show import report
 
+    survive = {"survive": survive_document(price)}
     if answer.result is None or answer.calibration is None:
         document = {"schema_version": report.SCHEMA_VERSION, **report.request_document(answer.request), "plans": None}
+        document |= survive
         console.answer_json(document)
         return
-    console.answer_json(
-        report.search_document(answer.request, answer.result, answer.calibration, top, answer.configured)
-    )
+    document = report.search_document(answer.request, answer.result, answer.calibration, top, answer.configured)
+    console.answer_json({**document, **survive})
 
 
 def _answer_text(answer: Answer, top: int, *, explain: bool, rejected: bool) -> None:
@@ -324,13 +331,18 @@ def check(
     """Check the arithmetic of the whole run. Each finding names its keys and its price. Exit with 1 on an error."""
     from datetime import datetime
 
+    from bigsci_launch.config.finding import worst_first
     from bigsci_launch.config.load import resolve_run
     from bigsci_launch.plan.choose.answer import calibration_of
     from bigsci_launch.plan.choose.check import check_document, check_everything, check_lines
+    from bigsci_launch.plan.generations.findings import survive_findings
 
     run, site, _ = resolve_run(config, overrides)
     day = starts.date() if isinstance(starts, datetime) else None
-    findings = check_everything(run, site, calibration_of(site, calibration), starts=day)
+    known = calibration_of(site, calibration)
+    findings = check_everything(run, site, known, starts=day)
+    if not any(finding.is_error for finding in findings):
+        findings = worst_first([*findings, *survive_findings(run, site, known)])
     if as_json:
         console.answer_json(check_document(run.run.name, findings))
     else:

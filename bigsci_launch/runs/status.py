@@ -31,7 +31,7 @@ from bigsci_launch.runs.ending.reconstruct import reconstruct_exit
 from bigsci_launch.runs.find import find_attempt
 from bigsci_launch.runs.generations.read import read_generations
 from bigsci_launch.runs.generations.records import Generations
-from bigsci_launch.runs.generations.samples import Consumed, read_consumed
+from bigsci_launch.runs.generations.samples import RecordedStep, read_recorded_steps
 from bigsci_launch.runs.layout import AttemptDir, RunDir, find_runs, read_json
 from bigsci_launch.runs.restart.restart import Restart, find_restart
 from bigsci_launch.runs.signs import (
@@ -86,7 +86,7 @@ class RunStatus:
     watching: Watching = UNWATCHED
     generations: Generations | None = None
     """Those of an attempt with `survive`; `topology` and the ranks are then those of the newest."""
-    consumed: tuple[Consumed, ...] = ()
+    recorded_steps: tuple[RecordedStep, ...] = ()
     """The newest steps with their samples, where there was more than one generation."""
 
     @property
@@ -128,7 +128,7 @@ def read_status(run: RunDir, name: str | None = None) -> RunStatus:
         restart=find_restart(run, attempt),
         watching=read_watching(run, attempt, time.time()),
         generations=generations,
-        consumed=tuple(read_consumed(attempt)) if generations and len(generations.all) > 1 else (),
+        recorded_steps=tuple(read_recorded_steps(attempt)) if generations and len(generations.all) > 1 else (),
     )
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from bigsci_launch.errors import BslError
 from bigsci_launch.runs.generations.read import read_generations
 from bigsci_launch.runs.generations.records import FIRST_STEP, Generations, Recovery, recoveries
-from bigsci_launch.runs.generations.samples import lost_samples, read_consumed
+from bigsci_launch.runs.generations.samples import read_recorded_steps
 from bigsci_launch.runs.generations.words import (
     LONG_RECOVERY_S,
     began_words,
@@ -64,7 +64,6 @@ class GenerationWatch:
                 yield self._finding(each, found)
 
     def _finding(self, back: Recovery, found: Generations) -> RunFinding:
-        lost = lost_samples(back, read_consumed(self._attempt))
         left_out = [left_out_words(each) for each in (*back.failed.left_out, *back.generation.left_out)]
         sentence = began_words(back, has_phases=found.have_phases)
         name, now = self._attempt.name, time.time()
@@ -76,7 +75,11 @@ class GenerationWatch:
             name,
             back.first_step,
             back.failed.cause.noticed if back.failed.cause else None,
-            (timing_words(back, has_phases=found.have_phases), source_words(back, lost), *left_out),
+            (
+                timing_words(back, has_phases=found.have_phases),
+                source_words(back, read_recorded_steps(self._attempt)),
+                *left_out,
+            ),
             cleared=now,
         )
 

@@ -155,3 +155,14 @@ def test_a_reproduction_that_fails_to_start_says_why() -> None:
     trial = Trial(find_reproduction("H01"), 4, 1, {"MASTER_PORT": "no port"}, timeout_s=60.0)
     with pytest.raises(LabError, match=r"rank \d of the reproduction has ended: .*no port"), reproduce(trial):
         pass
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("name", "fenced"), [("H01", [1]), ("H55", [1]), ("H00", [])])
+def test_under_survive_the_culprit_is_fenced_and_what_is_healthy_is_left_alone(name: str, fenced: list[int]) -> None:
+    """That a watcher has a rank fenced, and the job continues, is in test_watch.py; these are reproductions."""
+    argv = [*BSL, "hang-lab", "run", name, "--recover", "--json"]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=400, check=False)
+    document = json.loads(done.stdout)
+    assert [each["rank"] for each in document["fenced"]] == fenced, document
+    assert document["is_right"] and done.returncode == 0, document

@@ -29,6 +29,7 @@ from bigsci_launch.runs.generations.read import read_generations
 from bigsci_launch.runs.generations.records import Generations
 from bigsci_launch.runs.generations.words import failure_words
 from bigsci_launch.runs.layout import AttemptDir, write_json
+from bigsci_launch.spy.taxonomy import State
 from bigsci_launch.topology import Topology
 
 HANG_S, WATCH_S = 300.0, 90.0
@@ -49,13 +50,14 @@ def recover(trial: Trial, *, hang_s: float = HANG_S, watch_s: float = WATCH_S) -
     reproduction = trial.reproduction
     if reproduction.stage:
         raise LabError(f"{reproduction.name} needs preparations on the node, which --recover does not make")
-    if reproduction.is_hang:
+    must_end = reproduction.is_hang or State.CRASHED in reproduction.states
+    if must_end:
         trial = replace(trial, arguments=(*trial.arguments, "--steps", str(NUM_STEPS)))
     folder = Path(tempfile.mkdtemp(prefix="bsl-lab-"))
     try:
         began = time.monotonic()
         with _submitted(trial, topology, folder) as (attempt, process):
-            limit_s = hang_s if reproduction.is_hang else watch_s
+            limit_s = hang_s if must_end else watch_s
             while process.poll() is None and time.monotonic() - began < limit_s:
                 time.sleep(POLL_S)
             outcome = _outcome(attempt, time.monotonic() - began)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from textwrap import shorten
 
 from bigsci_launch.runs.generations.records import (
@@ -15,6 +16,7 @@ from bigsci_launch.runs.generations.records import (
     RankFailure,
     Recovery,
 )
+from bigsci_launch.runs.generations.samples import RecordedStep, lost_samples, replayed_steps
 from bigsci_launch.topology.words import agree, name_ranks
 from bigsci_launch.units import format_age
 
@@ -104,18 +106,18 @@ def timing_words(found: Recovery, *, has_phases: bool) -> str:
     return ", ".join([*known, *([f"not known: {', '.join(unknown)}"] if unknown else [])])
 
 
-def source_words(found: Recovery, lost_samples: int | None) -> str:
+def source_words(found: Recovery, recorded: Sequence[RecordedStep]) -> str:
     """`continued after step 811 from the copies of buddies; 1 step replayed, 0 samples lost`."""
     if found.source is None:
         return "where it continued from is not known: its program does not say"
     source = SOURCES.get(found.source, f"from {found.source!r}, which this version does not know")
     step = "" if found.step is None else f" after step {found.step}"
     why = f" ({found.why})" if found.why else ""
-    count = found.replayed
+    count, lost_ones = replayed_steps(found, recorded), lost_samples(found, recorded)
     steps = "steps replayed: unknown" if count is None else f"{count} {'step' if count == 1 else 'steps'} replayed"
-    lost = "samples lost: unknown" if lost_samples is None else f"{lost_samples} samples lost"
-    if lost_samples is not None and lost_samples < 0:
-        lost = f"{-lost_samples} samples consumed twice"
+    lost = "samples lost: unknown" if lost_ones is None else f"{lost_ones} samples lost"
+    if lost_ones is not None and lost_ones < 0:
+        lost = f"{-lost_ones} samples consumed twice"
     return f"continued{step} {source}{why}; {steps}, {lost}"
 
 

@@ -38,7 +38,7 @@ def status_document(status: RunStatus) -> dict[str, Any]:
             {"name": each.node.name, "raw_state": each.node.raw_state, "fate": each.fate, "sign_age_s": each.sign_age_s}
             for each in status.unreachable_nodes
         ],
-        "generations": generations_document(status.generations, status.consumed, status.asked),
+        "generations": generations_document(status.generations, status.recorded_steps, status.asked),
         "exit": status.exit,
         "cancelled_by": status.cancelled_by,
         "next": next_document(status),

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 from bigsci_launch.runs.generations.records import Generation, Generations, Recovery, recoveries
-from bigsci_launch.runs.generations.samples import Consumed, lost_samples
+from bigsci_launch.runs.generations.samples import RecordedStep, lost_samples, replayed_steps
 from bigsci_launch.runs.generations.words import (
     failure_words,
     left_out_words,
@@ -23,7 +23,7 @@ MOST_SHOWN = 5
 
 
 def generation_facts(
-    found: Generations | None, consumed: Sequence[Consumed], asked: float, *, may_run: bool
+    found: Generations | None, steps: Sequence[RecordedStep], asked: float, *, may_run: bool
 ) -> list[tuple[str, str]]:
     """Return lines about the generations of an attempt; nothing without `survive`."""
     if found is None:
@@ -36,7 +36,7 @@ def generation_facts(
         facts += [
             (f"recovery {each.generation.number}", recovery_words(each, has_phases=found.have_phases)),
             ("", timing_words(each, has_phases=found.have_phases)),
-            ("", source_words(each, lost_samples(each, consumed))),
+            ("", source_words(each, steps)),
         ]
     facts += [("left out", left_out_words(each)) for generation in found.all for each in generation.left_out]
     if found.gave_up is not None:
@@ -63,7 +63,7 @@ def _size(generation: Generation) -> str:
 
 
 def generations_document(
-    found: Generations | None, consumed: Sequence[Consumed], asked: float
+    found: Generations | None, steps: Sequence[RecordedStep], asked: float
 ) -> dict[str, Any] | None:
     """Return the part of the JSON document of `bsl status` that is about generations; None without `survive`."""
     if found is None:
@@ -77,12 +77,12 @@ def generations_document(
         "exit_code": found.exit_code,
         "gave_up": found.gave_up,
         "unknown": list(found.unknown),
-        "all": [_document(each, came_back.get(each.number), found, consumed) for each in found.all],
+        "all": [_document(each, came_back.get(each.number), found, steps) for each in found.all],
     }
 
 
 def _document(
-    generation: Generation, back: Recovery | None, found: Generations, consumed: Sequence[Consumed]
+    generation: Generation, back: Recovery | None, found: Generations, steps: Sequence[RecordedStep]
 ) -> dict[str, Any]:
     cause = generation.cause
     return {
@@ -96,11 +96,11 @@ def _document(
         "cause": failure_words(cause, generation) if generation.is_disturbed else None,
         "ended": asdict(generation.ended) if generation.ended else None,
         "left_out": [asdict(each) for each in generation.left_out],
-        "recovery": _recovery_document(back, found, consumed) if back else None,
+        "recovery": _recovery_document(back, found, steps) if back else None,
     }
 
 
-def _recovery_document(back: Recovery, found: Generations, consumed: Sequence[Consumed]) -> dict[str, Any]:
+def _recovery_document(back: Recovery, found: Generations, steps: Sequence[RecordedStep]) -> dict[str, Any]:
     return {
         "text": recovery_words(back, has_phases=found.have_phases),
         "seconds": {
@@ -116,6 +116,6 @@ def _recovery_document(back: Recovery, found: Generations, consumed: Sequence[Co
         "why": back.why,
         "step": back.step,
         "first_step": back.first_step,
-        "steps_replayed": back.replayed,
-        "samples_lost": lost_samples(back, consumed),
+        "steps_replayed": replayed_steps(back, steps),
+        "samples_lost": lost_samples(back, steps),
     }

@@ -127,7 +127,7 @@ def _ranks(status: RunStatus) -> list[tuple[str, str]]:
 
 
 def _generations(status: RunStatus) -> list[tuple[str, str]]:
-    return generation_facts(status.generations, status.consumed, status.asked, may_run=_may_run(status))
+    return generation_facts(status.generations, status.recorded_steps, status.asked, may_run=_may_run(status))
 
 
 def output_text(last: LastOutput, asked: float) -> str:

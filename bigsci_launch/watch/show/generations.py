@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 
 from bigsci_launch.runs.generations.records import Generation, recoveries
-from bigsci_launch.runs.generations.samples import lost_samples
 from bigsci_launch.runs.generations.words import back_words, failure_words, source_words, timing_words
 from bigsci_launch.runs.status import RunStatus
 
@@ -24,7 +23,7 @@ def generation_rows(status: RunStatus) -> list[list[str]]:
         recovery = back.get(generation.number)
         came, seconds = "", ""
         if recovery is not None:
-            source = source_words(recovery, lost_samples(recovery, status.consumed))
+            source = source_words(recovery, status.recorded_steps)
             came = f"{back_words(recovery, has_phases=found.have_phases)}; {source}"
             seconds = timing_words(recovery, has_phases=found.have_phases)
         ended = failure_words(generation.cause, generation) if generation.is_disturbed else ""

@@ -281,7 +281,7 @@ def _left_out(number: int, ledger: object) -> list[str]:
 def _present_generation(view: RunOverview, *, may_run: bool) -> list[tuple[str, str]]:
     """Return the line about the newest generation, and which nodes are left out."""
     status = view.status
-    facts = generation_facts(status.generations, status.consumed, status.asked, may_run=may_run)
+    facts = generation_facts(status.generations, status.recorded_steps, status.asked, may_run=may_run)
     return [(name, text) for name, text in facts if name in ("generation", "left out", "gave up")]
 
 

@@ -94,6 +94,7 @@ ROOMS_INSIDE: dict[str, dict[str, set[str]]] = {
         "calibrate": {"shape", "price"},
         "choose": {"shape", "price"},
         "survive": {"shape", "price", "choose"},
+        "generations": {"shape", "price", "choose", "survive"},
         "show": {"shape", "price", "choose", "survive"},
     },
 }

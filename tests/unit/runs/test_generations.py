@@ -102,10 +102,26 @@ def test_a_recovery_is_told_with_its_cause_its_phases_and_what_was_done_again(
 
 def test_samples_that_the_next_step_does_not_consume_are_lost(trial: Any, records: GenerationRecords) -> None:
     kill_rank_5(trial, records)
-    report(trial, 4, 12, 200, consumed=13 * 16)
+    report(trial, 4, 12, 296.5, consumed=13 * 16)
     assert "16 samples lost" in invoke("status")
-    report(trial, 4, 12, 100, consumed=11 * 16)
+    report(trial, 4, 12, 296.4, consumed=11 * 16)
     assert "16 samples consumed twice" in invoke("status")
+
+
+def test_a_step_that_the_controller_has_missed_is_seen_in_the_records_to_be_done_again(
+    trial: Any, records: GenerationRecords
+) -> None:
+    """Ranks tell the controller their steps once a second."""
+    for step in range(8, 13):
+        report(trial, 4, step, 600 - step)
+    records.clock = trial.now - 300
+    records.fails("hung", 5, "n2", signal="SIGKILL", words="it sleeps")
+    records.ends(11, 0.4)
+    records.begins(WHOLE, NODES)
+    records.comes_back(11, "buddies", joined=0.5, restored=0.8, first=1.4)
+    assert "0 steps replayed, samples lost: unknown" in invoke("status")
+    report(trial, 4, 12, 298.3)
+    assert "1 step replayed, 0 samples lost" in invoke("status")
 
 
 def test_what_was_not_recorded_is_said_to_be_unknown(trial: Any, records: GenerationRecords) -> None:

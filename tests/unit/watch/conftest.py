@@ -18,6 +18,7 @@ from bigsci_launch.watch.judge.course import Course
 from bigsci_launch.watch.judge.expected import Expected
 from bigsci_launch.watch.judge.silence import Noticed, Silence
 from bigsci_launch.watch.sighting import Sighting
+from tests.generation_records import GenerationRecords
 
 STEP_S = 100.0
 
@@ -84,6 +85,21 @@ def bloom(tmp_path: Path) -> RunDir:
         if rank != TOPOLOGY.world_size - 1:
             beat(attempt, rank, "step", 0)
     return run
+
+
+def lose_a_node(run: RunDir) -> GenerationRecords:
+    """Have node n5 of the newest attempt lost, and its ranks replaced by those of a spare node."""
+    found = GenerationRecords(run.attempt("0002"), time.time() - 300)
+    nodes = [f"n{rank // 4}" for rank in range(TOPOLOGY.world_size)]
+    found.begins(TOPOLOGY, nodes, ["n96"])
+    found.comes_back(50, "checkpoint", joined=20.0, restored=30.0, first=140.0)
+    found.clock += 200
+    found.fails("lost_node", 20, "n5", noticed_s=None)
+    found.ends(72, 3.0)
+    found.write("left_out", node="n5", reason="lost", until=None)
+    found.begins(TOPOLOGY, ["n96" if node == "n5" else node for node in nodes])
+    found.comes_back(72, "buddies", joined=1.0, restored=2.5, first=92.0)
+    return found
 
 
 def beat(attempt: AttemptDir, rank: int, phase: str, age_s: float) -> None:

@@ -18,7 +18,7 @@ from bigsci_launch.runs.watching.beat import Health, own_beat, write_beat
 from bigsci_launch.runs.watching.ledger import Act, RunFinding, clear_finding, raise_finding, record_act
 from bigsci_launch.watch.show.live import StyledLine, live_lines, plain_line, read_live_view, sparkline
 
-from .conftest import beat
+from .conftest import beat, lose_a_node
 
 FINDING = RunFinding("hang", "h", "no step for 7 min; rank 77 (dp3 pp2 tp1) on n19 left the schedule", 1.0)
 
@@ -62,6 +62,18 @@ def test_steps_come_from_the_rank_that_reports_them(bloom: RunDir) -> None:
     shown = texts(live_lines(read_live_view(bloom), 120, 40))
     assert shown[2].startswith("step 100/200  loss 4.91  105 s per step  150 TFLOP/s  ")
     assert re.fullmatch(r"s per step [▁█]{50} 105 to 106", shown[4])
+
+
+def test_a_recovery_is_a_line_while_it_lasts_and_when_it_is_over(bloom: RunDir) -> None:
+    records = lose_a_node(bloom)
+    shown = texts(live_lines(read_live_view(bloom), 120, 40))
+    assert shown[3] == "generation 1 began after node n5 was lost: back at step 73 after 1 min 35 s"
+    records.clock = time.time() - 4
+    records.fails("died", 77, "n19", signal="SIGKILL")
+    line = texts(live_lines(read_live_view(bloom), 140, 40))[3]
+    assert re.match(
+        r"recovering for \d\.\d s since rank 77 \(dp3 pp2 tp1\) on n19 died \(SIGKILL\); the ranks leave", line
+    )
 
 
 def test_steps_of_a_foreign_program_come_from_its_log(bloom: RunDir) -> None:

@@ -24,7 +24,7 @@ from bigsci_launch.watch.show.history import read_history
 from bigsci_launch.watch.show.overview import points_of, read_overview
 from bigsci_launch.watch.show.page import render_run_page
 
-from .conftest import write_steps
+from .conftest import lose_a_node, write_steps
 
 FINDING = RunFinding(
     "hang", "h", "rank 77 <script>left()</script>", 1.0, "0002", 90, 0.5, ("as on 04-30",), "/runs/bloom/spy/1"
@@ -113,6 +113,16 @@ def test_health_is_what_a_living_watcher_says(bloom: RunDir) -> None:
     assert health() == "finding steps as usual"
     write_beat(bloom, replace(here, start_ticks=1))
     assert re.match(r"unknown watcher agent died .* ago; it last said: steps as usual", health())
+
+
+def test_generations_of_the_newest_attempt_are_on_the_page(bloom: RunDir) -> None:
+    assert "Generations" not in page_of(bloom)
+    lose_a_node(bloom)
+    text = " ".join(Reader(page_of(bloom)).texts)
+    assert "1, 384 ranks (tp=4,pp=12,dp=8)" in text and "n5 is left out as long as the attempt lasts: lost" in text
+    table = text.partition("Generations of attempt 0002")[2].partition("Attempts")[0]
+    assert "node n5 was lost" in table and "back at step 73 after 1 min 35 s" in table
+    assert "left 3.00 s, seats ready 0.00 s, grouped 1.00 s, restored 1.50 s, first step 89.50 s" in table
 
 
 def test_what_nobody_was_told_is_on_the_page(bloom: RunDir) -> None:

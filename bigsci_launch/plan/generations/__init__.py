@@ -1,0 +1,1 @@
+"""What `survive` costs, and what a spare node is worth."""
