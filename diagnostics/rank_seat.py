@@ -397,6 +397,7 @@ class InPlaceSeat(Seat):
 
     num_failed_starts = 0
     """Processes in a row that ended before they were ready."""
+    is_standby_told = False
 
     def open(self) -> None:
         self.serving = self.start()
@@ -426,7 +427,7 @@ class InPlaceSeat(Seat):
         if program is None or self.generation is not None:
             say(f"rank_runner: {self.name} cannot begin generation {order['generation']}")
             return
-        rank = self.make_rank(order, program.rings)
+        rank, self.is_standby_told = self.make_rank(order, program.rings), False
         program.output.switch(rank.log)
         rank.write_pid(program.pid)
         program.tell(order)
@@ -442,6 +443,7 @@ class InPlaceSeat(Seat):
         word = message.get("word")
         if word == "warm":
             program.is_warm, self.num_failed_starts = True, 0
+            self.tell_standby()
         if program is not self.serving or self.exit_code is not None:
             return
         if word == "final":
@@ -453,9 +455,19 @@ class InPlaceSeat(Seat):
             self.say_ready()
         elif word == "left":
             self.note_leaving(program)
-        elif word == "stepped" and self.options.standby and self.standby is None and self.may_try():
-            # Not before: it would compete for the processor with those that begin.
-            self.standby = self.start()
+        elif word == "stepped" and self.options.standby:
+            if self.standby is None and self.may_try():
+                # Not before: it would compete for the processor with those that begin.
+                self.standby = self.start()
+            self.tell_standby()
+
+    def tell_standby(self) -> None:
+        """Say once in each generation that a standby waits."""
+        if self.rank is None or self.generation is None or self.is_standby_told:
+            return
+        if self.standby is not None and self.standby.is_warm:
+            self.is_standby_told = True
+            self.link.say("rank", generation=self.generation, rank=self.rank.number, word="standby", time=time.time())
 
     def note_leaving(self, program: Program) -> None:
         """The process has left its rank and waits."""

@@ -6,6 +6,8 @@ from typing import Any
 
 SOURCES = ("memory", "buddies", "checkpoint", "start")
 """Where state came from, the best first: a generation is as good as its worst rank."""
+WORDS = ("joined", "restored", "stepped", "standby")
+"""What every rank says in a generation. The last one: a standby waits next to it."""
 MAX_WITHOUT_PROGRESS = 3
 SHORT_S = 60.0
 """A generation that tells no step, and lived for less than this, made no progress."""
@@ -16,7 +18,7 @@ class Phases:
 
     def __init__(self, world_size: int) -> None:
         self._world_size = world_size
-        self._said: dict[str, dict[int, dict[str, Any]]] = {"joined": {}, "restored": {}, "stepped": {}}
+        self._said: dict[str, dict[int, dict[str, Any]]] = {word: {} for word in WORDS}
         self._is_recorded: set[str] = set()
         self.step: int | None = None
         """The newest step that any rank has finished, or restored."""
