@@ -57,7 +57,7 @@ class Controller:
 
     def __init__(self, options: argparse.Namespace, rules: Rules) -> None:
         self._options = options
-        self._course = JobCourse(rules)
+        self._course = JobCourse(rules, now())
         self._inbox: queue.SimpleQueue[JobEvent] = queue.SimpleQueue()
         self._token = secrets.token_hex(16)
         self._seats = Seats(self._token, is_local=not options.step)

@@ -22,6 +22,7 @@ from bigsci_launch.recover.orders import (
     RankSaid,
     RanksSeen,
     RecordLine,
+    SayLine,
     SeatJoined,
     SeatLost,
     SeatOrder,
@@ -45,12 +46,13 @@ class Job:
     """A controller's course, and what it has ordered so far. With `is_disk_stuck`, nobody looks for last words."""
 
     def __init__(self, rules: Rules, seats: Sequence[Seat]) -> None:
-        self.course = JobCourse(rules)
         self.seats = seats
         self.clock = 0.0
+        self.course = JobCourse(rules, self._now)
         self.told: dict[int, list[dict[str, Any]]] = {seat.number: [] for seat in seats}
         self.records: list[dict[str, Any]] = []
         self.answers: list[str | None] = []
+        self.said: list[str] = []
         self.dropped: list[int] = []
         self.archived: list[int] = []
         self.bad_nodes: list[str] = []
@@ -90,6 +92,8 @@ class Job:
                     self.take(RanksSeen(order.generation, step, words))
                 case WishAnswer():
                     self.answers.append(order.refused)
+                case SayLine():
+                    self.said.append(order.text)
                 case DropSeat():
                     self.dropped.append(order.seat)
                 case LeaveOut():

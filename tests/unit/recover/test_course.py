@@ -50,6 +50,17 @@ def test_a_seat_that_never_says_hello_is_waited_for_and_then_done_without(make_j
     assert job.records_of("began")[0]["spares"] == [{"seat": 0, "node": "n0"}]
 
 
+def test_it_says_what_it_waits_for_but_not_all_the_time(make_job: MakeJob) -> None:
+    job = make_job("restart")
+    job.start(1, 2, 3)
+    for seat in (1, 2):
+        job.wait(8)
+        job.join(seat)
+    job.wait(15)
+    waiting = [text for text in job.said if text.startswith("waiting")]
+    assert waiting == ["waiting: seats 2-3 have not connected", "waiting: seats 3 have not connected"]
+
+
 def test_seats_that_never_came_are_named_if_the_others_do_not_suffice(make_job: MakeJob) -> None:
     job = make_job("restart", shrink=False)
     job.start(1, 3)
