@@ -33,18 +33,20 @@ class Layout:
 
 @dataclass(frozen=True, slots=True)
 class Injury:
-    """What is done to `victims`, `delay_s` after `moment` has come, at the earliest in `step`."""
+    """What is done to `victims`, `delay_s` after `moment` has come.
+
+    `wait` is how many steps are finished before, counted from when all standbys wait. In the first step, none do yet.
+    """
 
     kind: str
     moment: str
-    step: int
+    wait: int
     delay_s: float
     victims: tuple[int, ...]
 
     def __str__(self) -> str:
         who = "+".join(map(str, self.victims))
-        where = "" if self.moment in ("in the first step", "in the recovery") else f" (step {self.step})"
-        return f"{self.kind} of rank {who} {self.moment}{where}"
+        return f"{self.kind} of rank {who} {self.moment}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +75,7 @@ LAYOUTS = (
 
 SHRINKING = (Layout(1, 2, 2, "fp32", 0.0), Layout(1, 1, 4, "fp32", 0.0), Layout(2, 1, 2, "fp32", 0.0))
 
-STEPS, SAVE_EVERY, EVALUATE_EVERY = 24, 6, 8
+STEPS, SAVE_EVERY, EVALUATE_EVERY = 40, 6, 8
 LONGEST_STEP_S = 0.4
 
 
@@ -81,7 +83,7 @@ def draw_case(seed: int) -> Case:
     """Return the case of a seed. Every kind, moment and layout comes in turn; the rest is drawn."""
     draw = random.Random(seed)
     kind = draw.choices(KINDS, (50, 12, 12, 8, 18))[0]
-    layout = draw.choice(SHRINKING if kind == "runner" else LAYOUTS)
+    layout = draw.choices(SHRINKING)[0] if kind == "runner" else draw.choices(LAYOUTS, (3, 3, 3, 2, 3, 3, 2))[0]
     moment = draw.choices(MOMENTS, (36, 10, 14, 12, 14, 14))[0]
     first = _draw(draw, kind, "in a step" if moment == "in the recovery" else moment, layout)
     if moment != "in the recovery":
@@ -93,10 +95,6 @@ def draw_case(seed: int) -> Case:
 def _draw(draw: random.Random, kind: str, moment: str, layout: Layout) -> Injury:
     number = 2 if kind == "kill" and moment == "in a step" and draw.random() < 0.3 else 1
     victims = tuple(sorted(draw.sample(range(layout.ranks), number)))
-    step = {
-        "in the first step": 1,
-        "in a save": SAVE_EVERY * draw.randint(1, 3),
-        "in an evaluation": EVALUATE_EVERY * draw.randint(1, 2),
-    }.get(moment, draw.randint(3, STEPS - 4))
+    wait = draw.randint(0, 6)
     longest = 1.5 if moment == "in the recovery" else LONGEST_STEP_S if moment == "in a step" else 0.02
-    return Injury(kind, moment, step, draw.random() * longest, victims)
+    return Injury(kind, moment, wait, draw.random() * longest, victims)

@@ -21,7 +21,7 @@ from recovering.cases import EVALUATE_EVERY, SAVE_EVERY, STEPS, Case, Injury, La
 BSL = "from bigsci_launch.cli.main import main; main()"
 LIMIT_S = 240.0
 POLL_S = 0.002
-HEARTBEAT = {"in a step": "step", "in the first step": "step", "in a save": "save", "in an evaluation": "eval"}
+HEARTBEAT = {"in a step": "step", "in a save": "save", "in an evaluation": "eval"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,14 +121,19 @@ def _wait_for_moment(
 def _has_come(attempt: AttemptDir, layout: Layout, injury: Injury) -> bool:
     if injury.moment == "in the recovery":
         return any(record["event"] == "failed" for record in read_generations(attempt))
+    if injury.moment == "in the first step":
+        return any(each["phase"] == "step" for each in _events(attempt, injury.victims[0], "heartbeat"))
+    waiting = next((each["time"] for each in read_generations(attempt) if each.get("phase") == "standby"), None)
+    if waiting is None:
+        return False
+    teller = layout.tp * layout.dp * (layout.pp - 1)
+    done = [each for each in _events(attempt, teller, "step") if each["time"] > waiting]
+    if len(done) < injury.wait:
+        return False
     if injury.moment == "at the end of a step":
-        teller = layout.tp * layout.dp * (layout.pp - 1)
-        return any(each["step"] >= injury.step for each in _events(attempt, teller, "step"))
-    phase = HEARTBEAT[injury.moment]
-    return any(
-        each["step"] >= injury.step and each["phase"] == phase
-        for each in _events(attempt, injury.victims[0], "heartbeat")
-    )
+        return len(done) > injury.wait and time.time() - done[-1]["time"] < 0.02
+    last = _events(attempt, injury.victims[0], "heartbeat")[-1]
+    return bool(last["phase"] == HEARTBEAT[injury.moment] and time.time() - last["time"] < 0.02)
 
 
 def _events(attempt: AttemptDir, rank: int, kind: str) -> list[dict[str, Any]]:

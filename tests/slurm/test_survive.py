@@ -162,7 +162,6 @@ def test_without_a_spare_node_the_reason_is_the_lost_one(cluster: SlurmCluster, 
     victim = nodes_of(first)[3]
     assert cluster.bsl("cluster", "kill-node", victim).returncode == 0
     run.wait_for_state("FAILED", timeout_s=100)
-    print(json.dumps(run.exit(), indent=1), run.output(), (run.directory / "attempts/0001/recover/generations.jsonl").read_text())
     assert (run.exit()["reason"], run.exit()["first_failure"]["node"]) == ("node_failure", victim)
     [gave_up] = events(run, "gave_up")
     assert gave_up["exit_code"] == run.exit()["exit_code"] != 0
