@@ -56,6 +56,7 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--rank", type=int, help="global rank; default: Slurm's variables")
     parser.add_argument("--survive", choices=("restart", "in_place"), help="serve the ranks that a controller names")
     parser.add_argument("--standby", action="store_true", help="keep a second process ready, with --survive in_place")
+    parser.add_argument("--check", action="store_true", help="try the node after a rank has died, with --survive")
     parser.add_argument("--seat", type=int, help="number of the seat; default: Slurm's variables")
     parser.add_argument("--stop-signal", choices=STOP_SIGNALS, default="USR2", help="asks the program to save and stop")
     parser.add_argument("--log-limit-mib", type=int, default=0, help="largest size of a log; 0: no limit")

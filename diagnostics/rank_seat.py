@@ -23,6 +23,7 @@ import socket
 import threading
 import time
 
+from rank_check import NodeCheck, NodeVerdict
 from rank_link import Link, OfferedPort
 from rank_log import StampedLog, say
 from rank_process import TERMINATION_LAG_S, Rank, all_axes, node_name, run_variables, signal_name
@@ -79,6 +80,8 @@ class Seat:
         self.events: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self.logs: dict[str, StampedLog] = {}
         self.port = OfferedPort()
+        only_own_gpu = options.survive == "in_place"
+        self.check = NodeCheck(self.local_rank, only_own_gpu=only_own_gpu, is_local=self.is_local, events=self.events)
         self.serving: Program | None = None
         self.standby: Program | None = None
         self.rank: Rank | None = None
@@ -129,6 +132,8 @@ class Seat:
             self.lose_controller()
         elif isinstance(event, dict):
             self.obey(event)
+        elif isinstance(event, NodeVerdict):
+            self.note_verdict(event)
         else:
             program, message = event
             if message is not None:
@@ -318,7 +323,15 @@ class Seat:
         if self.terminated is not None:
             self.leave(code)
         elif self.exit_code is None:
+            if self.options.check and code != 0 and not self.was_told:
+                self.check.begin()
             self.follow(program, code)
+
+    def note_verdict(self, verdict: NodeVerdict) -> None:
+        self.check.end(verdict.fault)
+        if verdict.fault is not None:
+            self.link.say("unfit", words=verdict.fault)
+        self.say_ready()
 
     def say_ended(self, code: int | None, ended_by: str | None, moment: float) -> None:
         self.link.say(
@@ -343,7 +356,8 @@ class Seat:
             program.rings.remove()
 
     def say_ready(self) -> None:
-        self.link.say("ready", generation=self.over, port=self.port.find())
+        if not self.check.is_running and not self.check.is_unfit:
+            self.link.say("ready", generation=self.over, port=self.port.find())
 
 
 class RestartSeat(Seat):
