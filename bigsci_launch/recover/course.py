@@ -60,8 +60,8 @@ LOOK_S = 3.0
 MAX_DEATHS = 3
 """A seat whose process dies so often before it takes a rank gets none."""
 LEFT_OUT_S = 86400.0
-SAY_AFTER_S = 10.0
-"""A generation that has not begun after this long says what it waits for."""
+SAY_EVERY_S = 10.0
+"""A generation that has not begun after this long says what it waits for, and then again when that has changed."""
 
 
 class JobStage(Enum):
@@ -76,9 +76,9 @@ class JobStage(Enum):
 class JobCourse:
     """Decides about one job. `take` and `wake` return what to do; `exit_code` is None until the job is over."""
 
-    def __init__(self, rules: Rules) -> None:
+    def __init__(self, rules: Rules, now: Instant) -> None:
         self._rules = rules
-        self._now = self._since = Instant(0.0, 0.0)
+        self._now = self._since = now
         self._stage = JobStage.GATHER
         self._orders: list[SeatOrder] = []
         self._seats: dict[int, Seat] = {}
@@ -89,13 +89,13 @@ class JobCourse:
         self._newest_seat: float | None = None
         self._run: Running | None = None
         self._cause: GenerationFailure | None = None
-        self._is_archived = True
+        self._is_archiving, self._is_archived = False, True
         self._leave_due: float | None = None
         """When the seats are told to leave after the job was told to end."""
         self._code: int | None = None
         self._silent_nodes: set[str] = set()
         self._progress = StandstillCount(knows_steps=rules.level == "in_place")
-        self._waiting_for = ""
+        self._waiting_for, self._said_at = "", 0.0
 
     @property
     def generation(self) -> Formation | None:
@@ -108,15 +108,17 @@ class JobCourse:
         return 0 if ended_well else self._code
 
     def take(self, event: JobEvent, now: Instant) -> list[SeatOrder]:
-        """Note what has happened, and return what to do about it."""
+        """Note what has happened, and return what to do about it at once. `wake` does the rest: a large job has many
+        events at a time, and who takes part is decided after the last of them."""
         self._now = now
         self._note(event)
-        return self._move_on()
+        return self._flush()
 
     def wake(self, now: Instant) -> list[SeatOrder]:
-        """Return what to do because time has passed."""
+        """Return what to do because of all that has happened, and because time has passed."""
         self._now = now
-        return self._move_on()
+        self._move_on()
+        return self._flush()
 
     # ------------------------------------------------------------------------------------------ what has happened
 
@@ -278,7 +280,7 @@ class JobCourse:
 
     # ------------------------------------------------------------------------------------------ what is done about it
 
-    def _move_on(self) -> list[SeatOrder]:
+    def _move_on(self) -> None:
         before = None
         while before is not self._stage:
             before = self._stage
@@ -290,12 +292,12 @@ class JobCourse:
                 self._see_out(self._run)
             elif self._stage is JobStage.LEAVE:
                 self._see_off()
+
+    def _flush(self) -> list[SeatOrder]:
         orders, self._orders = self._orders, []
         return orders
 
     def _gather(self) -> None:
-        if not self._is_archived:
-            return
         usable = {number: seat for number, seat in self._seats.items() if self._deaths[number] < MAX_DEATHS}
         began = None if self._newest_seat is None else max(self._since.clock, self._newest_seat)
         decision = RollCall(
@@ -307,20 +309,35 @@ class JobCourse:
             gone=self._gone,
             waited_s=None if began is None else self._now.clock - began,
         ).decide()
-        if isinstance(decision, LineUp):
+        if isinstance(decision, LineUp) and self._has_archived():
             self._begin(decision)
+        elif isinstance(decision, LineUp):
+            return
         elif isinstance(decision, CannotBegin):
             self._give_up(self._cause.status if self._cause else 1, decision.why)
-        elif decision.text != self._waiting_for and began is not None and self._now.clock - began >= SAY_AFTER_S:
-            self._waiting_for = decision.text
-            self._order(SayLine(f"waiting: {decision.text}"))
+        else:
+            self._say_what_is_waited_for(decision.text)
+
+    def _say_what_is_waited_for(self, text: str) -> None:
+        """Say it when it has changed, and not too often: seats become ready one by one."""
+        if text != self._waiting_for and self._now.clock >= max(self._since.clock, self._said_at) + SAY_EVERY_S:
+            self._waiting_for, self._said_at = text, self._now.clock
+            self._order(SayLine(f"waiting: {text}"))
+
+    def _has_archived(self) -> bool:
+        """Whether nothing is left of the ranks of the generation before. What is left when there is no other one says
+        how the job ended."""
+        if self._run is not None and not self._is_archiving:
+            self._is_archiving, self._is_archived = True, False
+            self._order(ArchiveRecords(self._run.number))
+        return self._is_archived
 
     def _begin(self, line: LineUp) -> None:
         number = self._run.number + 1 if self._run else 0
         first = line.seats[0]
         generation = Formation(number, line, (self._rules.address_of(first), self._ready[first.number]))
         self._run = Running(generation, self._now)
-        self._stage = JobStage.RUN
+        self._stage, self._is_archiving = JobStage.RUN, False
         taken = self._run.ranks
         spares = [{"seat": n, "node": seat.node} for n, seat in sorted(self._seats.items()) if n not in taken]
         self._record(
@@ -354,11 +371,10 @@ class JobCourse:
             self._order(TellSeat(run.seat(rank), run.kill_message("it did not exit")))
 
     def _can_grow(self, run: Running) -> bool:
-        """Whether a late seat allows more replicas. Only where that costs no more than one step."""
+        """Whether a late seat allows more replicas. Only where ranks tell their steps: there, it costs one at most.
+        Programs that start again would lose all since their last checkpoint."""
         topology, wanted = run.generation.topology, self._rules.wanted
-        if self._rules.level == "restart" or topology.dp == wanted.topology.dp or not run.phases.has_stepped:
-            return False
-        if run.done:
+        if topology.dp == wanted.topology.dp or not run.phases.has_stepped or run.done:
             return False
         spares = [number for number in self._ready if number not in run.ranks and self._deaths[number] < MAX_DEATHS]
         dp = replicas_for(wanted, len(run.inside) + len(spares))
@@ -423,7 +439,6 @@ class JobCourse:
         seconds = round(ended.clock - began_to_end.clock, 3)
         self._record("ended", {"step": step, "seconds": seconds, "killed": sorted(run.killed)})
         if not failures:
-            self._archive(run)
             return
         self._cause = cause = failures[0]
         stands_still = self._progress.note(step, began_to_end.clock - run.began.clock)
@@ -436,12 +451,6 @@ class JobCourse:
             where = f"at step {last}" if last is not None else "without a step that is known"
             text = f"{MAX_WITHOUT_PROGRESS} generations in a row ended {where}, the last because {cause}"
             self._give_up(cause.status, text)
-        else:
-            self._archive(run)
-
-    def _archive(self, run: Running) -> None:
-        self._is_archived = False
-        self._order(ArchiveRecords(run.number))
 
     def _terminate(self, number: int) -> None:
         """End the job because it was told to. Whoever tells the controller tells the ranks too, a moment later at the

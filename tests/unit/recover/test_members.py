@@ -42,6 +42,18 @@ def test_a_spare_seat_takes_the_place_of_a_lost_one_and_the_others_keep_their_ra
     assert numbers(after(wanted, before, seats, 3)) == [0, 1, 2, 4], "the same node"
 
 
+def test_a_spare_on_the_same_node_is_nearer_than_one_with_the_same_local_rank() -> None:
+    seats = seats_on(3, 3)
+    wanted, before = first(Topology(dp=2), seats)
+    assert numbers(after(wanted, before, seats, 1)) == [0, 2]
+
+
+def test_the_smallest_spare_node_that_suffices_is_taken() -> None:
+    seats = seats_on(1, 2, 1)
+    wanted = WantedLayout(Topology(), shrink=False)
+    assert numbers(after(wanted, LineUp(Topology(), (seats[0],)), seats, 0)) == [3]
+
+
 def test_a_whole_spare_node_takes_the_place_of_a_lost_one() -> None:
     seats = seats_on(2, 2, 1, 2)
     wanted, before = first(Topology(tp=2, dp=2), seats)
@@ -68,6 +80,13 @@ def test_two_damaged_replicas_make_one_whole() -> None:
     wanted, before = first(Topology(pp=2, dp=2), seats)
     line = after(wanted, before, seats, 0, 3)
     assert numbers(line) == [1, 2], "the first stage of replica 1 and the second of replica 0"
+
+
+def test_a_rank_with_the_state_of_a_place_is_better_there_than_a_spare() -> None:
+    seats = [Seat(number, node, node, 0, 0) for number, node in enumerate("abcdc")]
+    topology = Topology(pp=2, dp=2)
+    line = after(WantedLayout(topology, shrink=True), LineUp(topology, tuple(seats[:4])), seats, 1, 2)
+    assert numbers(line) == [0, 3], "seat 4 is on the node of the lost one, but seat 3 has its stage"
 
 
 def test_the_global_batch_is_kept_or_nobody_takes_part() -> None:
