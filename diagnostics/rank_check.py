@@ -82,7 +82,8 @@ def fault_in(output: str) -> str | None:
             continue
         try:
             record = json.loads(line[len(PREFIX) :])
-            broken = [f"{test['name']}: {test['why']}" for test in record.get("tests", ()) if test["status"] == "failed"]
+            failed = [test for test in record.get("tests", ()) if test["status"] == "failed"]
+            broken = [f"{test['name']}: {test['why']}" for test in failed]
         except (ValueError, LookupError, TypeError, AttributeError):
             continue
         if broken:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from enum import Enum
 from typing import Any
 
-from bigsci_launch.recover.gathering import CannotBegin, RollCall
+from bigsci_launch.recover.gathering import CannotBegin, RollCall, seats_to_avoid
 from bigsci_launch.recover.generation import Formation, GenerationFailure, Instant, Level, LineUp, Seat, cause_first
 from bigsci_launch.recover.members import Rules, replicas_for
 from bigsci_launch.recover.orders import (
@@ -33,30 +33,23 @@ from bigsci_launch.recover.orders import (
     SeatNeverCame,
     SeatOrder,
     SeatReady,
+    SeatUnfit,
     TellSeat,
     Terminated,
     WatcherWish,
     WishAnswer,
 )
 from bigsci_launch.recover.phases import MAX_WITHOUT_PROGRESS, StandstillCount
-from bigsci_launch.recover.running import Running
+from bigsci_launch.recover.running import DROP_AFTER_S, FINAL_S, KILL_AFTER_S, LOOK_S, Running
 from bigsci_launch.topology import compress_ranks
 
 GRACE_S: Mapping[Level, float] = {"restart": 5.0, "in_place": 10.0}
 """How long ranks may take to leave a generation that has ended. Their runners then kill them."""
-KILL_AFTER_S = 5.0
-"""After the grace: the runner is told to kill a rank if it has not said that it did."""
-DROP_AFTER_S = 15.0
-"""After the grace: a seat whose rank cannot be killed is given up."""
 LOST_PEER_S = 5.0
 """How long ranks may say that they have lost a peer before the generation ends, although no rank has died."""
-FINAL_S = 10.0
-"""How long a rank may take to exit after it has said that its error is final."""
 TERMINATION_LAG_S = 1.0
 TERMINATION_GRACE_S = 30.0
 """Time from TERM to KILL when the job is cancelled: Slurm's default KillWait."""
-LOOK_S = 3.0
-"""How long the next generation may wait for the last words of this one, if the disk is slow."""
 MAX_DEATHS = 3
 """A seat whose process dies so often before it takes a rank gets none."""
 LEFT_OUT_S = 86400.0
@@ -133,6 +126,8 @@ class JobCourse:
                 self._gone[event.seat] = f"its runner ended with exit code {event.code} before it connected"
             case SeatReady():
                 self._note_ready(event)
+            case SeatUnfit():
+                self._note_unfit(event)
             case RankEnded():
                 self._note_ended(event)
             case RankSaid():
@@ -192,9 +187,23 @@ class JobCourse:
     def _leave_out_if_lost(self, node: str, why: str) -> None:
         if any(seat.node == node for seat in self._seats.values()):
             return
-        self._record("left_out", {"node": node, "reason": "lost", "until": self._now.time + LEFT_OUT_S})
+        self._record_left_out(node, "lost")
         if node in self._silent_nodes:
-            self._order(LeaveOut(node, why))
+            self._order(LeaveOut(node, "lost", why))
+
+    def _note_unfit(self, event: SeatUnfit) -> None:
+        seat = self._seats.get(event.seat)
+        if seat is None:
+            return
+        for number in seats_to_avoid(seat, self._usable(), self._rules.wanted.topology.world_size):
+            self._deaths[number] = MAX_DEATHS
+            self._gone[number] = f"{seat.node} failed a check: {event.words}"
+            self._ready.pop(number, None)
+        self._record_left_out(seat.node, f"failed a check: {event.words}")
+        self._order(LeaveOut(seat.node, "failed_check", event.words))
+
+    def _usable(self) -> dict[int, Seat]:
+        return {number: seat for number, seat in self._seats.items() if self._deaths[number] < MAX_DEATHS}
 
     def _note_ready(self, event: SeatReady) -> None:
         run = self._run
@@ -298,7 +307,7 @@ class JobCourse:
         return orders
 
     def _gather(self) -> None:
-        usable = {number: seat for number, seat in self._seats.items() if self._deaths[number] < MAX_DEATHS}
+        usable = self._usable()
         began = None if self._newest_seat is None else max(self._since.clock, self._newest_seat)
         decision = RollCall(
             wanted=self._rules.wanted,
@@ -480,6 +489,9 @@ class JobCourse:
     @property
     def _grace_s(self) -> float:
         return GRACE_S[self._rules.level]
+
+    def _record_left_out(self, node: str, reason: str) -> None:
+        self._record("left_out", {"node": node, "reason": reason, "until": self._now.time + LEFT_OUT_S})
 
     def _record(self, event: str, fields: dict[str, Any]) -> None:
         self._order(RecordLine(event, self._run.number if self._run else None, fields))

@@ -15,6 +15,8 @@ SAME_SEAT_S = 2.0
 """How long a lost process may take to be replaced in its own seat, if a spare seat is ready."""
 FIRST_READY_S = 600.0
 """How long programs may take to import everything, when a job starts on a cold file system."""
+SAY_AFTER_S = 10.0
+"""A generation that has not begun after this long says what it waits for."""
 READY_S = 120.0
 """The same for the process that replaces one, if there is no spare."""
 
@@ -89,3 +91,12 @@ class RollCall:
             parts.append(f"seats that were not ready in time: {compress_ranks(late)}")
         parts += [f"seat {number}: {text}" for number, text in sorted(self.gone.items())[:4]]
         return "; ".join(parts)
+
+
+def seats_to_avoid(unfit: Seat, seats: Mapping[int, Seat], world_size: int) -> list[int]:
+    """Return which seats get no rank because the node of one failed a check: all of that node if the layout fits
+    without it, else that one alone. `seats` are those that could take a rank until now."""
+    elsewhere = sum(seat.node != unfit.node for seat in seats.values())
+    if elsewhere < world_size:
+        return [unfit.number]
+    return [number for number, seat in seats.items() if seat.node == unfit.node]

@@ -46,6 +46,14 @@ class SeatReady:
 
 
 @dataclass(frozen=True, slots=True)
+class SeatUnfit:
+    """A check after the death of a rank has found its node broken."""
+
+    seat: int
+    words: str
+
+
+@dataclass(frozen=True, slots=True)
 class RankEnded:
     """The process in a seat has ended; `generation` and `rank` are None for one that only waited."""
 
@@ -129,6 +137,7 @@ JobEvent: TypeAlias = (
     | SeatLost
     | SeatNeverCame
     | SeatReady
+    | SeatUnfit
     | RankEnded
     | RankSaid
     | WatcherWish
@@ -188,6 +197,7 @@ class LeaveOut:
     """Remember a node as bad."""
 
     node: str
+    reason: Literal["lost", "failed_check"]
     evidence: str
 
 

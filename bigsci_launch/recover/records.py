@@ -107,7 +107,9 @@ class Records:
 
     def _leave_out(self, order: LeaveOut) -> None:
         run = self._attempt.path.parent.parent
-        entry = make_entry(order.node, "lost", order.evidence, cluster=os.environ.get("SLURM_CLUSTER_NAME") or None)
+        entry = make_entry(
+            order.node, order.reason, order.evidence, cluster=os.environ.get("SLURM_CLUSTER_NAME") or None
+        )
         document = {**asdict(entry), "run": run.name, "attempt": self._attempt.name}
         add_nodes(node_memory(run.parent), [type(entry)(**document)])
 

@@ -11,6 +11,14 @@ from bigsci_launch.recover.phases import Phases
 
 STOPPED = "stopped by SIGSTOP"
 """How the words of a runner begin that has killed its rank because something had stopped it."""
+KILL_AFTER_S = 5.0
+"""After the grace: the runner is told to kill a rank if it has not said that it did."""
+DROP_AFTER_S = 15.0
+"""After the grace: a seat whose rank cannot be killed is given up."""
+FINAL_S = 10.0
+"""How long a rank may take to exit after it has said that its error is final."""
+LOOK_S = 3.0
+"""How long the next generation may wait for the last words of this one, if the disk is slow."""
 
 
 class Running:

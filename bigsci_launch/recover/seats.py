@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from bigsci_launch.recover.generation import Seat
-from bigsci_launch.recover.orders import JobEvent, RankEnded, RankSaid, SeatJoined, SeatLost, SeatReady
+from bigsci_launch.recover.orders import JobEvent, RankEnded, RankSaid, SeatJoined, SeatLost, SeatReady, SeatUnfit
 
 BEAT_S = 1.0
 LEASE_S = 15.0
@@ -213,6 +213,8 @@ def event_of(seat: int, message: dict[str, Any]) -> JobEvent:
     said = fields.pop("say")
     if said == "ready":
         return SeatReady(seat, fields["generation"], int(fields["port"]))
+    if said == "unfit":
+        return SeatUnfit(seat, str(fields["words"]))
     if said == "ended":
         return RankEnded(
             seat,

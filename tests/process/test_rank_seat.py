@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import socket
 import sys
@@ -154,6 +155,21 @@ def test_exit_codes_are_said_and_success_waits_for_the_others(seat: ToyControlle
     assert not [each for each in seat.said if each["say"] == "ready" and each["generation"] == 1]
 
 
+def test_a_node_is_tried_after_a_rank_has_died_and_a_bad_one_is_not_ready_again(seat: ToyController) -> None:
+    start_level_1(seat, "raise SystemExit(7)", "--check")
+    seat.begin(0)
+    seat.wait_for("ended", generation=0)
+    seat.wait_for("ready", generation=0, timeout_s=40)
+    assert not [each for each in seat.said if each["say"] == "unfit"]
+    assert seat.runner is not None
+    # From now on, no file can grow beyond 8 MiB on this "node".
+    resource.prlimit(seat.runner.pid, resource.RLIMIT_FSIZE, (8 << 20, 8 << 20))
+    seat.begin(1)
+    seat.wait_for("ended", generation=1)
+    assert "64 MiB cannot be written to /dev/shm: File too large" in seat.wait_for("unfit", timeout_s=40)["words"]
+    assert not [each for each in seat.said if each["say"] == "ready" and each["generation"] == 1]
+
+
 def test_a_program_that_cannot_be_started_is_said(seat: ToyController) -> None:
     seat.start_seat("--survive", "restart", program=["/no/such/program"])
     seat.wait_for("ready")
@@ -259,9 +275,9 @@ def test_a_standby_takes_over(seat: ToyController) -> None:
     assert seat.log("seat-0001") == ["starts []"]
     seat.begin(0)
     seat.wait_for("rank", word="stepped", generation=0)
-    wait_until(lambda: seat.log("seat-0001") == ["starts []", "starts []"])
+    seat.wait_for("rank", word="standby", generation=0)
+    assert seat.log("seat-0001") == ["starts []", "starts []"]
     first = seat.serving(0)["pid"]
-    time.sleep(0.5)
     killed = time.monotonic()
     os.kill(first, signal.SIGKILL)
     assert seat.wait_for("ended", generation=0)["signal"] == "SIGKILL"

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from bigsci_launch.recover.members import BatchSizes
-from bigsci_launch.recover.orders import RankEnded, SeatNeverCame
+from bigsci_launch.recover.orders import RankEnded, SeatNeverCame, SeatUnfit
 
 from .conftest import EPOCH, Job
 
@@ -147,6 +147,32 @@ def test_a_whole_spare_node_replaces_a_lost_one_which_is_left_out(make_job: Make
     assert (left_out["node"], left_out["reason"], left_out["until"]) == ("n0", "lost", EPOCH + 86400)
     assert job.bad_nodes == ["n0"]
     assert len(job.records_of("ended")) == 1, "two seats of one node are one end"
+
+
+def test_no_rank_is_placed_on_a_node_that_failed_a_check(make_job: MakeJob) -> None:
+    job = make_job("restart", nodes=(2, 2, 2))
+    job.start()
+    job.end(1, code=1)
+    job.take(SeatUnfit(1, "shared memory: it is full"))
+    for rank in (0, 2, 3):
+        job.end(rank, signal="SIGTERM", was_told=True)
+        job.ready(rank)
+    job.wait(3)
+    assert job.generation == [4, 5, 2, 3], "the whole node is avoided"
+    assert job.records_of("left_out")[0]["reason"] == "failed a check: shared memory: it is full"
+    assert job.bad_nodes == ["n0"]
+
+
+def test_only_the_seat_that_failed_a_check_is_avoided_if_the_others_are_needed(make_job: MakeJob) -> None:
+    job = make_job("restart", nodes=(2, 2, 1))
+    job.start()
+    job.end(1, code=1)
+    job.take(SeatUnfit(1, "gpu: a wrong product"))
+    for rank in (0, 2, 3):
+        job.end(rank, signal="SIGTERM", was_told=True)
+        job.ready(rank)
+    job.wait(3)
+    assert job.generation == [0, 4, 2, 3]
 
 
 def test_a_node_whose_runners_closed_their_connections_is_not_called_bad(make_job: MakeJob) -> None:
