@@ -142,7 +142,7 @@ class Seat:
     def obey(self, order: dict[str, Any]) -> None:
         what, generation = order.get("do"), order.get("generation")
         if what == "leave":
-            self.leave(int(order.get("code") or 0))
+            self.leave(int(order.get("code") or 0), float(order.get("grace_s") or LEAVE_GRACE_S))
         elif self.exit_code is not None:
             return
         elif what == "begin":
@@ -217,14 +217,15 @@ class Seat:
     def note_standby_end(self, program: Program) -> None:
         """Only seats at level 2 have a standby."""
 
-    def leave(self, code: int) -> None:
-        """End everything; the runner exits with `code`."""
+    def leave(self, code: int, grace_s: float = LEAVE_GRACE_S) -> None:
+        """End everything; the runner exits with `code`. Programs that got TERM already do not get it twice."""
         if self.exit_code is None:
             self.exit_code = code
             self.was_told, self.words = True, self.words or "the job is over"
-            self.deadline = time.monotonic() + LEAVE_GRACE_S
+            self.deadline = time.monotonic() + grace_s
             for program in self.programs():
-                program.signal(signal.SIGTERM)
+                if self.terminated is None:
+                    program.signal(signal.SIGTERM)
                 program.close()
 
     def lose_controller(self) -> None:

@@ -57,7 +57,7 @@ class Controller:
 
     def __init__(self, options: argparse.Namespace, rules: Rules) -> None:
         self._options = options
-        self._course = JobCourse(rules)
+        self._course = JobCourse(rules, now())
         self._inbox: queue.SimpleQueue[JobEvent] = queue.SimpleQueue()
         self._token = secrets.token_hex(16)
         self._seats = Seats(self._token, is_local=not options.step)
@@ -173,7 +173,7 @@ def now() -> Instant:
 def rules_of(config: RunConfig, options: argparse.Namespace) -> Rules:
     """Return what the run file says about the job."""
     survive = config.survive or SurviveSection()
-    topology = config.parallelism.topology(options.ranks or options.seats)
+    topology = config.parallelism.topology(options.seats)
     batches = batches_of(config) if config.run.starts_trainer else None
     return Rules(
         options.level,
@@ -221,7 +221,6 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--attempt-dir", type=Path, required=True)
     parser.add_argument("--level", choices=("restart", "in_place"), required=True)
     parser.add_argument("--seats", type=int, required=True, help="how many runners there are, spares included")
-    parser.add_argument("--ranks", type=int, help="how many of them have a rank at first; default: all")
     parser.add_argument("--step", action="store_true", help="the command starts all runners, on several nodes")
     parser.add_argument("--address-suffix", default="", help="appended to a node's name for the address of rank 0")
     parser.add_argument(

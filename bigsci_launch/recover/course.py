@@ -60,8 +60,8 @@ LOOK_S = 3.0
 MAX_DEATHS = 3
 """A seat whose process dies so often before it takes a rank gets none."""
 LEFT_OUT_S = 86400.0
-SAY_AFTER_S = 10.0
-"""A generation that has not begun after this long says what it waits for."""
+SAY_EVERY_S = 10.0
+"""A generation that has not begun after this long says what it waits for, and then again when that has changed."""
 
 
 class JobStage(Enum):
@@ -76,9 +76,9 @@ class JobStage(Enum):
 class JobCourse:
     """Decides about one job. `take` and `wake` return what to do; `exit_code` is None until the job is over."""
 
-    def __init__(self, rules: Rules) -> None:
+    def __init__(self, rules: Rules, now: Instant) -> None:
         self._rules = rules
-        self._now = self._since = Instant(0.0, 0.0)
+        self._now = self._since = now
         self._stage = JobStage.GATHER
         self._orders: list[SeatOrder] = []
         self._seats: dict[int, Seat] = {}
@@ -95,7 +95,7 @@ class JobCourse:
         self._code: int | None = None
         self._silent_nodes: set[str] = set()
         self._progress = StandstillCount(knows_steps=rules.level == "in_place")
-        self._waiting_for = ""
+        self._waiting_for, self._said_at = "", 0.0
 
     @property
     def generation(self) -> Formation | None:
@@ -315,9 +315,14 @@ class JobCourse:
             return
         elif isinstance(decision, CannotBegin):
             self._give_up(self._cause.status if self._cause else 1, decision.why)
-        elif decision.text != self._waiting_for and began is not None and self._now.clock - began >= SAY_AFTER_S:
-            self._waiting_for = decision.text
-            self._order(SayLine(f"waiting: {decision.text}"))
+        else:
+            self._say_what_is_waited_for(decision.text)
+
+    def _say_what_is_waited_for(self, text: str) -> None:
+        """Say it when it has changed, and not too often: seats become ready one by one."""
+        if text != self._waiting_for and self._now.clock >= max(self._since.clock, self._said_at) + SAY_EVERY_S:
+            self._waiting_for, self._said_at = text, self._now.clock
+            self._order(SayLine(f"waiting: {text}"))
 
     def _has_archived(self) -> bool:
         """Whether nothing is left of the ranks of the generation before. What is left when there is no other one says

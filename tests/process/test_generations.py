@@ -28,6 +28,12 @@ RANK, GENERATION = int(os.environ["RANK"]), int(os.environ["BSL_GENERATION"])
 print("up", GENERATION, os.environ["WORLD_SIZE"], flush=True)
 """
 WAIT = "time.sleep(60)\n"
+# Nobody continues before rank 0 has printed its line, and its runner has had time to write it.
+TOGETHER = """
+if RANK == 0: open(f"generation-{GENERATION}", "w").close()
+while not os.path.exists(f"generation-{GENERATION}"): time.sleep(0.05)
+time.sleep(0.3)
+"""
 
 
 class Job:
@@ -46,6 +52,7 @@ class Job:
             "model": MODEL,
             "training": {"steps": 10, "micro_batch_size": 1, "global_batch_size": 12},
             "data": {"prefix": "none"},
+            "monitor": {"watch": "off"},
             "survive": True,
             **more,
         }
@@ -67,7 +74,7 @@ class Job:
         self._start(
             [
                 *(sys.executable, "-I", "-m", "bigsci_launch.recover.controller", *options, "--level", level),
-                *("--seats", str(num_nodes * per_node), "--ranks", str(dp), "--step"),
+                *("--seats", str(num_nodes * per_node), "--step"),
                 *("--", sys.executable, str(PROGRAMS / "start_step.py"), str(num_nodes), str(per_node)),
                 *(sys.executable, "-I", "-S", str(ROOT / "diagnostics" / "rank_runner.py"), *options),
                 *("--topology", f"dp={dp}", "--ranks-per-node", str(per_node), "--survive", level),
@@ -149,10 +156,10 @@ def job(tmp_path: Path) -> Iterator[Job]:
 
 def test_a_job_continues_after_a_killed_rank_and_a_failed_one(job: Job) -> None:
     job.write(
-        "time.sleep(0.2)\n"
-        "if (GENERATION, RANK) == (0, 2): os.kill(os.getpid(), 9)\n"
-        "if (GENERATION, RANK) == (1, 1): print('KeyError: 7'); sys.exit(41)\n"
         "if RANK == 0: print(' iteration  %d/ 10 | loss: 1.0' % (GENERATION + 5), flush=True)\n"
+        + TOGETHER
+        + "if (GENERATION, RANK) == (0, 2): os.kill(os.getpid(), 9)\n"
+        "if (GENERATION, RANK) == (1, 1): print('KeyError: 7'); sys.exit(41)\n"
         "if GENERATION < 2: time.sleep(60)\n"
     )
     job.submit()
@@ -163,25 +170,34 @@ def test_a_job_continues_after_a_killed_rank_and_a_failed_one(job: Job) -> None:
         ("died", 2, None, "SIGKILL", None),
         ("died", 1, 41, None, "KeyError: 7"),
     ]
+    assert [record["step"] for record in job.records("ended")] == [5, 6]
     assert all(0 <= each["noticed"] - each["died"] < 2 for each in failed)
-    assert (job.exit()["reason"], job.exit()["exit_code"], job.exit()["failed_ranks"]) == ("finished", 0, [])
+    ended = job.exit()
+    assert (ended["reason"], ended["exit_code"], ended["failed_ranks"]) == ("finished", 0, [])
+    assert ended["world_size"] == 4
     left = json.loads((job.attempt / "recover" / "gen-000" / "exits" / "rank-0002.json").read_text())
     assert left["signal"] == "SIGKILL"
     assert all(f"up {generation} 4" in job.log(3) for generation in range(3))
     assert (job.attempt / "recover" / "world_size").read_text() == "4\n"
-    assert not job.processes()
+    wait_until(lambda: not job.processes())
 
 
 def test_three_short_generations_in_a_row_end_the_job_with_the_reason(job: Job) -> None:
-    job.write("time.sleep(0.2)\nif RANK == 1: print('KeyError: 7'); sys.exit(41)\n" + WAIT)
+    job.write(
+        "if (GENERATION, RANK) == (0, 0): print(' iteration  3/ 10 | loss: 1.0', flush=True)\n"
+        + TOGETHER
+        + "if RANK == 1: print('KeyError: 7'); sys.exit(41)\n"
+        + WAIT
+    )
     job.submit()
     assert job.end() == 41, job.output
+    assert [record["step"] for record in job.records("ended")] == [3, None, None], "later ones told none"
     (gave_up,) = job.records("gave_up")
     assert (gave_up["generation"], gave_up["exit_code"], gave_up["rank"]) == (2, 41, 1)
     assert gave_up["why"].endswith("rank 1 on " + os.uname().nodename + " ended with exit code 41: KeyError: 7")
     first = job.exit()["first_failure"]
     assert (job.exit()["reason"], first["rank"], first["code"], first["error"]) == ("crashed", 1, 41, "KeyError: 7")
-    assert not job.processes()
+    wait_until(lambda: not job.processes())
 
 
 def test_a_job_that_is_told_to_end_ends_and_recovers_nothing(job: Job) -> None:
@@ -193,7 +209,21 @@ def test_a_job_that_is_told_to_end_ends_and_recovers_nothing(job: Job) -> None:
     assert job.exit()["reason"] == "cancelled"
     assert all(job.log(rank).count("saving") == 1 for rank in range(4))
     assert [record["event"] for record in job.records()] == ["began", "gave_up"]
-    assert not job.processes()
+    wait_until(lambda: not job.processes())
+
+
+def test_ranks_that_slurm_tells_to_end_are_told_once_and_may_take_their_time(job: Job) -> None:
+    """Slurm tells every process of the job. The controller then has nothing to add."""
+    slowly = "(print('saving', flush=True), time.sleep(2), sys.exit(0))"
+    program = PRELUDE + f"signal.signal(15, lambda *_: {slowly})\n" + WAIT
+    job.start_step(1, 2, "restart", sys.executable, "-c", program, dp=2)
+    wait_until(lambda: all("up 0 2" in job.log(rank) for rank in range(2)))
+    assert job.process is not None
+    job.process.terminate()
+    for rank in range(2):
+        os.killpg(job.pid(rank, "runner_pid"), signal.SIGTERM)
+    assert job.end() == 0, job.output
+    assert [job.log(rank).count("saving") for rank in range(2)] == [1, 1]
 
 
 def test_no_rank_outlives_its_controller(job: Job) -> None:
@@ -249,4 +279,4 @@ def test_nodes_are_lost_and_ranks_fenced_until_the_job_is_finished(job: Job, tmp
     assert kinds == [(0, "lost_node"), (0, "lost_node"), (1, "hung"), (2, "lost_node")]
     assert [each["phase"] for each in job.records("phase")] == ["joined", "restored", "first_step"] * 4
     assert (job.attempt / "recover" / "world_size").read_text() == "3\n"
-    assert not job.processes()
+    wait_until(lambda: not job.processes())

@@ -22,6 +22,7 @@ from bigsci_launch.recover.orders import (
     RankSaid,
     RanksSeen,
     RecordLine,
+    SayLine,
     SeatJoined,
     SeatLost,
     SeatOrder,
@@ -42,20 +43,22 @@ def seats_on(*sizes: int) -> list[Seat]:
 
 
 class Job:
-    """A controller's course, and what it has ordered so far. `disk` answers like the disk, unless it is None."""
+    """A controller's course, and what it has ordered so far. With `is_disk_stuck`, nobody looks for last words."""
 
     def __init__(self, rules: Rules, seats: Sequence[Seat]) -> None:
-        self.course = JobCourse(rules)
         self.seats = seats
         self.clock = 0.0
+        self.course = JobCourse(rules, self._now)
         self.told: dict[int, list[dict[str, Any]]] = {seat.number: [] for seat in seats}
         self.records: list[dict[str, Any]] = []
         self.answers: list[str | None] = []
+        self.said: list[str] = []
         self.dropped: list[int] = []
         self.archived: list[int] = []
         self.bad_nodes: list[str] = []
         self.code: int | None = None
         self.step: int | None = None
+        self.is_disk_stuck = False
         self.words: dict[int, str] = {}
 
     def take(self, event: JobEvent) -> None:
@@ -83,12 +86,14 @@ class Job:
                 case ArchiveRecords():
                     self.archived.append(order.generation)
                     self.take(Archived(order.generation))
-                case LookAtRanks():
+                case LookAtRanks() if not self.is_disk_stuck:
                     step = self.step if order.since is not None else None
                     words = {rank: self.words[rank] for rank in order.ranks if rank in self.words}
                     self.take(RanksSeen(order.generation, step, words))
                 case WishAnswer():
                     self.answers.append(order.refused)
+                case SayLine():
+                    self.said.append(order.text)
                 case DropSeat():
                     self.dropped.append(order.seat)
                 case LeaveOut():

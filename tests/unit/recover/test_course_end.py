@@ -1,0 +1,246 @@
+"""When a job is over, when it is given up, and what people and watchers ask of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from bigsci_launch.recover.orders import RankEnded, RunnersEnded, SeatLost, Terminated
+
+from .conftest import Job
+
+MakeJob = Callable[..., Job]
+
+
+# ------------------------------------------------------------------------------------------- phases and progress
+
+
+def test_a_phase_is_recorded_when_its_last_rank_has_come_to_it(make_job: MakeJob) -> None:
+    job = make_job("in_place", pp=1)
+    job.start()
+    job.say(0, "joined", seconds=0.1)
+    assert not job.records_of("phase")
+    job.wait(0.5)
+    job.say(1, "joined", seconds=0.4)
+    job.say(0, "restored", step=4, source="memory", why=None)
+    job.say(1, "restored", step=4, source="checkpoint", why="seats 0 and 1 were buddies")
+    for step in (5, 6):
+        for rank in (0, 1):
+            job.say(rank, "stepped", step=step)
+    phases = [(record["phase"], record["step"], record["source"], record["why"]) for record in job.records_of("phase")]
+    assert phases == [
+        ("joined", None, None, None),
+        ("restored", 4, "checkpoint", "seats 0 and 1 were buddies"),
+        ("first_step", 5, None, None),
+    ]
+    assert job.records_of("phase")[0]["seconds"] == pytest.approx(0.5)
+    job.kill(0)
+    job.leave()
+    assert job.records_of("ended")[0]["step"] == 6
+
+
+def fail_in_place(job: Job, rank: int, step: int | None, code: int = 1) -> None:
+    """Have a generation finish a step, fail, and be followed by the next one, if there is one."""
+    job.wait(1)
+    for each in range(len(job.generation)) if step is not None else ():
+        job.say(each, "stepped", step=step)
+    job.end(rank, code)
+    job.ready(job.seat_of(rank))
+    job.leave()
+
+
+def test_three_generations_that_end_at_one_step_are_the_end(make_job: MakeJob) -> None:
+    job = make_job("in_place")
+    job.start()
+    for step in (5, 6, 6):
+        fail_in_place(job, 1, step)
+    assert job.code is None
+    fail_in_place(job, 2, None, code=41)
+    assert job.code == 41
+    (gave_up,) = job.records_of("gave_up")
+    assert gave_up["rank"] == 2
+    assert gave_up["why"].startswith("3 generations in a row ended at step ")
+    assert len(job.records_of("ended")) == 4
+
+
+def test_a_finished_step_is_progress(make_job: MakeJob) -> None:
+    job = make_job("in_place")
+    job.start()
+    for step in (5, 5, 6, 6, 7, 7):
+        fail_in_place(job, 1, step)
+    assert (job.code, job.number) == (None, 6)
+
+
+def fail_restarted(job: Job, lived_s: float, step: int | None) -> None:
+    job.step = step
+    job.wait(lived_s)
+    job.end(0, 7)
+    job.ready(0)
+    job.end(1, 143, was_told=True)
+    job.ready(1)
+
+
+@pytest.mark.parametrize(
+    ("lives", "is_end"),
+    [
+        ([(5, None), (5, None), (5, None)], True),
+        ([(5, None), (70, None), (5, None), (5, None)], False),
+        ([(70, 9), (70, 9), (70, 9)], True),
+        ([(5, 7), (5, 8), (5, 9)], False),
+        ([(5, 9), (70, None), (5, 9)], False),
+    ],
+)
+def test_where_programs_tell_no_step_short_lives_count(
+    make_job: MakeJob, lives: list[tuple[float, int | None]], is_end: bool
+) -> None:
+    job = make_job("restart", pp=1, nodes=(2,))
+    job.start()
+    for lived_s, step in lives:
+        fail_restarted(job, lived_s, step)
+    assert (job.code == 7) == is_end, job.records_of("gave_up")
+    assert job.records_of("ended")[-1]["step"] == lives[-1][1]
+
+
+def test_a_final_error_is_not_tried_again(make_job: MakeJob) -> None:
+    job = make_job("in_place")
+    job.start()
+    job.say(1, "final", text="guard: weights differ")
+    job.end(1, 3, is_final=True)
+    job.leave()
+    assert job.code == 3
+    assert "a new generation would meet the same error" in job.records_of("gave_up")[0]["why"]
+
+
+def test_a_rank_that_does_not_exit_with_its_final_error_is_killed(make_job: MakeJob) -> None:
+    job = make_job("in_place")
+    job.start()
+    job.say(1, "final", text="guard: weights differ")
+    job.wait(10.1)
+    assert [message["do"] for message in job.since_begin(1)] == ["kill"]
+    job.end(1, signal="SIGKILL", was_told=True, is_final=True)
+    job.leave()
+    assert job.code == 137
+
+
+def test_the_job_is_finished_when_every_rank_has_ended_with_0(make_job: MakeJob) -> None:
+    job = make_job("restart", pp=1)
+    job.start(2, 3)
+    job.end(0, 0)
+    assert job.code is None
+    job.end(1, 0)
+    assert job.code == job.course.exit_code == 0
+    assert job.records_of("finished") == [{"event": "finished", "generation": 0, "exit_code": 0}]
+    assert job.told[1][-1] == {"do": "leave", "code": 0}
+
+
+def test_after_a_rank_has_ended_with_0_a_failure_is_that_of_the_job(make_job: MakeJob) -> None:
+    job = make_job("restart", pp=1, nodes=(2,))
+    job.start()
+    job.end(0, 0)
+    job.end(1, 9)
+    assert job.code == 9
+    assert "rank 0 had already ended with exit code 0" in job.records_of("gave_up")[0]["why"]
+
+
+def test_ranks_may_not_run_for_ever_after_the_first_has_ended(make_job: MakeJob) -> None:
+    job = make_job("restart", pp=1, nodes=(2,), wait_s=30)
+    job.start()
+    job.end(0, 0)
+    job.wait(29)
+    assert job.code is None
+    job.wait(2)
+    assert job.code == 1
+    assert "ranks 1 still run 30 s" in job.records_of("gave_up")[0]["why"]
+
+
+def test_a_seat_whose_process_never_lives_long_enough_gets_no_rank(make_job: MakeJob) -> None:
+    job = make_job("in_place", nodes=(2, 2, 2))
+    job.start()
+    job.end(1, 1)
+    for _ in range(3):
+        job.take(RankEnded(1, None, None, 1, None, 1.0, False, False, None))
+    job.ready(1)
+    job.leave()
+    assert job.generation == [0, 5, 2, 3]
+
+
+# ------------------------------------------------------------------------------------------- what others ask for
+
+
+def test_a_fence_kills_the_rank_and_ends_the_generation(make_job: MakeJob) -> None:
+    job = make_job("in_place")
+    job.start()
+    job.wish("fence", 2)
+    assert job.answers == [None]
+    assert [message["do"] for message in job.since_begin(2)] == ["kill"]
+    assert [message["do"] for message in job.since_begin(0)] == ["end"]
+    job.leave(0, 1, 3)
+    job.end(2, signal="SIGKILL", was_told=True)
+    job.ready(2)
+    assert job.number == 1
+    (failed,) = job.records_of("failed")
+    assert (failed["kind"], failed["rank"], failed["signal"]) == ("hung", 2, "SIGKILL")
+    assert failed["words"] == "it hangs (bsl watch)"
+    assert job.records_of("ended")[0]["killed"] == []
+
+
+@pytest.mark.parametrize(("generation", "rank"), [(1, 2), (0, 9), (0, None)])
+def test_a_fence_for_another_generation_or_rank_is_refused(
+    make_job: MakeJob, generation: int, rank: int | None
+) -> None:
+    job = make_job("in_place")
+    job.start()
+    job.wish("fence", rank, generation)
+    assert job.answers[0] is not None
+    assert all(job.since_begin(seat) == [] for seat in range(4))
+
+
+def test_a_fence_that_comes_when_the_generation_ends_is_refused(make_job: MakeJob) -> None:
+    job = make_job("in_place")
+    job.start()
+    job.kill(0)
+    job.wish("fence", 2)
+    assert job.answers == ["it is for generation 0, and generation 0 is ending"]
+    assert [message["do"] for message in job.since_begin(2)] == ["end"]
+
+
+def test_a_restart_that_is_asked_for_blames_nobody(make_job: MakeJob) -> None:
+    job = make_job("in_place")
+    job.start()
+    job.wish("restart")
+    job.leave()
+    assert (job.number, job.failures) == (1, [(0, "asked", None)])
+
+
+def test_a_job_that_is_told_to_end_recovers_nothing(make_job: MakeJob) -> None:
+    job = make_job("in_place")
+    job.start()
+    job.take(Terminated(15))
+    assert job.code == 143
+    assert job.since_begin(1) == [], "Slurm tells the ranks itself, at about this time"
+    job.end(1, signal="SIGTERM", was_told=True)
+    job.lose(2)
+    job.wait(1.1)
+    assert job.since_begin(3) == [{"do": "leave", "code": 143, "grace_s": 30.0}]
+    job.wait(60)
+    assert (job.number, job.course.exit_code) == (0, 143)
+    assert [record["event"] for record in job.records] == ["began", "gave_up"]
+
+
+def test_ranks_that_all_end_well_when_they_are_told_to_are_a_good_end(make_job: MakeJob) -> None:
+    job = make_job("restart", pp=1, nodes=(2,))
+    job.start()
+    job.take(Terminated(15))
+    job.end(0, 0, was_told=True)
+    job.end(1, 0, was_told=True)
+    assert job.course.exit_code == 0
+
+
+def test_when_every_runner_has_ended_the_job_is_over(make_job: MakeJob) -> None:
+    job = make_job("restart")
+    job.start()
+    job.take(RunnersEnded(9))
+    assert job.code == 9
+    job.take(SeatLost(0, "its connection was closed"))
+    assert [record["event"] for record in job.records] == ["began", "gave_up"]

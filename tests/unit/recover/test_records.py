@@ -1,0 +1,73 @@
+"""What the controller writes, and the wishes that it reads, with real files."""
+
+from __future__ import annotations
+
+import json
+import queue
+from pathlib import Path
+
+import pytest
+
+from bigsci_launch.nodes.memory import read_nodes
+from bigsci_launch.recover.generation import Instant
+from bigsci_launch.recover.orders import JobEvent, LeaveOut, LookAtRanks, RanksSeen, RecordLine, WatcherWish
+from bigsci_launch.recover.records import Records
+from bigsci_launch.recover.wishes import WishReader
+from bigsci_launch.runs.layout import AttemptDir, RunDir, node_memory, write_json
+
+NOW = Instant(5.0, 1000.0)
+
+
+@pytest.fixture
+def attempt(tmp_path: Path) -> AttemptDir:
+    attempt = RunDir(tmp_path / "runs" / "r").attempt("0001")
+    attempt.make()
+    return attempt
+
+
+@pytest.mark.parametrize("remembers", [True, False])
+def test_a_silent_node_is_remembered_as_lost_but_never_this_machine(attempt: AttemptDir, remembers: bool) -> None:
+    records = Records(attempt, lambda _: None, remembers_nodes=remembers)
+    records.carry_out(LeaveOut("n1", "nothing was heard from it for 15 s"), NOW)
+    records.close()
+    known = read_nodes(node_memory(attempt.path.parents[2]))
+    found = [(entry.node, entry.reason, entry.evidence, entry.run, entry.attempt) for entry in known]
+    assert found == ([("n1", "lost", "nothing was heard from it for 15 s", "r", "0001")] if remembers else [])
+
+
+def test_last_words_are_the_exception_or_the_last_line_of_the_log(attempt: AttemptDir) -> None:
+    write_json(attempt.error_file(0), {"type": "KeyError", "message": "7"})
+    attempt.log_file(1).write_text("2026-01-01T00:00:00.000000Z step\n2026-01-01T00:00:01.000000Z ValueError: 8\n\n")
+    answers: queue.SimpleQueue[JobEvent] = queue.SimpleQueue()
+    records = Records(attempt, answers.put, remembers_nodes=False)
+    records.carry_out(LookAtRanks(0, (0, 1, 2), None), NOW)
+    assert answers.get(timeout=10) == RanksSeen(0, None, {0: "KeyError: 7", 1: "ValueError: 8"})
+    records.close()
+
+
+def test_a_record_that_cannot_be_written_does_not_end_the_writer(attempt: AttemptDir) -> None:
+    attempt.recover.write_text("a file where a folder should be")
+    answers: queue.SimpleQueue[JobEvent] = queue.SimpleQueue()
+    records = Records(attempt, answers.put, remembers_nodes=False)
+    records.carry_out(RecordLine("began", 0, {}), NOW)
+    records.carry_out(LookAtRanks(0, (), None), NOW)
+    assert answers.get(timeout=10) == RanksSeen(0, None, {})
+    attempt.recover.unlink()
+    records.carry_out(RecordLine("began", 0, {"world_size": 2}), NOW)
+    records.close()
+    line = {"time": 1000.0, "event": "began", "generation": 0, "world_size": 2}
+    assert json.loads(attempt.generations.read_text()) == line
+
+
+@pytest.mark.parametrize("text", ["{", "[]", "{}", '{"kind": "dance", "generation": 0}', '{"kind": "fence"}'])
+def test_what_is_no_wish_is_refused_and_does_not_hide_others(attempt: AttemptDir, text: str) -> None:
+    attempt.wishes.mkdir(parents=True)
+    (attempt.wishes / "a.json").write_text(text)
+    (attempt.wishes / "b.json").write_text(json.dumps({"kind": "restart", "generation": 3, "why": "w", "who": "p"}))
+    wishes: queue.SimpleQueue[WatcherWish] = queue.SimpleQueue()
+    reader = WishReader(attempt, wishes.put)
+    assert wishes.get(timeout=10) == WatcherWish("b.json", "restart", 3, "w", "p")
+    reader.close()
+    refused = json.loads((attempt.wishes_done / "a.json").read_text())
+    assert (refused["granted"], refused["refused"].startswith("not a wish")) == (False, True)
+    assert not (attempt.wishes / "a.json").exists()
