@@ -40,7 +40,7 @@ def stopped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ToyController]
     controller.begin(0)
     wait_until(lambda: "up" in controller.log())
     controller.stopped_at = time.time()
-    os.kill(controller.record("pids")["pid"], signal.SIGSTOP)
+    os.kill(controller.serving(0)["pid"], signal.SIGSTOP)
     yield controller
     controller.close()
 
@@ -73,7 +73,7 @@ def test_a_program_is_started_for_each_generation(seat: ToyController) -> None:
         store.bind(("", ready["port"]))
     seat.begin(0, rank=1)
     wait_until(lambda: "up" in seat.log())
-    first = seat.record("pids")
+    first = seat.serving(0)
     assert first["generation"] == 0
     os.kill(first["pid"], signal.SIGKILL)
     ended = seat.wait_for("ended", generation=0)
@@ -84,7 +84,7 @@ def test_a_program_is_started_for_each_generation(seat: ToyController) -> None:
     assert again["port"] != ready["port"]
     seat.begin(1, rank=1)
     wait_until(lambda: seat.log().count("up") == 2)
-    assert seat.record("pids")["pid"] != first["pid"] and seat.record("pids")["generation"] == 1
+    assert seat.serving(1)["pid"] != first["pid"] and seat.serving(1)["generation"] == 1
     assert not (seat.attempt / "exits" / "rank-0001.json").exists()
     places = [line for line in seat.log() if line.startswith("[")]
     assert places == [f"{['1', '1', '2', '0', '127.0.0.1', '12345', str(number), '0001']} False" for number in (0, 1)]
@@ -101,10 +101,10 @@ def test_a_seat_may_get_another_rank(seat: ToyController) -> None:
     seat.begin(1, rank=0, world_size=1)
     wait_until(lambda: "up" in seat.log("rank-0000"))
     assert not (seat.attempt / "pids" / "rank-0001.json").exists()
-    assert seat.record("pids", 0)["coordinate"] == {"pp": 0, "tp": 0, "dp": 0}
+    assert seat.serving(1, 0)["coordinate"] == {"pp": 0, "tp": 0, "dp": 0}
     seat.order("leave", code=3)
     assert exit_code_of(seat) == 3
-    assert not is_alive(seat.record("pids", 0)["pid"])
+    assert not is_alive(seat.serving(1, 0)["pid"])
 
 
 def test_a_program_that_ignores_term_is_killed_with_all_that_it_has_started(seat: ToyController) -> None:
@@ -125,7 +125,7 @@ def test_what_a_dead_program_has_started_dies_too(seat: ToyController) -> None:
     start_level_1(seat, PARENT)
     seat.begin(0)
     wait_until(lambda: "up" in seat.log())
-    os.kill(seat.record("pids")["pid"], signal.SIGKILL)
+    os.kill(seat.serving(0)["pid"], signal.SIGKILL)
     seat.wait_for("ready", generation=0)
     assert not is_alive(int(seat.log()[0]))
 
@@ -176,7 +176,7 @@ def test_nothing_outlives_the_controller(seat: ToyController, is_silent: bool) -
         seat._connection.shutdown(socket.SHUT_RDWR)
     assert exit_code_of(seat) == 1
     assert "the controller is lost" in " ".join(seat.log())
-    assert not is_alive(seat.record("pids")["pid"]) and not is_alive(int(seat.log()[0]))
+    assert not is_alive(seat.serving(0)["pid"]) and not is_alive(int(seat.log()[0]))
     assert seat.record("exits")["signal"] == "SIGTERM"
 
 
@@ -186,7 +186,7 @@ def test_nothing_outlives_a_killed_runner(seat: ToyController) -> None:
     wait_until(lambda: "up" in seat.log())
     assert seat.runner is not None
     seat.runner.kill()
-    wait_until(lambda: not is_alive(seat.record("pids")["pid"]))
+    wait_until(lambda: not is_alive(seat.serving(0)["pid"]))
 
 
 @pytest.mark.parametrize("serves", [True, False])
@@ -228,14 +228,14 @@ def test_a_process_leaves_and_serves_again(seat: ToyController) -> None:
     seat.begin(0)
     stepped = seat.wait_for("rank", word="stepped", generation=0)
     assert (stepped["rank"], stepped["step"]) == (1, 0) and stepped["time"] > 0
-    first = seat.record("pids")["pid"]
+    first = seat.serving(0)["pid"]
     seat.order("end", generation=0, why="rank 0 died", grace_s=10)
     assert seat.wait_for("rank", word="left")["step"] == 7
     seat.wait_for("ready", generation=0)
     assert not [each for each in seat.said if each["say"] == "ended"]
     seat.begin(1, rank=0)
     seat.wait_for("rank", word="stepped", generation=1, rank=0)
-    assert seat.record("pids", 0)["pid"] == first and not (seat.attempt / "pids" / "rank-0001.json").exists()
+    assert seat.serving(1, 0)["pid"] == first and not (seat.attempt / "pids" / "rank-0001.json").exists()
     assert seat.log("rank-0000") == [f"begins 1 0 {first}"]
     assert seat.log() == [f"begins 0 1 {first}", "leaves 0"]
 
@@ -246,7 +246,7 @@ def test_a_standby_takes_over(seat: ToyController) -> None:
     seat.begin(0)
     seat.wait_for("rank", word="stepped", generation=0)
     wait_until(lambda: seat.log("seat-0001") == ["starts []", "starts []"])
-    first = seat.record("pids")["pid"]
+    first = seat.serving(0)["pid"]
     time.sleep(0.5)
     killed = time.monotonic()
     os.kill(first, signal.SIGKILL)
@@ -255,7 +255,7 @@ def test_a_standby_takes_over(seat: ToyController) -> None:
     assert time.monotonic() - killed < 1
     seat.begin(1)
     seat.wait_for("rank", word="stepped", generation=1)
-    second = seat.record("pids")
+    second = seat.serving(1)
     assert second["pid"] != first and f"process {second['pid']} takes over" in " ".join(seat.log("seat-0001"))
     wait_until(lambda: seat.log("seat-0001").count("starts []") == 3)
     seat.order("leave", code=0)
@@ -294,7 +294,7 @@ def test_processes_that_wait_end_with_their_controller(seat: ToyController) -> N
     start_level_2(seat)
     seat.begin(0)
     seat.wait_for("rank", word="stepped")
-    first = seat.record("pids")["pid"]
+    first = seat.serving(0)["pid"]
     assert seat._connection is not None
     seat._connection.shutdown(socket.SHUT_RDWR)
     assert exit_code_of(seat) == 1

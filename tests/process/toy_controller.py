@@ -39,7 +39,8 @@ class ToyController:
         argv += ["--ranks-per-node", "2", "--seat", "1", *options, "--", *program]
         host, port = self._server.getsockname()
         address = {"BSL_CONTROLLER": f"{host}:{port}", "BSL_CONTROLLER_TOKEN": TOKEN, "PYTHONUNBUFFERED": "1"}
-        self.runner = subprocess.Popen(argv, env={**os.environ, **address}, stderr=subprocess.PIPE, text=True)
+        script = {"MASTER_ADDR": "where-the-script-runs", "MASTER_PORT": "1"}
+        self.runner = subprocess.Popen(argv, env={**os.environ, **script, **address}, stderr=subprocess.PIPE, text=True)
         self.wait_for("hello")
 
     def order(self, what: str, **fields: Any) -> None:
@@ -87,6 +88,16 @@ class ToyController:
 
     def record(self, folder: str, rank: int = 1) -> Message:
         return json.loads((self.attempt / folder / f"rank-{rank:04d}.json").read_text())
+
+    def serving(self, generation: int, rank: int = 1) -> Message:
+        """Return the record of the process that serves a rank in a generation, once it is there."""
+
+        def found() -> bool:
+            path = self.attempt / "pids" / f"rank-{rank:04d}.json"
+            return path.exists() and json.loads(path.read_text())["generation"] == generation
+
+        wait_until(found)
+        return self.record("pids", rank)
 
     def log(self, name: str = "rank-0001") -> list[str]:
         path = self.attempt / "logs" / f"{name}.log"
