@@ -66,6 +66,7 @@ class EventWriter:
                 lost, self._num_dropped = self._num_dropped, 0
                 self._append({"kind": "dropped", "time": time.time(), "mono": time.monotonic(), "num_records": lost})
             self._append(record)
+        os.close(self._descriptor)
 
     def _append(self, record: dict[str, Any]) -> None:
         try:

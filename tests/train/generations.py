@@ -73,6 +73,7 @@ class Generations:
         self._sockets = Path(tempfile.mkdtemp(prefix="bsl-seat-"))
         self._nodes: list[str] = []
         self.number = -1
+        self.stuck: list[int] = []
         self.seats: list[Seat] = []
         self.retired: list[Seat] = []
 
@@ -168,9 +169,10 @@ class Generations:
         self.until(
             lambda: all(seat.said("left", self.number) for seat in members) or time.monotonic() > end, GRACE_S + 5
         )
-        stuck = [seat.rank for seat in members if not seat.said("left", self.number)]
-        self.kill(*(rank for rank in stuck if rank is not None))
-        return [rank for rank in stuck if rank is not None]
+        stuck = [seat.rank for seat in members if seat.rank is not None and not seat.said("left", self.number)]
+        self.kill(*stuck)
+        self.stuck += stuck
+        return stuck
 
     def replace(self, *ranks: int) -> None:
         """Kill ranks, end the generation, and begin the next one with new processes in their places."""

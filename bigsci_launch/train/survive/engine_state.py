@@ -1,6 +1,7 @@
 """The state of a rank's engine that a snapshot holds: read from it, and written back into a new engine.
 
 Weights are not in it. They are the rounded masters, so a restored rank derives them as the optimizer does after a step.
+Each stage has masters of its own for a tied weight; the guards compare the copies after a restore.
 """
 
 from __future__ import annotations
@@ -98,7 +99,6 @@ def write_state(engine: PipelineEngine, copy: Copy, document: Mapping[str, Any])
     engine.set_train_batch_size(document["batch_size"])
     choose_kernel(optimizer.optimizer, fused=computes_on_gpu())
     optimizer.update_lp_params()
-    engine.module._synchronize_tied_weights()
     for name, value in document["counters"].items():
         setattr(engine, name, value)
     for name, value in document["scaler"].items():

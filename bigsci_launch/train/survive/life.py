@@ -49,6 +49,7 @@ class RankLife:
         self._said = -SAY_S
         self._restorable = Restorable(None)
         self._interval = 1
+        self.engine: PipelineEngine | None = None
 
     def __repr__(self) -> str:
         return f"RankLife(generation {self._begin.generation})"
@@ -119,7 +120,7 @@ class RankLife:
 
     def joined(self, engine: PipelineEngine, config: RunConfig) -> None:
         """Say that process group and engine stand, and learn what every rank holds from now on; a collective call."""
-        self._engine, self._config = engine, config
+        self.engine, self._config = engine, config
         self._interval = config.survive.snapshot_steps if config.survive else 1
         rank, topology = self._begin.rank, self._begin.topology
         self._coordinate = topology.coordinate(rank)
@@ -142,11 +143,11 @@ class RankLife:
         has_document = any(each.destination == rank and each.shard.unit == target.shape.document for each in plan)
         document = target.read_document() if has_document else None
         facts = self._common_facts(document)
-        write_state(self._engine, target, facts)
+        write_state(self.engine, target, facts)
         progress = TrainingProgress(facts["step"], facts["consumed_samples"])
         if document is None:
             seed_generators(self._config.run.seed, self._coordinate, progress.step)
-            read_state(self._engine, target, {"step": progress.step, "consumed_samples": progress.consumed_samples})
+            read_state(self.engine, target, {"step": progress.step, "consumed_samples": progress.consumed_samples})
         else:
             write_generators(document)
         target.is_complete = True
@@ -201,7 +202,7 @@ class RankLife:
     def _keep(self, progress: TrainingProgress, version: StateVersion) -> None:
         own = self._place(self._begin.rank, version)
         if not own.is_complete:
-            read_state(self._engine, own, {"step": progress.step, "consumed_samples": progress.consumed_samples})
+            read_state(self.engine, own, {"step": progress.step, "consumed_samples": progress.consumed_samples})
             own.is_complete = True
         self._buddies.begin(own, [(rank, self._place(rank, version)) for rank in self._buddies.kept])
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import time
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from bigsci_launch.config.load import load_resolved
 from bigsci_launch.config.schema.run import RunConfig
@@ -19,6 +19,9 @@ from bigsci_launch.train.rank_events import RankReport, is_lost_peer
 from bigsci_launch.train.stop import StopFlag, end_at_once, leave
 from bigsci_launch.train.survive.blocked import end_blocked_communication
 from bigsci_launch.train.survive.channel import Begin, Channel
+
+if TYPE_CHECKING:
+    from bigsci_launch.train.survive.life import RankLife
 
 PATIENCE_S = 0.2
 FINAL_PATIENCE_S = 2.0
@@ -56,6 +59,7 @@ class Survivor:
         except ModuleNotFoundError as error:
             raise BslError(f"{error.name} is not installed", hint="pip install 'bigsci-launch[train]'") from error
         self._memory = Memory()
+        self._life: RankLife | None = None
 
     def finishes(self, begin: Begin) -> bool:
         """Take part in a generation, and return whether the run has ended with it. If not, this process has left it."""
@@ -90,9 +94,9 @@ class Survivor:
         report.start(topology.coordinate(identity.rank))
         report.event("generation", generation=begin.generation, topology=topology.as_dict())
         report.phase("init")
-        life = RankLife(self._channel, self._memory, begin, report)
+        self._life = RankLife(self._channel, self._memory, begin, report)
         wait_for_store(begin, self._channel)
-        return train(config, topology, identity, report, self._stop, life)
+        return train(config, topology, identity, report, self._stop, self._life)
 
     def _require_left(self, begin: Begin, report: RankReport, error: BaseException) -> None:
         """Return if `error` only says that the generation is over; otherwise end the process."""
@@ -112,7 +116,9 @@ class Survivor:
         # Ranks that wait for this one, and not for the one that is lost, are freed as well.
         end_blocked_communication()
         drop_frames(failure)
-        tear_down()
+        engine = self._life.engine if self._life else None
+        self._life = None
+        tear_down(engine)
         self._channel.wait_for_end()
         self._channel.leave()
 

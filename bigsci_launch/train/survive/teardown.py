@@ -1,8 +1,9 @@
 """Tears down the process groups of a generation, so that the next one can be formed in the same process.
 
-What holds groups is the engine, the guards and the frames of the training loop. All of it hangs on the exception that
-ended the generation, so it is gone once that is dropped. DeepSpeed's engine refers to itself in circles; a collection
-frees them, and is cheap because `start_deepspeed` has frozen everything that was imported.
+Nothing of the engine may remain: it holds the groups, with their threads and sockets, and the device's memory. The
+interpreter cannot free it, because its circles go through autograd's C++ objects, so it is taken apart: engine,
+optimizer, layers and weights let go of all that they hold. A collection then frees the rest. It is cheap, because
+`start_deepspeed` has frozen everything that was imported.
 """
 
 from __future__ import annotations
@@ -11,21 +12,25 @@ import contextlib
 import gc
 
 import deepspeed.comm
+import torch
 import torch.distributed as dist
 from deepspeed.runtime.pipe import p2p
+from deepspeed.runtime.pipe.engine import PipelineEngine
 
 from bigsci_launch.train.device.gpu import computes_on_gpu
 
 
 def drop_frames(error: BaseException | None) -> None:
-    """Let go of the frames that `error` and its causes hold, and so of the engine."""
+    """Let go of the frames that `error` and its causes hold."""
     while error is not None:
         error.__traceback__ = None
         error = error.__cause__ or error.__context__
 
 
-def tear_down() -> None:
-    """Destroy all process groups, free the engine, and forget what DeepSpeed remembers of both."""
+def tear_down(engine: PipelineEngine | None) -> None:
+    """Destroy all process groups and the engine, and make DeepSpeed forget both."""
+    if engine is not None:
+        _take_apart(engine)
     if dist.is_initialized():
         # Peers are gone, so a backend may complain; the groups are forgotten all the same.
         with contextlib.suppress(RuntimeError):
@@ -33,6 +38,14 @@ def tear_down() -> None:
     p2p._groups = p2p._grid = None
     gc.collect()
     if computes_on_gpu():
-        import torch
-
         torch.cuda.empty_cache()
+
+
+def _take_apart(engine: PipelineEngine) -> None:
+    engine.destroy()
+    optimizer = engine.optimizer
+    modules, parameters = list(engine.module.modules()), list(engine.module.parameters())
+    for parameter in parameters:
+        parameter.grad = None
+    for holder in (*parameters, *modules, optimizer.optimizer, optimizer, engine):
+        vars(holder).clear()
