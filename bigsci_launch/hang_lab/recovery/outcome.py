@@ -19,13 +19,19 @@ class RecoveryJudgement(Enum):
     RECOVERED = "right: the hang was fenced, and the job finished"
     LEFT_ALONE = "right: nothing was fenced"
     OVERCOME = "right: ranks ended by themselves, and the job finished"
-    NOBODY_FENCED = "nobody was fenced: no rank was certain enough"
+    TOO_EARLY = "too early: the last look accuses nobody yet, and nobody was fenced"
+    NOBODY_FENCED = "nobody was fenced, although the last look accuses a rank"
     NOT_FINISHED = "the job did not finish"
     WRONGLY_FENCED = "a rank was fenced that is not to blame"
 
     @property
     def is_right(self) -> bool:
-        return self in (RecoveryJudgement.RECOVERED, RecoveryJudgement.LEFT_ALONE, RecoveryJudgement.OVERCOME)
+        return self in (
+            RecoveryJudgement.RECOVERED,
+            RecoveryJudgement.LEFT_ALONE,
+            RecoveryJudgement.OVERCOME,
+            RecoveryJudgement.TOO_EARLY,
+        )
 
     @property
     def is_harmful(self) -> bool:
@@ -45,8 +51,8 @@ class Fenced:
 class RecoveryOutcome:
     """What happened: who was fenced, how many generations there were, how the job ended.
 
-    `reason` and `exit_code` are None if it still ran after `seconds`. `failures` are the causes of all ended
-    generations, in words.
+    `reason` and `exit_code` are None if it still ran after `seconds`; `accused` are the suspects of a last look then.
+    `failures` are the causes of all ended generations, in words.
     """
 
     fenced: tuple[Fenced, ...]
@@ -55,6 +61,7 @@ class RecoveryOutcome:
     reason: str | None
     exit_code: int | None
     seconds: float
+    accused: RankSet = frozenset()
 
     @property
     def has_finished(self) -> bool:
@@ -79,7 +86,7 @@ def judge_recovery(
     if outcome.num_generations > 1:
         return RecoveryJudgement.OVERCOME if outcome.has_finished else RecoveryJudgement.NOT_FINISHED
     if has_certain_culprit(reproduction, culprit, topology):
-        return RecoveryJudgement.NOBODY_FENCED
+        return RecoveryJudgement.NOBODY_FENCED if outcome.accused else RecoveryJudgement.TOO_EARLY
     has_failed = outcome.exit_code is not None and outcome.exit_code != 0
     return RecoveryJudgement.NOT_FINISHED if has_failed else RecoveryJudgement.LEFT_ALONE
 
@@ -131,6 +138,7 @@ class JudgedRecovery:
             "culprit": self.culprit,
             "expected": self.expected,
             "fenced": [{"rank": each.rank, "generation": each.generation, "why": each.why} for each in outcome.fenced],
+            "accused": sorted(outcome.accused),
             "num_generations": outcome.num_generations,
             "failures": list(outcome.failures),
             "reason": outcome.reason,

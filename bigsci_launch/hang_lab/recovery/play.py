@@ -17,14 +17,16 @@ from pathlib import Path
 
 from bigsci_launch.config.load import load_run
 from bigsci_launch.errors import BslError, LabError
+from bigsci_launch.hang_lab.judgement import read_verdict
 from bigsci_launch.hang_lab.processes import kill_sessions, wait_until_gone
 from bigsci_launch.hang_lab.programs import RANK_VARIABLES
 from bigsci_launch.hang_lab.recovery.outcome import Fenced, JudgedRecovery, RecoveryOutcome
 from bigsci_launch.hang_lab.runner import Trial, require_possible, undisturbed
 from bigsci_launch.hang_lab.slurm_runner import run_document
+from bigsci_launch.hang_lab.spying import spy
 from bigsci_launch.launch.prepare import plan_submission
 from bigsci_launch.launch.submit import submit
-from bigsci_launch.runs.attempts import read_exit
+from bigsci_launch.runs.attempts import read_exit, run_of
 from bigsci_launch.runs.generations.read import read_generations
 from bigsci_launch.runs.generations.records import Generations
 from bigsci_launch.runs.generations.words import failure_words
@@ -61,6 +63,8 @@ def recover(trial: Trial, *, hang_s: float = HANG_S, watch_s: float = WATCH_S) -
             while process.poll() is None and time.monotonic() - began < limit_s:
                 time.sleep(POLL_S)
             outcome = _outcome(attempt, time.monotonic() - began)
+            if must_end and process.poll() is None:
+                outcome = replace(outcome, accused=read_verdict(spy(run_of(attempt).path)).suspects)
         return JudgedRecovery(reproduction, topology, trial.culprit, outcome)
     finally:
         shutil.rmtree(folder, ignore_errors=True)

@@ -16,6 +16,8 @@ PHASES = (JOINED, RESTORED, FIRST_STEP)
 CAUSES = ("died", "lost_node", "hung", "stopped", "asked")
 CONSEQUENCES = ("lost_peer", "stuck")
 """Kinds of failures that follow from another one, if there is one."""
+TOLD_TO_END = "the job was told to end"
+"""What the controller gives as its reason if it was ended itself: it is none of its own."""
 LONGEST_NOTICE_S = 60.0
 """The controller misses a lost node after its lease of 15 s. A longer time shows that two clocks differ."""
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from bigsci_launch.runs.generations.records import Generation, Generations, Recovery, recoveries
+from bigsci_launch.runs.generations.records import TOLD_TO_END, Generation, Generations, Recovery, recoveries
 from bigsci_launch.runs.generations.samples import RecordedStep, lost_samples, replayed_steps
 from bigsci_launch.runs.generations.words import (
     failure_words,
@@ -39,7 +39,7 @@ def generation_facts(
             ("", source_words(each, steps)),
         ]
     facts += [("left out", left_out_words(each)) for generation in found.all for each in generation.left_out]
-    if found.gave_up is not None:
+    if found.gave_up not in (None, TOLD_TO_END):
         facts.append(("gave up", found.gave_up))
     if found.unknown:
         facts.append(("unknown", f"records of generations that this version does not know: {', '.join(found.unknown)}"))

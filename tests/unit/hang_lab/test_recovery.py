@@ -19,7 +19,7 @@ FINISHED, CRASHED, RUNNING = ("finished", 0), ("crashed", 1), (None, None)
         ("H01", (1,), 2, CRASHED, RecoveryJudgement.NOT_FINISHED),
         ("H01", (0,), 2, FINISHED, RecoveryJudgement.WRONGLY_FENCED),
         ("H01", (1, 0), 3, FINISHED, RecoveryJudgement.WRONGLY_FENCED),
-        ("H01", (), 1, RUNNING, RecoveryJudgement.NOBODY_FENCED),
+        ("H01", (), 1, RUNNING, RecoveryJudgement.TOO_EARLY),
         ("H10", (), 1, RUNNING, RecoveryJudgement.LEFT_ALONE),
         ("H10", (3,), 2, FINISHED, RecoveryJudgement.WRONGLY_FENCED),
         ("H70", (), 2, FINISHED, RecoveryJudgement.OVERCOME),
@@ -41,3 +41,9 @@ def test_every_outcome_has_one_judgement(
     ranks = tuple(Fenced(rank, number, "it sleeps") for number, rank in enumerate(fenced))
     outcome = RecoveryOutcome(ranks, num_generations, (), *ended, 40.0)
     assert JudgedRecovery(find_reproduction(name), TOPOLOGY, 1, outcome).judgement is judgement
+
+
+def test_a_culprit_that_a_look_accuses_must_be_fenced() -> None:
+    outcome = RecoveryOutcome((), 1, (), *RUNNING, 300.0, accused=frozenset({1}))
+    judged = JudgedRecovery(find_reproduction("H01"), TOPOLOGY, 1, outcome)
+    assert (judged.judgement, judged.judgement.is_right) == (RecoveryJudgement.NOBODY_FENCED, False)
