@@ -49,7 +49,7 @@ class Loss:
 @pytest.fixture(scope="module")
 def lost_node(cluster: SlurmCluster, folder: Path) -> Loss:
     """2 nodes and a spare one; the second is killed after some steps."""
-    run = write_survivor(cluster, folder, "ddp", sys.executable, str(DDP), "400", "0.1", nodes=2, spare_nodes=1)
+    run = write_survivor(cluster, folder, "ddp", sys.executable, str(DDP), "320", "0.1", nodes=2, spare_nodes=1)
     run.submit()
     run.wait_for(lambda: "step 12 " in run.log(3))
     victim = nodes_of(events(run, "began")[0])[3]
@@ -141,9 +141,9 @@ def test_a_killed_node_is_replaced_and_the_job_finishes(lost_node: Loss) -> None
     failed = events(run, "failed")[0]
     assert (failed["kind"], failed["node"]) == ("lost_node", victim)
     assert [event["exit_code"] for event in events(run, "finished")] == [0]
-    assert all("ends at step 400" in run.log(rank) for rank in range(4))
+    assert all("ends at step 320" in run.log(rank) for rank in range(4))
     printed = [(int(step), float(loss)) for step, loss in re.findall(r"step (\d+) loss (\S+)", run.log(0))]
-    assert len(printed) > len(dict(printed)) == 400, "some steps were made twice"
+    assert len(printed) > len(dict(printed)) == 320, "some steps were made twice"
     # Not bit for bit: DistributedDataParallel orders its buckets anew after the first step.
     assert [loss for _, loss in printed] == pytest.approx([dict(printed)[step] for step, _ in printed], rel=1e-4)
 
