@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from bigsci_launch.cli.main import bsl
 from bigsci_launch.file_names import checkpoint_tag
 from bigsci_launch.runs.checkpoints import digests_path
 
-from .conftest import Attempt, Start
+from .conftest import Attempt, Start, free_port
 from .generations import Generations
 from .rank_processes import StartRank
 
@@ -298,3 +299,32 @@ def test_a_rank_ends_with_its_agent(lead: Lead) -> None:
     run.until(lambda: bool(spare.said("warm")))
     spare.connection.close()
     assert spare.process.wait(5) == 1
+
+
+def test_what_gloo_forgets_to_fail_is_given_up(start_rank: StartRank, tmp_path: Path) -> None:
+    """A message of which a part was on its way when its receiver died: gloo alone waits for its time-out."""
+    assert "GivenUpError" in outcome(start_rank, tmp_path, "message")
+
+
+@pytest.mark.long
+def test_a_collective_whose_peer_died_half_way_ends(start_rank: StartRank, tmp_path: Path) -> None:
+    assert "Error after" in outcome(start_rank, tmp_path, "collective")
+
+
+def outcome(start_rank: StartRank, folder: Path, kind: str) -> str:
+    program = [str(Path(__file__).parent / "programs" / "forgotten_wait.py"), kind]
+    port = free_port()
+    both = [
+        start_rank(
+            program,
+            {**os.environ, "RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)},
+            folder / f"{rank}.log",
+        )
+        for rank in range(2)
+    ]
+    try:
+        assert both[0].wait(60) == 0, (folder / "0.log").read_text()
+    finally:
+        for process in both:
+            process.kill()
+    return (folder / "0.log").read_text()
