@@ -42,7 +42,7 @@ def main(arguments: list[str] | None = None) -> int:
     if options.rank is not None or options.seat is not None:
         end_with_parent(signal.SIGTERM)  # no rank outlives its launcher (Slurm does that itself)
     if options.survive is not None:
-        from rank_seat import serve
+        from rank_levels import serve
 
         return serve(options)
     return Runner(options).run(options.program)

@@ -25,8 +25,8 @@ import time
 
 from rank_link import Link, OfferedPort
 from rank_log import StampedLog, say
-from rank_process import TERMINATION_LAG_S, Rank, all_axes, node_name, run_variables, signal_name
-from rank_program import STOPPED_S, Program, adopt_orphans, kill_all_below
+from rank_process import TERMINATION_LAG_S, Rank, all_axes, node_name, signal_name
+from rank_program import STOPPED_S, Program, kill_all_below
 from rank_rings import Rings
 
 TYPE_CHECKING = False  # typing costs start-up time, and annotations are never evaluated
@@ -39,28 +39,8 @@ if TYPE_CHECKING:
 TICK_S = 0.5
 LEAVE_GRACE_S = 10.0
 """Time from TERM to KILL for what still runs when the job is over, or when the controller is lost."""
-MAX_FAILED_STARTS = 3
-# Of a seat: they come with the rank, not from the environment of the runner.
-OF_A_RANK = ("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT")
-OF_THE_AGENT = ("BSL_CONTROLLER", "BSL_CONTROLLER_TOKEN")
-
-
-def serve(options: argparse.Namespace) -> int:
-    """Serve until the job is over, and return the exit code for the runner."""
-    address = os.environ.get("BSL_CONTROLLER")
-    if not address:
-        say("rank_runner: --survive needs BSL_CONTROLLER, which bsl's controller sets")
-        return 2
-    seat = InPlaceSeat(options) if options.survive == "in_place" else RestartSeat(options)
-    adopt_orphans()
-    for number in (signal.SIGUSR2, signal.SIGTERM, signal.SIGURG):
-        signal.signal(number, seat.receive)
-    try:
-        link = Link(address, seat.events)
-    except OSError as error:
-        say(f"rank_runner: {seat.name} cannot reach the controller at {address}: {error}")
-        return 1
-    return seat.run(link)
+HOLD_S = 2.0
+"""When Slurm ends a job, the ranks may be told before the controller is. What is said later is no failure to it."""
 
 
 class Seat:
@@ -167,6 +147,7 @@ class Seat:
         if program is not None and program.has_stood_still():
             self.kill(f"stopped by SIGSTOP for {STOPPED_S:g} s", was_told=False)
         if self.terminated is not None and self.exit_code is None and (program is None or self.generation is None):
+            self.hold()
             self.leave(128 + signal.SIGTERM)
 
     def receive(self, number: int, _frame: FrameType | None) -> None:
@@ -190,6 +171,11 @@ class Seat:
             if now or is_heard:
                 program.signal(self.stop_signal)
             self.asked = here if is_heard else None
+
+    def hold(self) -> None:
+        """Wait before the controller hears that somebody else has told this seat to end."""
+        if not self.is_local:
+            time.sleep(max(0.0, (self.terminated or time.time()) + HOLD_S - time.time()))
 
     def note_termination(self) -> None:
         self.terminated = time.time()
@@ -311,6 +297,8 @@ class Seat:
         code = 128 - status if status < 0 else status
         if rank is not None and generation is not None:
             code = rank.end(status)
+            if self.terminated is not None or (code == 128 + signal.SIGTERM and not self.was_told):
+                self.hold()
             by_signal = status < 0 and code != 0
             self.say_ended(None if by_signal else code, signal_name(-status) if by_signal else None, program.ended_at)
         self.keep_rings(program, status)
@@ -344,149 +332,3 @@ class Seat:
 
     def say_ready(self) -> None:
         self.link.say("ready", generation=self.over, port=self.port.find())
-
-
-class RestartSeat(Seat):
-    """Level 1: any program. It is started for a generation, and ended with it."""
-
-    def open(self) -> None:
-        self.say_ready()
-
-    def begin(self, order: dict[str, Any]) -> None:
-        if self.serving is not None:
-            say(f"rank_runner: {self.name} still serves and cannot begin generation {order['generation']}")
-            return
-        rank = self.make_rank(order)
-        inherited = {name: value for name, value in os.environ.items() if name not in OF_THE_AGENT}
-        of_generation = {
-            "MASTER_ADDR": str(order["master_addr"]),
-            "MASTER_PORT": str(order["master_port"]),
-            "BSL_GENERATION": str(order["generation"]),
-        }
-        environment = {**inherited, **rank.environment(), **of_generation}
-        program = self.options.program
-        try:
-            self.serving = Program(program, environment, rank.log, rank.rings, self.events,
-                                   stop_signal=self.stop_signal, has_channel=False)  # fmt: skip
-        except OSError as error:
-            code = rank.end_unstarted(program[0], error)
-            self.words = f"cannot start {program[0]}: {error.strerror}"
-            self.say_ended(code, None, time.time())
-            self.generation, self.over = None, order["generation"]
-            self.say_ready()
-            return
-        rank.write_pid(self.serving.pid)
-
-    def end(self, order: dict[str, Any]) -> None:
-        if self.serving is not None:
-            self.was_told, self.words = True, f"ended with its generation: {order.get('why')}"
-            self.deadline = time.monotonic() + float(order.get("grace_s") or 0)
-            self.serving.signal(signal.SIGTERM)
-
-    def follow(self, program: Program, code: int) -> None:
-        if code != 0 or self.was_told:
-            self.say_ready()
-
-    def say_ready(self) -> None:
-        if self.serving is None:
-            super().say_ready()
-
-
-class InPlaceSeat(Seat):
-    """Level 2: a process waits for a rank, serves it, leaves it when the generation ends, and waits again."""
-
-    num_failed_starts = 0
-    """Processes in a row that ended before they were ready."""
-
-    def open(self) -> None:
-        self.serving = self.start()
-
-    def start(self) -> Program | None:
-        """Start a process that waits. If that is not possible, this seat has nothing to offer."""
-        rings = self.rings(self.name)
-        inherited = {name: value for name, value in os.environ.items() if name not in (*OF_THE_AGENT, *OF_A_RANK)}
-        own = {"LOCAL_RANK": str(self.local_rank), "BSL_SEAT": str(self.number)}
-        variables = {**run_variables(self.attempt, self.options.topology), **rings.variables()}
-        try:
-            return Program(self.options.program, {**inherited, **variables, **own}, self.log(self.name), rings,
-                           self.events, stop_signal=self.stop_signal, has_channel=True)  # fmt: skip
-        except OSError as error:
-            rings.remove()
-            self.give_up(f"cannot start {self.options.program[0]}: {error.strerror}", 127)
-            return None
-
-    def give_up(self, words: str, code: int) -> None:
-        self.words, self.is_final = words, True
-        self.log(self.name).feed(f"rank_runner: {words}\n".encode())
-        self.say_ended(code, None, time.time())
-        self.leave(code)
-
-    def begin(self, order: dict[str, Any]) -> None:
-        program = self.serving
-        if program is None or self.generation is not None:
-            say(f"rank_runner: {self.name} cannot begin generation {order['generation']}")
-            return
-        rank = self.make_rank(order, program.rings)
-        program.output.switch(rank.log)
-        rank.write_pid(program.pid)
-        program.tell(order)
-
-    def end(self, order: dict[str, Any]) -> None:
-        if self.serving is not None:
-            grace_s = float(order.get("grace_s") or 0)
-            self.was_told, self.words = True, f"did not leave generation {order['generation']} in {grace_s:g} s"
-            self.deadline = time.monotonic() + grace_s
-            self.serving.tell(order)
-
-    def hear(self, program: Program, message: dict[str, Any]) -> None:
-        word = message.get("word")
-        if word == "warm":
-            program.is_warm, self.num_failed_starts = True, 0
-        if program is not self.serving or self.exit_code is not None:
-            return
-        if word == "final":
-            self.is_final = True
-        if self.rank is not None and self.generation is not None:
-            self.link.say("rank", **{"generation": self.generation, "rank": self.rank.number, **message,
-                                     "time": time.time()})  # fmt: skip
-        if word == "warm" and self.generation is None:
-            self.say_ready()
-        elif word == "left":
-            self.note_leaving(program)
-        elif word == "stepped" and self.options.standby and self.standby is None and self.may_try():
-            # Not before: it would compete for the processor with those that begin.
-            self.standby = self.start()
-
-    def note_leaving(self, program: Program) -> None:
-        """The process has left its rank and waits."""
-        if self.generation is not None:
-            self.over, self.generation, self.deadline = self.generation, None, math.inf
-            program.output.switch(self.log(self.name))
-            self.say_ready()
-
-    def may_try(self) -> bool:
-        return self.num_failed_starts < MAX_FAILED_STARTS
-
-    def follow(self, program: Program, code: int) -> None:
-        if code == 0 and not self.was_told and self.over is not None:
-            return  # the training is over; `leave` comes when that is so for all
-        self.num_failed_starts += not program.is_warm
-        if not self.may_try():
-            self.give_up(f"{MAX_FAILED_STARTS} processes in a row ended before they were ready", code or 1)
-            return
-        if self.standby is not None:
-            self.serving, self.standby = self.standby, None
-            self.log(self.name).feed(f"rank_runner: process {self.serving.pid} takes over\n".encode())
-        else:
-            self.serving = self.start()
-        self.say_ready()
-
-    def note_standby_end(self, program: Program) -> None:
-        program.output.end()
-        program.rings.remove()
-        if not program.is_warm:
-            self.num_failed_starts += 1
-
-    def say_ready(self) -> None:
-        if self.serving is not None and self.serving.is_warm and self.generation is None:
-            super().say_ready()

@@ -41,6 +41,7 @@ TOOLS = (
     "rank_process.py",
     "rank_log.py",
     "rank_seat.py",
+    "rank_levels.py",
     "rank_program.py",
     "rank_link.py",
     "rank_orphan.py",

@@ -206,6 +206,20 @@ def test_term_is_passed_on_and_ends_the_seat(seat: ToyController, serves: bool) 
         assert seat.record("exits")["terminated"] is not None
 
 
+def test_slurm_numbers_a_seat_and_its_term_comes_before_that_of_the_controller(seat: ToyController) -> None:
+    slurm = {"SLURM_PROCID": "5", "SLURM_LOCALID": "1", "SLURMD_NODENAME": "n3"}
+    seat.start_seat("--survive", "restart", program=[sys.executable, "-c", SLEEP], **slurm)
+    hello = seat.wait_for("hello")
+    assert (hello["seat"], hello["local_rank"], hello["node"]) == (5, 1, "n3")
+    seat.wait_for("ready")
+    seat.begin(0)
+    wait_until(lambda: "up" in seat.log())
+    os.kill(seat.serving(0)["pid"], signal.SIGTERM)
+    ended = seat.wait_for("ended")
+    assert 1.9 < time.time() - ended["time"] < 10, "the controller may hear that the job ends, and not take it for more"
+    assert seat.wait_for("ready", generation=0)
+
+
 def test_a_wish_to_stop_holds_for_later_generations(seat: ToyController) -> None:
     stops = "import os, signal, sys, time; signal.signal(12, lambda *_: sys.exit(int(os.environ['BSL_GENERATION'])))"
     start_level_1(seat, f"import time; time.sleep(0.3); {stops}; print('up'); time.sleep(600)")

@@ -34,13 +34,16 @@ class ToyController:
         self.runner: subprocess.Popen[str] | None = None
         threading.Thread(target=self._serve, daemon=True).start()
 
-    def start_seat(self, *options: str, program: list[str]) -> None:
+    def start_seat(self, *options: str, program: list[str], **slurm: str) -> None:
+        """Start the runner of seat 1; with variables of Slurm, that of a task."""
         argv = [sys.executable, "-I", "-S", str(RUNNER), "--attempt-dir", str(self.attempt), "--topology", "dp=2"]
-        argv += ["--ranks-per-node", "2", "--seat", "1", *options, "--", *program]
+        argv += ["--ranks-per-node", "2", *([] if slurm else ["--seat", "1"]), *options, "--", *program]
         host, port = self._server.getsockname()
         address = {"BSL_CONTROLLER": f"{host}:{port}", "BSL_CONTROLLER_TOKEN": TOKEN, "PYTHONUNBUFFERED": "1"}
         script = {"MASTER_ADDR": "where-the-script-runs", "MASTER_PORT": "1"}
-        self.runner = subprocess.Popen(argv, env={**os.environ, **script, **address}, stderr=subprocess.PIPE, text=True)
+        self.runner = subprocess.Popen(
+            argv, env={**os.environ, **script, **address, **slurm}, stderr=subprocess.PIPE, text=True
+        )
         self.wait_for("hello")
 
     def order(self, what: str, **fields: Any) -> None:

@@ -10,6 +10,7 @@ import re
 import sys
 import tempfile
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -37,12 +38,23 @@ def folder() -> Iterator[Path]:
         yield Path(path)
 
 
+@dataclass(frozen=True)
+class Loss:
+    """A run that has just lost a node, which Slurm notices half a minute later. Until then, other tests run."""
+
+    run: Run
+    victim: str
+
+
 @pytest.fixture(scope="module")
-def replaced(cluster: SlurmCluster, folder: Path) -> Run:
-    """2 nodes and a spare one. Where torch starts for ten seconds, other tests run."""
-    run = write_survivor(cluster, folder, "ddp", sys.executable, str(DDP), "40", "0.1", nodes=2, spare_nodes=1)
+def lost_node(cluster: SlurmCluster, folder: Path) -> Loss:
+    """2 nodes and a spare one; the second is killed after some steps."""
+    run = write_survivor(cluster, folder, "ddp", sys.executable, str(DDP), "400", "0.1", nodes=2, spare_nodes=1)
     run.submit()
-    return run
+    run.wait_for(lambda: "step 12 " in run.log(3))
+    victim = nodes_of(events(run, "began")[0])[3]
+    assert cluster.bsl("cluster", "kill-node", victim).returncode == 0
+    return Loss(run, victim)
 
 
 def write_survivor(cluster: Any, folder: Path, name: str, *command: str, **slurm: Any) -> Run:
@@ -91,7 +103,7 @@ def kill_rank(run: Run, rank: int) -> None:
 
 
 def test_a_killed_rank_starts_again_where_it_was_and_a_cancelled_job_does_not(
-    replaced: Run, cluster: SlurmCluster, folder: Path
+    lost_node: Loss, cluster: SlurmCluster, folder: Path
 ) -> None:
     run = ranks_of(cluster, folder, "cancelled", nodes=1)
     kill_rank(run, 1)
@@ -107,7 +119,7 @@ def test_a_killed_rank_starts_again_where_it_was_and_a_cancelled_job_does_not(
 
 
 def test_the_warning_before_the_time_limit_reaches_the_ranks(
-    replaced: Run, cluster: SlurmCluster, folder: Path
+    lost_node: Loss, cluster: SlurmCluster, folder: Path
 ) -> None:
     run = ranks_of(cluster, folder, "stopped", "stop-on-usr2", nodes=1)
     assert cluster.run("scancel", "--signal=USR2", "--batch", run.status()["job"]["job_id"]).returncode == 0
@@ -116,27 +128,24 @@ def test_the_warning_before_the_time_limit_reaches_the_ranks(
     assert "asked to stop" in run.log(0) and "asked to stop" in run.log(1)
 
 
-def test_a_killed_node_is_replaced_and_the_job_finishes(replaced: Run, cluster: SlurmCluster) -> None:
-    run = replaced
-    run.wait_for(lambda: "step 12 " in run.log(3))
-    [first] = events(run, "began")
-    victim = nodes_of(first)[3]
-    assert cluster.bsl("cluster", "kill-node", victim).returncode == 0
-    status = run.wait_for_state("COMPLETED", timeout_s=90)
+def test_a_killed_node_is_replaced_and_the_job_finishes(lost_node: Loss) -> None:
+    run, victim = lost_node.run, lost_node.victim
+    status = run.wait_for_state("COMPLETED", timeout_s=120)
     job_id = status["job"]["job_id"]
     assert (run.exit()["reason"], run.exit()["exit_code"], run.exit()["job_id"]) == ("finished", 0, job_id)
-    [_, second] = events(run, "began")
+    assert f"srun: error: Node failure on {victim}" in run.output(), "the step has outlived what Slurm does about it"
+    assert run.output().count("bsl: start attempt=0001 job=") == 1, "Slurm has started it once"
+    first, second = events(run, "began")
     assert nodes_of(second)[:2] == nodes_of(first)[:2] and victim not in nodes_of(second)
     assert second["world_size"] == 4
     failed = events(run, "failed")[0]
     assert (failed["kind"], failed["node"]) == ("lost_node", victim)
     assert [event["exit_code"] for event in events(run, "finished")] == [0]
-    assert all("ends at step 40" in run.log(rank) for rank in range(4))
+    assert all("ends at step 400" in run.log(rank) for rank in range(4))
     printed = [(int(step), float(loss)) for step, loss in re.findall(r"step (\d+) loss (\S+)", run.log(0))]
-    assert len(printed) > len(dict(printed)) == 40, "some steps were made twice"
+    assert len(printed) > len(dict(printed)) == 400, "some steps were made twice"
     # Not bit for bit: DistributedDataParallel orders its buckets anew after the first step.
-    assert [loss for _, loss in printed] == pytest.approx([dict(printed)[step] for step, _ in printed], rel=1e-5)
-    assert run.output().count("bsl: start attempt=0001 job=") == 1, "Slurm has started it once"
+    assert [loss for _, loss in printed] == pytest.approx([dict(printed)[step] for step, _ in printed], rel=1e-4)
 
 
 @pytest.mark.long

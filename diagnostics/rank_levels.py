@@ -1,0 +1,188 @@
+"""The two levels of `survive`, as the seat of a rank carries them out. For rank_runner.py. Standard library only."""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+import time
+
+from rank_link import Link
+from rank_log import say
+from rank_process import run_variables
+from rank_program import Program, adopt_orphans
+from rank_seat import Seat
+
+TYPE_CHECKING = False  # typing costs start-up time, and annotations are never evaluated
+if TYPE_CHECKING:
+    import argparse
+    from typing import Any
+
+MAX_FAILED_STARTS = 3
+# Of a seat: they come with the rank, not from the environment of the runner.
+OF_A_RANK = ("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT")
+OF_THE_AGENT = ("BSL_CONTROLLER", "BSL_CONTROLLER_TOKEN")
+
+
+def serve(options: argparse.Namespace) -> int:
+    """Serve until the job is over, and return the exit code for the runner."""
+    address = os.environ.get("BSL_CONTROLLER")
+    if not address:
+        say("rank_runner: --survive needs BSL_CONTROLLER, which bsl's controller sets")
+        return 2
+    seat = InPlaceSeat(options) if options.survive == "in_place" else RestartSeat(options)
+    adopt_orphans()
+    for number in (signal.SIGUSR2, signal.SIGTERM, signal.SIGURG):
+        signal.signal(number, seat.receive)
+    try:
+        link = Link(address, seat.events)
+    except OSError as error:
+        say(f"rank_runner: {seat.name} cannot reach the controller at {address}: {error}")
+        return 1
+    return seat.run(link)
+
+
+class RestartSeat(Seat):
+    """Level 1: any program. It is started for a generation, and ended with it."""
+
+    def open(self) -> None:
+        self.say_ready()
+
+    def begin(self, order: dict[str, Any]) -> None:
+        if self.serving is not None:
+            say(f"rank_runner: {self.name} still serves and cannot begin generation {order['generation']}")
+            return
+        rank = self.make_rank(order)
+        inherited = {name: value for name, value in os.environ.items() if name not in OF_THE_AGENT}
+        of_generation = {
+            "MASTER_ADDR": str(order["master_addr"]),
+            "MASTER_PORT": str(order["master_port"]),
+            "BSL_GENERATION": str(order["generation"]),
+        }
+        environment = {**inherited, **rank.environment(), **of_generation}
+        program = self.options.program
+        try:
+            self.serving = Program(program, environment, rank.log, rank.rings, self.events,
+                                   stop_signal=self.stop_signal, has_channel=False)  # fmt: skip
+        except OSError as error:
+            code = rank.end_unstarted(program[0], error)
+            self.words = f"cannot start {program[0]}: {error.strerror}"
+            self.say_ended(code, None, time.time())
+            self.generation, self.over = None, order["generation"]
+            self.say_ready()
+            return
+        rank.write_pid(self.serving.pid)
+
+    def end(self, order: dict[str, Any]) -> None:
+        if self.serving is not None:
+            self.was_told, self.words = True, f"ended with its generation: {order.get('why')}"
+            self.deadline = time.monotonic() + float(order.get("grace_s") or 0)
+            self.serving.signal(signal.SIGTERM)
+
+    def follow(self, program: Program, code: int) -> None:
+        if code != 0 or self.was_told:
+            self.say_ready()
+
+    def say_ready(self) -> None:
+        if self.serving is None:
+            super().say_ready()
+
+
+class InPlaceSeat(Seat):
+    """Level 2: a process waits for a rank, serves it, leaves it when the generation ends, and waits again."""
+
+    num_failed_starts = 0
+    """Processes in a row that ended before they were ready."""
+
+    def open(self) -> None:
+        self.serving = self.start()
+
+    def start(self) -> Program | None:
+        """Start a process that waits. If that is not possible, this seat has nothing to offer."""
+        rings = self.rings(self.name)
+        inherited = {name: value for name, value in os.environ.items() if name not in (*OF_THE_AGENT, *OF_A_RANK)}
+        own = {"LOCAL_RANK": str(self.local_rank), "BSL_SEAT": str(self.number)}
+        variables = {**run_variables(self.attempt, self.options.topology), **rings.variables()}
+        try:
+            return Program(self.options.program, {**inherited, **variables, **own}, self.log(self.name), rings,
+                           self.events, stop_signal=self.stop_signal, has_channel=True)  # fmt: skip
+        except OSError as error:
+            rings.remove()
+            self.give_up(f"cannot start {self.options.program[0]}: {error.strerror}", 127)
+            return None
+
+    def give_up(self, words: str, code: int) -> None:
+        self.words, self.is_final = words, True
+        self.log(self.name).feed(f"rank_runner: {words}\n".encode())
+        self.say_ended(code, None, time.time())
+        self.leave(code)
+
+    def begin(self, order: dict[str, Any]) -> None:
+        program = self.serving
+        if program is None or self.generation is not None:
+            say(f"rank_runner: {self.name} cannot begin generation {order['generation']}")
+            return
+        rank = self.make_rank(order, program.rings)
+        program.output.switch(rank.log)
+        rank.write_pid(program.pid)
+        program.tell(order)
+
+    def end(self, order: dict[str, Any]) -> None:
+        if self.serving is not None:
+            grace_s = float(order.get("grace_s") or 0)
+            self.was_told, self.words = True, f"did not leave generation {order['generation']} in {grace_s:g} s"
+            self.deadline = time.monotonic() + grace_s
+            self.serving.tell(order)
+
+    def hear(self, program: Program, message: dict[str, Any]) -> None:
+        word = message.get("word")
+        if word == "warm":
+            program.is_warm, self.num_failed_starts = True, 0
+        if program is not self.serving or self.exit_code is not None:
+            return
+        if word == "final":
+            self.is_final = True
+        if self.rank is not None and self.generation is not None:
+            self.link.say("rank", **{"generation": self.generation, "rank": self.rank.number, **message,
+                                     "time": time.time()})  # fmt: skip
+        if word == "warm" and self.generation is None:
+            self.say_ready()
+        elif word == "left":
+            self.note_leaving(program)
+        elif word == "stepped" and self.options.standby and self.standby is None and self.may_try():
+            # Not before: it would compete for the processor with those that begin.
+            self.standby = self.start()
+
+    def note_leaving(self, program: Program) -> None:
+        """The process has left its rank and waits."""
+        if self.generation is not None:
+            self.over, self.generation, self.deadline = self.generation, None, math.inf
+            program.output.switch(self.log(self.name))
+            self.say_ready()
+
+    def may_try(self) -> bool:
+        return self.num_failed_starts < MAX_FAILED_STARTS
+
+    def follow(self, program: Program, code: int) -> None:
+        if code == 0 and not self.was_told and self.over is not None:
+            return  # the training is over; `leave` comes when that is so for all
+        self.num_failed_starts += not program.is_warm
+        if not self.may_try():
+            self.give_up(f"{MAX_FAILED_STARTS} processes in a row ended before they were ready", code or 1)
+            return
+        if self.standby is not None:
+            self.serving, self.standby = self.standby, None
+            self.log(self.name).feed(f"rank_runner: process {self.serving.pid} takes over\n".encode())
+        else:
+            self.serving = self.start()
+        self.say_ready()
+
+    def note_standby_end(self, program: Program) -> None:
+        program.output.end()
+        program.rings.remove()
+        if not program.is_warm:
+            self.num_failed_starts += 1
+
+    def say_ready(self) -> None:
+        if self.serving is not None and self.serving.is_warm and self.generation is None:
+            super().say_ready()
