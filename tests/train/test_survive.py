@@ -277,3 +277,24 @@ def test_a_process_does_not_grow_with_the_generations(lead: Lead) -> None:
         run.replace(2)
     assert len({threads for threads, _ in sizes[1:]}) == 1, sizes
     assert len({files for _, files in sizes[1:]}) == 1, sizes
+
+
+@pytest.mark.long
+def test_snapshots_may_be_further_apart(lead: Lead, undisturbed: Attempt) -> None:
+    run = lead("pp=2,dp=2", {1: "optimizer:9:die"}, **BF16, survive={"snapshot_steps": 3})
+    run.lead()
+    assert {word["step"] for word in restored(run)} == {6}
+    require_same(run, undisturbed)
+
+
+@pytest.mark.long
+def test_a_rank_ends_with_its_agent(lead: Lead) -> None:
+    run = lead("pp=2,dp=2", **BF16)
+    run.until_step(2)
+    run.rank(1).connection.close()
+    assert run.rank(1).process.wait(5) == 1
+    run.start(1)
+    spare = run.seats[-1]
+    run.until(lambda: bool(spare.said("warm")))
+    spare.connection.close()
+    assert spare.process.wait(5) == 1

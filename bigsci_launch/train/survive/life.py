@@ -30,11 +30,12 @@ from bigsci_launch.train.identity import RankIdentity
 from bigsci_launch.train.rank_events import RankReport
 from bigsci_launch.train.state.checkpoint import TrainingProgress
 from bigsci_launch.train.state.rng import seed_generators
-from bigsci_launch.train.survive.buddies import Buddies
+from bigsci_launch.train.survive.buddies import Buddies, HostGroup
 from bigsci_launch.train.survive.channel import Begin, Channel
 from bigsci_launch.train.survive.engine_state import read_state, shape_of, unit_lengths, write_generators, write_state
 from bigsci_launch.train.survive.restore import fetch
 from bigsci_launch.train.survive.snapshot import DOCUMENT_BYTES, Copy, Memory, Shape
+from bigsci_launch.train.survive.waits import Waits
 
 SAY_S = 1.0
 """Least seconds between two words about steps."""
@@ -43,8 +44,9 @@ SAY_S = 1.0
 class RankLife:
     """`survive` on one rank, in one generation."""
 
-    def __init__(self, channel: Channel, memory: Memory, begin: Begin, report: RankReport) -> None:
-        self._channel, self._memory, self._begin, self._report = channel, memory, begin, report
+    def __init__(self, channel: Channel, memory: Memory, waits: Waits, begin: Begin, report: RankReport) -> None:
+        self._channel, self._memory, self._waits = channel, memory, waits
+        self._begin, self._report = begin, report
         self._since = time.monotonic()
         self._said = -SAY_S
         self._restorable = Restorable(None)
@@ -56,10 +58,10 @@ class RankLife:
 
     def meet(self) -> None:
         """Find the newest state that the ranks of this generation hold together; a collective call."""
-        self._group = dist.new_group(backend="gloo")
-        everywhere: list[Any] = [None] * dist.get_world_size()
+        self._waits.install()
+        self._group = HostGroup(dist.new_group(backend="gloo"), self._begin.rank, self._waits)
         mine = self._memory.manifest(), self._memory.reached, self._memory.began
-        dist.all_gather_object(everywhere, mine, group=self._group)
+        everywhere = self._group.gather(mine)
         self._manifests: list[Manifest] = [manifest for manifest, _, _ in everywhere]
         self._memory.reached = max(reached for _, reached, _ in everywhere)
         self._memory.began = next((began for _, _, began in everywhere if began is not None), None)
@@ -78,8 +80,7 @@ class RankLife:
 
     def _find_apart(self, version: StateVersion) -> str | None:
         """Return the first unit of a state whose copies on two ranks differ; a collective call."""
-        everywhere: list[dict[Shard, list[int]]] = [{}] * dist.get_world_size()
-        dist.all_gather_object(everywhere, self._memory.digests(version), group=self._group)
+        everywhere: list[dict[Shard, list[int]]] = self._group.gather(self._memory.digests(version))
         seen: dict[Shard, list[int]] = {}
         for digests in everywhere:
             for shard, found in digests.items():
@@ -125,12 +126,11 @@ class RankLife:
         rank, topology = self._begin.rank, self._begin.topology
         self._coordinate = topology.coordinate(rank)
         mine = shape_of(engine, self._coordinate), unit_lengths(engine, self._coordinate)
-        everywhere: list[Any] = [None] * topology.world_size
-        dist.all_gather_object(everywhere, mine, group=self._group)
+        everywhere = self._group.gather(mine)
         self._shapes: list[Shape] = [shape for shape, _ in everywhere]
         self._whole = {unit: length for _, lengths in everywhere for unit, length in lengths.items()}
         self._whole |= {shape.document: DOCUMENT_BYTES for shape in self._shapes}
-        self._buddies = Buddies(self._group, keepers(self._begin.nodes), rank)
+        self._buddies = Buddies(self._group, keepers(self._begin.nodes))
         self._say("joined")
 
     def restore(self) -> TrainingProgress:
@@ -139,7 +139,7 @@ class RankLife:
         assert version is not None
         target = self._place(rank, version)
         plan = plan_transfers(self._manifests, version, [shape.shards for shape in self._shapes])
-        was_sent = fetch(self._memory, version, plan, target, self._group, rank)
+        was_sent = fetch(self._memory, version, plan, target, self._group)
         has_document = any(each.destination == rank and each.shard.unit == target.shape.document for each in plan)
         document = target.read_document() if has_document else None
         facts = self._common_facts(document)
@@ -157,8 +157,7 @@ class RankLife:
     def _common_facts(self, document: dict[str, Any] | None) -> dict[str, Any]:
         """Return a document without generators: this rank's, or another's if it has none."""
         facts = document and {name: value for name, value in document.items() if name != "generators"}
-        everywhere: list[Any] = [None] * self._begin.topology.world_size
-        dist.all_gather_object(everywhere, facts, group=self._group)
+        everywhere = self._group.gather(facts)
         found: dict[str, Any] = facts or next(each for each in everywhere if each)
         return found
 

@@ -7,6 +7,7 @@ Any other error ends the process as it always does; what it means is for the con
 from __future__ import annotations
 
 import os
+import sys
 import time
 from typing import TYPE_CHECKING, NoReturn
 
@@ -34,13 +35,14 @@ def live(descriptor: int) -> None:
     stop = StopFlag()
     channel = Channel(descriptor, end_blocked_communication)
     try:
-        process = Survivor(channel, stop)
+        survivor = Survivor(channel, stop)
     except BslError as error:
         _end(channel, error)
     channel.say("warm")
-    while not process.finishes(channel.wait_for_begin()):
+    while not survivor.finishes(channel.wait_for_begin()):
         pass
     leave()
+    survivor.end()
 
 
 class Survivor:
@@ -54,11 +56,15 @@ class Survivor:
 
             startup.start_torch(self._config.training)
             startup.start_deepspeed()
+            # The first backward pass would import it, and sympy with it.
+            import torch.fx.experimental.symbolic_shapes  # noqa: F401
+
             import bigsci_launch.train.loop  # noqa: F401
             from bigsci_launch.train.survive.snapshot import Memory
+            from bigsci_launch.train.survive.waits import Waits
         except ModuleNotFoundError as error:
             raise BslError(f"{error.name} is not installed", hint="pip install 'bigsci-launch[train]'") from error
-        self._memory = Memory()
+        self._memory, self._waits = Memory(), Waits(channel.is_over)
         self._life: RankLife | None = None
 
     def finishes(self, begin: Begin) -> bool:
@@ -82,6 +88,13 @@ class Survivor:
         self._channel.say("left", generation=begin.generation, step=self._memory.done, seconds=seconds)
         return False
 
+    def end(self) -> None:
+        """End the process, if the interpreter could not: it would wait for what this process has given up."""
+        if self._waits.keeps_groups:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(0)
+
     def _train(self, begin: Begin, report: RankReport) -> str:
         from bigsci_launch.train.loop import train
         from bigsci_launch.train.survive.joining import wait_for_store
@@ -94,7 +107,7 @@ class Survivor:
         report.start(topology.coordinate(identity.rank))
         report.event("generation", generation=begin.generation, topology=topology.as_dict())
         report.phase("init")
-        self._life = RankLife(self._channel, self._memory, begin, report)
+        self._life = RankLife(self._channel, self._memory, self._waits, begin, report)
         wait_for_store(begin, self._channel)
         return train(config, topology, identity, report, self._stop, self._life)
 
@@ -116,6 +129,7 @@ class Survivor:
         # Ranks that wait for this one, and not for the one that is lost, are freed as well.
         end_blocked_communication()
         drop_frames(failure)
+        self._waits.keep_groups()
         engine = self._life.engine if self._life else None
         self._life = None
         tear_down(engine)

@@ -1,0 +1,123 @@
+"""Waits for gloo that can be given up. With `blocked.py`, the seam that ends blocked communication.
+
+Shut-down sockets end nearly all waits, but gloo forgets some: a message of which a part was on its way when the
+connection broke is never reported as failed, and whoever waits for it waits for the time-out, half an hour. The same
+happens inside collectives. So a rank of `survive` waits in slices, and looks between them whether its generation is
+over. A collective can be waited for again; a message cannot, because the first time-out closes all connections of its
+group, so a helper thread waits for it and is left behind if it must be.
+
+NCCL needs none of this: its waits end when its communicators are aborted.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from datetime import timedelta
+from queue import SimpleQueue
+from typing import Any
+
+import torch.distributed as dist
+from torch._C._distributed_c10d import OpType, Work  # type: ignore[attr-defined]
+from torch.distributed import distributed_c10d
+
+SLICE_S = 0.25
+_SLICE = timedelta(seconds=SLICE_S)
+_MESSAGES = {OpType.SEND, OpType.RECV, OpType.RECVANYSOURCE}
+_TIMED_OUT = "Operation timed out"
+
+
+class GivenUpError(Exception):
+    """What this rank has waited for belongs to a generation that is over."""
+
+
+class Waits:
+    """The waits of a process. `is_over` tells whether they are to be given up."""
+
+    def __init__(self, is_over: Callable[[], bool]) -> None:
+        self._is_over = is_over
+        self._wait = Work.wait
+        self._helper: SimpleQueue[_Wait] | None = None
+        self._is_left_behind = False
+        self._kept: list[Any] = []
+
+    def install(self) -> None:
+        """Let everything that waits for gloo in this process wait like this, DeepSpeed included."""
+        if dist.get_backend() != "gloo" or Work.wait is not self._wait:
+            return
+
+        def wait(work: Any, *timeout: Any) -> Any:
+            return self._wait(work, *timeout) if timeout or work.is_completed() else self.wait(work)
+
+        Work.wait = wait  # type: ignore[method-assign,assignment]
+
+    def wait(self, work: Any) -> bool:
+        """Wait for something that gloo does.
+
+        Raises:
+            GivenUpError: the generation was over, and the wait did not end by itself.
+            RuntimeError: as `work.wait()`.
+        """
+        return self._by_helper(work) if OpType(work._get_op_type()) in _MESSAGES else self._in_slices(work)
+
+    def keep_groups(self) -> None:
+        """Keep the present groups for ever if a wait was given up: their destructors would wait for it."""
+        if self._is_left_behind:
+            self._kept += list(distributed_c10d._world.pg_map)
+            self._is_left_behind = False
+
+    @property
+    def keeps_groups(self) -> bool:
+        return bool(self._kept)
+
+    def _in_slices(self, work: Any) -> bool:
+        was_over = False
+        while not work.is_completed():
+            try:
+                return bool(self._wait(work, _SLICE))
+            except RuntimeError as error:
+                if _TIMED_OUT not in str(error):
+                    raise
+            was_over = self._require_worthwhile(was_over)
+        return bool(self._wait(work))
+
+    def _by_helper(self, work: Any) -> bool:
+        if self._helper is None:
+            self._helper = SimpleQueue()
+            threading.Thread(target=_serve, args=(self._helper, self._wait), name="bsl-wait", daemon=True).start()
+        mine = _Wait(work)
+        self._helper.put(mine)
+        was_over = False
+        while not mine.done.acquire(timeout=SLICE_S):
+            was_over = self._require_worthwhile(was_over)
+        if mine.error is not None:
+            raise mine.error
+        return True
+
+    def _require_worthwhile(self, was_over: bool) -> bool:
+        """Give up if the generation was over a slice ago, too: its sockets were shut down since. Return if it is."""
+        is_over = self._is_over()
+        if was_over and is_over:
+            self._helper, self._is_left_behind = None, True
+            raise GivenUpError("gloo did not end a wait whose connection is gone")
+        return is_over
+
+
+class _Wait:
+    """A message that the helper waits for."""
+
+    def __init__(self, work: Any) -> None:
+        self.work = work
+        self.error: BaseException | None = None
+        self.done = threading.Lock()
+        self.done.acquire()
+
+
+def _serve(todo: SimpleQueue[_Wait], wait: Callable[[Any], Any]) -> None:
+    while True:
+        each = todo.get()
+        try:
+            wait(each.work)
+        except BaseException as error:
+            each.error = error
+        each.done.release()
