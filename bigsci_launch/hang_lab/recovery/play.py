@@ -84,6 +84,7 @@ def _submitted(trial: Trial, topology: Topology, folder: Path) -> Iterator[tuple
     request = plan_submission(loaded, working_directory=folder, python=sys.executable, local=True)
     process = submit(loaded, request, sys.argv).process
     assert process is not None
+    (request.run.path / "lab").mkdir(exist_ok=True)  # where ranks note what only the lab may know
     try:
         yield request.attempt, process
     finally:
