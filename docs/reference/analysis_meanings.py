@@ -122,6 +122,8 @@ plans[].likely_days | days within which three of four such plans finish
 plans[].gpu_hours | GPU-hours of the whole run
 plans[].checkpoint_bytes | size of a checkpoint
 plans[].advice | what would make it better
+survive | what `survive` costs and gives: {copies_gib, node_memory_gib, spare_nodes, hours_per_day_with_spares, \
+hours_per_day_without, pause_s, node_mtbf_h}; null for a run without it
 num_out_of_memory | plans that do not fit
 out_of_memory | the best of them; fields as under `plans`
 refused[] | {rule, count, example, source}: layouts that a rule refused

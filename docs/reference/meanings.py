@@ -175,6 +175,10 @@ restart.text | what is known, as a sentence
 restart.causes[] | what records and weights show to have changed or failed there
 restart.not_known[] | what nobody recorded, and so nobody can exclude
 restart.compare[] | commands that compare more
+generations | with `survive`: {newest, is_recovering, recovering_since, text, exit_code, gave_up, unknown, all}; \
+null without. `all` has for each generation its number, when it began, its ranks, what ended it (cause, failures), the \
+nodes that are left out from then on, and its `recovery`: {text, seconds of each phase, source, why, step, \
+first_step, steps_replayed, samples_lost}; what is not known is null
 lost_nodes | nodes of a running job that Slurm cannot reach, and whose ranks are silent too
 unreachable_nodes[].name | a node of a running job that Slurm cannot reach
 unreachable_nodes[].raw_state | its state in sinfo's words

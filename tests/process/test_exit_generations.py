@@ -102,6 +102,10 @@ def test_a_job_that_was_told_to_end_is_cancelled_whatever_its_controller_says(
     found = attempt.describe("--terminated", "1020", code=143)
     assert found["reason"] == "cancelled"
     assert not any("gave up" in text for text in found["evidence"])
+    attempt.exits(3, code=1, time=1010.0)
+    found = attempt.describe(code=1)
+    assert (found["reason"], found["first_failure"]["rank"]) == ("crashed", 3)
+    assert not any("gave up" in text for text in found["evidence"])
 
 
 def test_ranks_that_run_on_are_read_from_the_line_of_the_controller(attempt: Attempt) -> None:

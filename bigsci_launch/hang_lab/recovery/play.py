@@ -36,7 +36,7 @@ from bigsci_launch.topology import Topology
 
 HANG_S, WATCH_S = 300.0, 90.0
 """How long a hang may last until its job is over, and how long what is none is watched."""
-NUM_STEPS = 60
+NUM_STEPS, NEVER = 60, 10**6
 POLL_S = 0.2
 END_S = 45.0
 FENCES = ("hung", "stopped")
@@ -76,12 +76,15 @@ def _submitted(trial: Trial, topology: Topology, folder: Path) -> Iterator[tuple
     variables = {**RANK_VARIABLES, **trial.environment}
     reason = "bsl hang-lab"
     env = {name: {"value": value, "reason": reason} for name, value in variables.items() if name != "MASTER_ADDR"}
-    more = {"slurm": {"site": "local"}, "survive": True, "monitor": {"watch": "act"}, "env": env}
+    # A watcher that does not know whether a program evaluates is patient for ten minutes.
+    monitor = {"watch": "act", "eval_interval": NEVER}
+    more = {"slurm": {"site": "local"}, "survive": True, "monitor": monitor, "env": env}
     write_json(path, {**run_document(trial, topology, folder), **more})
     loaded = load_run(path)
     request = plan_submission(loaded, working_directory=folder, python=sys.executable, local=True)
     process = submit(loaded, request, sys.argv).process
     assert process is not None
+    (request.run.path / "lab").mkdir(exist_ok=True)  # where ranks note what only the lab may know
     try:
         yield request.attempt, process
     finally:

@@ -124,6 +124,12 @@ def test_a_step_that_the_controller_has_missed_is_seen_in_the_records_to_be_done
     assert "1 step replayed, 0 samples lost" in invoke("status")
 
 
+def test_the_present_step_is_the_newest_and_not_the_highest(trial: Any, records: GenerationRecords) -> None:
+    kill_rank_5(trial, records)
+    report(trial, 4, 3, 100)
+    assert json.loads(invoke("status", "--json"))["step"]["step"] == 3
+
+
 def test_what_was_not_recorded_is_said_to_be_unknown(trial: Any, records: GenerationRecords) -> None:
     records.fails("lost_node", 5, "n2", noticed_s=None)
     records.ends(None, 1.0)
