@@ -14,7 +14,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+
+from bigsci_launch.data.indexed import IndexedWriter
+from bigsci_launch.runs.events import read_events
+from bigsci_launch.runs.layout import RunDir
 
 from .conftest import SlurmCluster, _start, _stop
 from .test_submit import MODEL, PROGRAM, Run
@@ -146,6 +151,50 @@ def test_a_killed_node_is_replaced_and_the_job_finishes(lost_node: Loss) -> None
     assert len(printed) > len(dict(printed)) == 320, "some steps were made twice"
     # Not bit for bit: DistributedDataParallel orders its buckets anew after the first step.
     assert [loss for _, loss in printed] == pytest.approx([dict(printed)[step] for step, _ in printed], rel=1e-4)
+
+
+@pytest.mark.long
+def test_the_trainer_loses_a_node_and_its_losses_are_those_of_an_undisturbed_run(
+    cluster: SlurmCluster, folder: Path
+) -> None:
+    """pp 2 x dp 2 on two nodes and a spare one; the second node has both replicas of the last stage."""
+    with IndexedWriter(folder / "tokens", np.dtype(np.uint16)) as writer:
+        writer.add_document(np.random.default_rng(0).integers(90, size=20_000))
+    run = write_training(cluster, folder, "trained", survive=True)
+    run.submit()
+    run.wait_for(lambda: "standby" in [event["phase"] for event in events(run, "phase")], timeout_s=120)
+    victim = nodes_of(events(run, "began")[0])[3]
+    assert cluster.bsl("cluster", "kill-node", victim).returncode == 0
+    run.wait_for_state("COMPLETED", timeout_s=200)
+    assert (run.exit()["reason"], run.exit()["exit_code"]) == ("finished", 0)
+    assert [event["node"] for event in events(run, "failed") if event["kind"] == "lost_node"] == [victim] * 2
+    assert events(run, "phase")[-1]["phase"] in ("first_step", "standby")
+    restored = [event for event in events(run, "phase") if event["phase"] == "restored"][-1]
+    assert restored["source"] == "buddies" and restored["step"] > 0
+    sound = write_training(cluster, folder, "sound")
+    sound.submit()
+    sound.wait_for_state("COMPLETED", timeout_s=100)
+    assert losses_of(run) == losses_of(sound)
+
+
+def write_training(cluster: Any, folder: Path, name: str, **more: Any) -> Run:
+    nodes = {"nodes": 2, **({"spare_nodes": 1} if more else {})}
+    run = write_survivor(cluster, folder, name, **nodes)
+    config = json.loads(run.config.read_text())
+    del config["survive"], config["run"]["command"]
+    config["model"] = {**MODEL, "vocab_size": 100, "sequence_length": 16, "dropout": 0.1}
+    config["training"] = {"steps": 150, "micro_batch_size": 1, "global_batch_size": 8, "precision": "bf16"}
+    config["parallelism"] = {"pipeline_parallel_size": 2}
+    config["data"] = {"prefix": str(folder / "tokens")}
+    run.config.write_text(json.dumps({**config, **more}))
+    return run
+
+
+def losses_of(run: Run) -> dict[int, str]:
+    """Return the loss of each step, bit for bit; the last one of a step that was made again."""
+    attempt = RunDir(run.directory).attempt("0001")
+    records = [each for rank in range(4) for each in read_events(attempt.event_file(rank)) if each["kind"] == "step"]
+    return {each["step"]: each["loss_hex"] for each in sorted(records, key=lambda each: each["time"])}
 
 
 @pytest.mark.long
