@@ -302,7 +302,7 @@ def test_a_rank_ends_with_its_agent(lead: Lead) -> None:
 
 
 def test_what_gloo_forgets_to_fail_is_given_up(start_rank: StartRank, tmp_path: Path) -> None:
-    """A message of which a part was on its way when its receiver died: gloo alone waits for its time-out."""
+    """Half of a message was on its way when its receiver died: gloo alone waits for its time-out."""
     assert "GivenUpError" in outcome(start_rank, tmp_path, "message")
 
 
