@@ -8,7 +8,7 @@ units only asks for other shards.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -60,27 +60,63 @@ class Restorable:
     why: str | None = None
 
 
+MOST_EXCHANGED = 1024
+"""Above this number of ranks, keepers are not exchanged: it takes the square of it."""
+
 Manifest = Sequence[Holding]
 """Everything that one rank holds."""
 
 
-def keepers(nodes: Sequence[str]) -> list[int]:
-    """Return for each rank the rank that keeps a copy of its state; `nodes` names each rank's node.
+def keepers(nodes: Sequence[str], replicas: Sequence[int]) -> list[int]:
+    """Return for each rank the rank that keeps a copy of its state.
 
-    Ranks are shifted cyclically in the order of their nodes, by the size of the largest node, so the keeper is on
-    another node if there is one. Where one node has more than half of all ranks, ranks elsewhere keep several copies. A
-    rank that is alone is its own keeper.
+    `nodes` names each rank's node, and `replicas` its data-parallel replica. The keeper is on another node if there is
+    one, and in another replica where that can be had too: then the state outlives a replica that leaves. Ranks are
+    shifted cyclically in the order of their nodes. Where one node has more than half of all ranks, ranks elsewhere keep
+    several copies. A rank that is alone is its own keeper.
     """
-    order = sorted(range(len(nodes)), key=lambda rank: (nodes.index(nodes[rank]), rank))
-    sizes = [nodes.count(node) for node in nodes]
-    shift = max(sizes) if max(sizes) < len(nodes) else 1
-    found = [0] * len(nodes)
+    seen = {node: place for place, node in reversed(list(enumerate(nodes)))}
+    order = sorted(range(len(nodes)), key=lambda rank: (seen[nodes[rank]], rank))
+    found = _shifted(order, nodes, replicas)
     for place, rank in enumerate(order):
-        found[rank] = order[(place + shift) % len(order)]
-        others = [other for other in order if nodes[other] != nodes[rank]]
-        if others and nodes[found[rank]] == nodes[rank]:
+        if len(seen) > 1 and nodes[found[rank]] == nodes[rank]:
+            others = [other for other in order if nodes[other] != nodes[rank]]
             found[rank] = others[place % len(others)]
+    _exchange(found, nodes, replicas)
     return found
+
+
+def _shifted(order: Sequence[int], nodes: Sequence[str], replicas: Sequence[int]) -> list[int]:
+    """Return the shift that leaves most ranks with a keeper on another node, and of those in another replica."""
+    largest, number = max(Counter(nodes).values()), len(order)
+    shifts = range(largest, min(number, 2 * largest + 1)) if largest < number else range(min(1, number - 1), number)
+    best, most = list(order), (-1, -1)
+    for shift in shifts:
+        found = [0] * number
+        for place, rank in enumerate(order):
+            found[rank] = order[(place + shift) % number]
+        elsewhere = sum(nodes[rank] != nodes[keeper] for rank, keeper in enumerate(found))
+        apart = sum(replicas[rank] != replicas[keeper] for rank, keeper in enumerate(found))
+        if (elsewhere, apart) > most:
+            best, most = found, (elsewhere, apart)
+    return best
+
+
+def _exchange(found: list[int], nodes: Sequence[str], replicas: Sequence[int]) -> None:
+    """Let ranks exchange their keepers where both then have one on another node and in another replica."""
+    if len(found) > MOST_EXCHANGED or len(set(replicas)) == 1 or len(set(nodes)) == 1:
+        return
+
+    def is_apart(rank: int, keeper: int) -> bool:
+        return nodes[rank] != nodes[keeper] and replicas[rank] != replicas[keeper]
+
+    for rank in range(len(found)):
+        if is_apart(rank, found[rank]):
+            continue
+        for other in range(len(found)):
+            if is_apart(rank, found[other]) and is_apart(other, found[rank]):
+                found[rank], found[other] = found[other], found[rank]
+                break
 
 
 def without(manifest: Manifest, version: StateVersion) -> list[Holding]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
+from typing import Literal
 
 from bigsci_launch.recover.generation import Level, LineUp, Seat
 from bigsci_launch.recover.holding import keepers
@@ -68,7 +69,9 @@ def line_up(wanted: WantedLayout, seats: Mapping[int, Seat], before: LineUp | No
         return dp
     if before is None:
         return LineUp(wanted.topology.resized(dp=dp), first_seats(seats.values(), dp * wanted.replica_size))
-    return _Replacement(wanted.topology.resized(dp=dp), before, seats).line_up()
+    held = HeldStates(before, seats)
+    lines = [_Replacement(wanted.topology.resized(dp=dp), before, seats, held, keeps).line_up() for keeps in KEEPS]
+    return min(lines, key=held.num_lost)
 
 
 def replicas_for(wanted: WantedLayout, num_seats: int) -> int | str:
@@ -99,11 +102,45 @@ def first_seats(seats: Iterable[Seat], number: int) -> tuple[Seat, ...]:
     return tuple(sorted(chosen, key=lambda seat: seat.number))
 
 
+KEEPS: tuple[Literal["replicas", "states"], ...] = ("replicas", "states")
+"""What to keep first where replicas have to leave: those that are most complete, or those that hold most states."""
+
+
+class HeldStates:
+    """Which ranks that are left hold the state of each rank: its own, or the copy that its keeper has."""
+
+    def __init__(self, before: LineUp, seats: Mapping[int, Seat]) -> None:
+        replicas = [before.topology.coordinate(rank)["dp"] for rank in range(before.topology.world_size)]
+        by = keepers([seat.node for seat in before.seats], replicas)
+        holders = [{rank, keeper} for rank, keeper in enumerate(by)]
+        self._seats = [{before.seats[each].number for each in ranks} & seats.keys() for ranks in holders]
+        self._replicas = {
+            frozenset(replicas[each] for each in ranks if before.seats[each].number in seats) for ranks in holders
+        }
+
+    def num_lost(self, line: LineUp) -> int:
+        """Return how many states nobody in a line-up holds."""
+        stay = {seat.number for seat in line.seats}
+        return sum(not holders & stay for holders in self._seats)
+
+    def may_leave(self, kept: Set[int]) -> set[int]:
+        """Return which of the replicas that are kept hold no state alone."""
+        alone = {next(iter(found)) for holders in self._replicas if len(found := holders & kept) == 1}
+        return set(kept - alone)
+
+
 class _Replacement:
     """Fills the ranks of a layout with the seats that are left of another one, then with free ones."""
 
-    def __init__(self, topology: Topology, before: LineUp, seats: Mapping[int, Seat]) -> None:
-        self._topology, self._before = topology, before
+    def __init__(
+        self,
+        topology: Topology,
+        before: LineUp,
+        seats: Mapping[int, Seat],
+        held: HeldStates,
+        keeps: Literal["replicas", "states"],
+    ) -> None:
+        self._topology, self._before, self._held, self._keeps = topology, before, held, keeps
         self._left = {rank: seat for rank, seat in enumerate(before.seats) if seat.number in seats}
         self._filled: dict[int, Seat] = {}
         self._rows = self._kept_replicas()
@@ -121,30 +158,21 @@ class _Replacement:
         return LineUp(self._topology, tuple(self._filled[rank] for rank in range(self._topology.world_size)))
 
     def _kept_replicas(self) -> list[int | None]:
-        """Return which replica of before each replica continues; None for a new one.
-
-        The least complete ones leave first, then those without which the state of every rank is still with a rank that
-        stays: its own, or the copy that its keeper has.
-        """
+        """Return which replica of before each replica continues; None for a new one."""
         before = self._before.topology
         complete = Counter(before.coordinate(rank)["dp"] for rank in self._left)
-        pairs = self._held_by()
         kept = set(range(before.dp))
         while len(kept) > self._topology.dp:
-            free = _leave_without_loss(kept, pairs)
-            # One that takes the least from the choice of the next ones, and of those the last.
-            ranking = {
-                index: (complete[index], index not in free, -len(_leave_without_loss(kept - {index}, pairs)), -index)
-                for index in kept
-            }
+            free = self._held.may_leave(kept)
+            ranking = {index: self._rank_leaving(index, kept, complete[index], index not in free) for index in kept}
             kept.remove(min(kept, key=ranking.__getitem__))
         return [*sorted(kept), *[None] * (self._topology.dp - len(kept))]
 
-    def _held_by(self) -> set[tuple[int, int | None]]:
-        """Return the pairs of a replica and another one that keeps copies of its states; None: a rank that is lost."""
-        before, holders = self._before.topology, keepers([seat.node for seat in self._before.seats])
-        replica = [before.coordinate(rank)["dp"] for rank in range(before.world_size)]
-        return {(replica[rank], replica[by] if by in self._left else None) for rank, by in enumerate(holders)}
+    def _rank_leaving(self, index: int, kept: Set[int], complete: int, holds_alone: bool) -> tuple[int, ...]:
+        """Return how bad it is if a replica leaves. Of equals, one that leaves the next ones most choice, then the
+        last."""
+        first = (complete, holds_alone) if self._keeps == "replicas" else (holds_alone, complete)
+        return *first, -len(self._held.may_leave(kept - {index})), -index
 
     def _keep(self) -> None:
         for index, old in enumerate(self._rows):
@@ -205,12 +233,6 @@ class _Replacement:
     def _fill(self, rank: int, seat: Seat) -> None:
         self._filled[rank] = seat
         self._free.pop(seat.number, None)
-
-
-def _leave_without_loss(kept: Set[int], pairs: Set[tuple[int, int | None]]) -> set[int]:
-    """Return the replicas that may leave `kept` so that of each pair one stays, apart from pairs that are gone."""
-    bound = {own if by is None or by not in kept else by for own, by in pairs if own not in kept or by not in kept}
-    return {index for index in kept if index not in bound}
 
 
 def places(topology: Topology) -> Iterator[ReplicaSlot]:

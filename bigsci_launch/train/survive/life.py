@@ -130,7 +130,8 @@ class RankLife:
         self._shapes: list[Shape] = [shape for shape, _ in everywhere]
         self._whole = {unit: length for _, lengths in everywhere for unit, length in lengths.items()}
         self._whole |= {shape.document: DOCUMENT_BYTES for shape in self._shapes}
-        self._buddies = Buddies(self._group, keepers(self._begin.nodes))
+        replicas = [topology.coordinate(each).dp_rank for each in range(topology.world_size)]
+        self._buddies = Buddies(self._group, keepers(self._begin.nodes, replicas))
         self._say("joined")
 
     def restore(self) -> TrainingProgress:

@@ -41,7 +41,7 @@ def held(versions: Iterable[StateVersion], *shards: Shard) -> list[Holding]:
 def with_buddies(dp: int, versions: Sequence[StateVersion], nodes: Sequence[str] | None = None) -> list[list[Holding]]:
     shards = layout(dp)
     manifests = [held(versions, *own) for own in shards]
-    for rank, keeper in enumerate(keepers(nodes or ["n"] * len(shards))):
+    for rank, keeper in enumerate(keepers(nodes or ["n"] * len(shards), [0] * len(shards))):
         manifests[keeper] += held(versions, *shards[rank])
     return manifests
 
@@ -54,17 +54,19 @@ def test_a_buddy_is_on_another_node_if_there_is_one() -> None:
         list("aaabbbccc"),
         list("aab"),
     ):
-        found = keepers(nodes)
+        found = keepers(nodes, [0] * len(nodes))
         assert all(nodes[rank] != nodes[keeper] for rank, keeper in enumerate(found)), (nodes, found)
-    assert keepers(["n0", "n0", "n1", "n1"]) == [2, 3, 0, 1]
-    assert keepers(["n"] * 4) == [1, 2, 3, 0]
-    assert keepers(["n"]) == [0]
+    assert keepers(["n0", "n0", "n1", "n1"], [0, 0, 1, 1]) == [2, 3, 0, 1]
+    assert keepers(["n0", "n0", "n1", "n1"], [0, 1, 0, 1]) == [3, 2, 1, 0], "and in another replica"
+    assert keepers(["n"] * 4, [0, 1, 2, 3]) == [1, 2, 3, 0]
+    assert keepers(["n"] * 4, [0, 0, 1, 1]) == [2, 3, 0, 1], "a replica may leave"
+    assert keepers(["n"], [0]) == [0]
 
 
 @pytest.mark.parametrize("nodes", [list("aaabbbccc"), list("aabb"), list("abab"), list("aabbb"), list("nnnn")])
 def test_every_rank_keeps_one_copy_where_no_node_has_most_of_the_ranks(nodes: Sequence[str]) -> None:
     fits = max(map(nodes.count, nodes)) * 2 <= len(nodes) or len(set(nodes)) == 1
-    assert (sorted(keepers(nodes)) == list(range(len(nodes)))) == fits
+    assert (sorted(keepers(nodes, [0] * len(nodes))) == list(range(len(nodes)))) == fits
 
 
 def test_one_lost_rank_costs_nothing_and_a_lost_pair_is_named() -> None:

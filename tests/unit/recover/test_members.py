@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from bigsci_launch.recover.generation import LineUp, Seat
 from bigsci_launch.recover.holding import keepers
-from bigsci_launch.recover.members import BatchSizes, WantedLayout, line_up
+from bigsci_launch.recover.members import BatchSizes, HeldStates, WantedLayout, line_up
 from bigsci_launch.topology import Topology
 
 from .conftest import seats_on
@@ -79,11 +79,28 @@ def test_without_spares_the_most_complete_replicas_are_left() -> None:
 def test_replicas_leave_so_that_the_state_of_all_is_still_held() -> None:
     seats = seats_on(1, 1, 1, 1, 1, 1, 1, 1)
     wanted, before = first(Topology(dp=8), seats, batches=BatchSizes(1, (8,)))
-    held_by = keepers([seat.node for seat in before.seats])
+    held_by = keepers([seat.node for seat in before.seats], range(8))
     for lost in range(8):
         stay = numbers(after(wanted, before, seats, lost))
         assert len(stay) == 4
         assert all(rank in stay or held_by[rank] in stay for rank in range(8)), f"{lost} is lost, and {stay} stay"
+
+
+def test_one_lost_seat_costs_no_state_where_two_replicas_become_one() -> None:
+    for sizes, topology in (
+        ((4,), Topology(tp=2, dp=2)),
+        ((4,), Topology(pp=2, dp=2)),
+        ((2, 2), Topology(pp=2, dp=2)),
+        ((2, 2), Topology(tp=2, dp=2)),
+        ((4, 4), Topology(tp=2, pp=2, dp=2)),
+    ):
+        seats = seats_on(*sizes)
+        wanted, before = first(topology, seats)
+        for lost in range(topology.world_size):
+            line = after(wanted, before, seats, lost)
+            assert isinstance(line, LineUp) and line.topology.dp == 1
+            held = HeldStates(before, {seat.number: seat for seat in seats if seat.number != lost})
+            assert held.num_lost(line) == 0, (sizes, topology, lost)
 
 
 def test_two_damaged_replicas_make_one_whole() -> None:
