@@ -83,7 +83,7 @@ def draw_case(seed: int) -> Case:
     """Return the case of a seed. Every kind, moment and layout comes in turn; the rest is drawn."""
     draw = random.Random(seed)
     kind = draw.choices(KINDS, (50, 12, 12, 8, 18))[0]
-    layout = draw.choices(SHRINKING)[0] if kind == "runner" else draw.choices(LAYOUTS, (3, 3, 3, 2, 3, 3, 2))[0]
+    layout = draw.choices(SHRINKING)[0] if kind == "runner" else draw.choices(LAYOUTS, (4, 4, 4, 2, 4, 1, 1))[0]
     moment = draw.choices(MOMENTS, (36, 10, 14, 12, 14, 14))[0]
     first = _draw(draw, kind, "in a step" if moment == "in the recovery" else moment, layout)
     if moment != "in the recovery":
