@@ -1,6 +1,6 @@
 """Injures seeded runs of `bsl train` with `survive`, and compares each with the undisturbed run.
 
-    python benchmarks/recovery_chaos.py [--seeds 0:100] [--held-out] [--page docs/explanation/recovery.md]
+    python benchmarks/recovery_chaos.py [--seeds 0:100] [--held-out] [--folder DIR] [--page PAGE]
 
 A seed decides the layout (4 or 8 gloo ranks, tp/pp/dp mixes, bf16 and fp32), what is done to which ranks, and when:
 `recovering/cases.py`. A run must end with exit code 0, and with the losses and final weights of the undisturbed run,
@@ -19,6 +19,7 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 from ranks import draw_corpus
@@ -38,15 +39,26 @@ class Runs:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._corpus = folder / "corpus"
-        draw_corpus(self._corpus)
+        if not self._corpus.with_suffix(".idx").exists():
+            draw_corpus(self._corpus)
         self._undisturbed: dict[Layout, RunDir] = {}
+        self._outcomes = folder / "outcomes.jsonl"
+
+    def outcome(self, seed: int) -> Outcome:
+        """Return the outcome of a seed: that of an earlier call of this program in the same folder, or a new one."""
+        lines = self._outcomes.read_text().splitlines() if self._outcomes.exists() else []
+        found = [document for document in map(json.loads, lines) if document["case"]["seed"] == seed]
+        if found:
+            return Outcome.of_document(found[-1], draw_case(seed))
+        return _told(self.injured(draw_case(seed)))
 
     def reference(self, layout: Layout) -> RunDir:
         """Return the undisturbed run of a layout, which has no `survive`."""
         if layout not in self._undisturbed:
             name = f"sound-{layout.name}-{layout.dropout}"
             run = RunDir(self._folder / "runs" / name)
-            run_undisturbed(write_run_file(self._folder, name, layout, self._corpus, None), run)
+            if not run.path.exists():
+                run_undisturbed(write_run_file(self._folder, name, layout, self._corpus, None), run)
             self._undisturbed[layout] = run
         return self._undisturbed[layout]
 
@@ -57,6 +69,8 @@ class Runs:
         path = write_run_file(self._folder, name, case.layout, self._corpus, {})
         code, done = run_injured(path, run, case, self._folder / "injuries" / name)
         outcome = judge(case, code, done, run, reference)
+        with self._outcomes.open("a") as stream:
+            stream.write(json.dumps(asdict(outcome)) + "\n")
         if not outcome.problems:
             shutil.rmtree(run.path, ignore_errors=True)  # its watcher may still be leaving
         return outcome
@@ -66,14 +80,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", default="0:100", help="FIRST:LAST, or seeds separated by commas")
     parser.add_argument("--held-out", action="store_true", help="also run what nothing was tuned to")
-    parser.add_argument("--folder", type=Path, help="keep the runs here")
+    parser.add_argument("--folder", type=Path, help="keep the runs here, and continue with what is there")
     parser.add_argument("--page", type=Path, help="write the tables into this page, between its marks")
     options = parser.parse_args()
     folder = options.folder or Path(tempfile.mkdtemp(prefix="recovery-"))
     folder.mkdir(parents=True, exist_ok=True)
     runs = Runs(folder)
-    outcomes = [_told(runs.injured(draw_case(seed))) for seed in parse_seeds(options.seeds)]
-    held_out = [_told(runs.injured(draw_case(seed))) for seed in HELD_OUT] if options.held_out else []
+    outcomes = [runs.outcome(seed) for seed in parse_seeds(options.seeds)]
+    held_out = [runs.outcome(seed) for seed in HELD_OUT] if options.held_out else []
     text = page_of(outcomes, held_out)
     print(text)
     if options.page:

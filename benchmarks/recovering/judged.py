@@ -37,6 +37,12 @@ class Outcome:
     steps_replayed: int
     seconds: tuple[dict[str, float], ...]
 
+    @classmethod
+    def of_document(cls, document: dict[str, Any], case: Case) -> Outcome:
+        """Return the outcome that a line of outcomes.jsonl holds."""
+        lists = {name: tuple(document[name]) for name in ("sources", "problems", "seconds")}
+        return cls(**{**document, **lists, "case": case})
+
 
 def judge(case: Case, code: int, done: list[Done], run: RunDir, reference: RunDir) -> Outcome:
     """Compare a run with the undisturbed one."""
