@@ -7,7 +7,6 @@ each time another. Measured: from the kill to the first step that is finished af
 been finished before.
 
 - `survive`: `bsl submit` with `survive: true`.
-- `restart`: the same trainer as another program (`run.command`), so that `survive` starts all ranks again.
 - `torchrun`: torchrun starts all ranks again (`--max-restarts`).
 - `ft_launcher`: so does the launcher of nvidia-resiliency-ext, if `--ft-launcher` says where it is.
 - `attempt`: the attempt ends, and `bsl submit` starts the next one at once.
@@ -39,7 +38,7 @@ from bigsci_launch.runs.layout import RunDir, read_json
 
 LAYOUT = LAYOUTS[0]
 KILLED_IN = SAVE_EVERY + 4
-LIMIT_S = 180.0
+LIMIT_S = 90.0
 BEGIN, END = "<!-- peers -->", "<!-- /peers -->"
 
 
@@ -72,12 +71,6 @@ class Stand:
             yield
 
     @contextlib.contextmanager
-    def restart(self, name: str) -> Iterator[None]:
-        command = f"run.command=[{sys.executable}, -m, bigsci_launch.train]"
-        with _started([*submit(self.run_file(name, survive=True)), "--set", command]):
-            yield
-
-    @contextlib.contextmanager
     def torchrun(self, name: str) -> Iterator[None]:
         with self._elastic(name, [sys.executable, "-m", "torch.distributed.run", "--standalone"]):
             yield
@@ -101,6 +94,8 @@ class Stand:
         attempt.make()
         attempt.config.write_text(dump_resolved(config))
         place = {"BSL_RUN_DIR": str(self.run(name).path), "BSL_ATTEMPT": attempt.name, "OMP_NUM_THREADS": "1"}
+        # Otherwise torchrun 2.13 gives restarted ranks a store with the addresses of those that are gone.
+        place["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
         options = ["--nproc-per-node", str(LAYOUT.ranks), "--max-restarts", "3", "--monitor-interval", "0.1"]
         with _started([*launcher, *options, "-m", "bigsci_launch.train"], place):
             yield
@@ -182,7 +177,7 @@ def main() -> None:
     options = parser.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="recovery-peers-"))
     stand = Stand(folder, options.ft_launcher)
-    ways = {"survive": stand.survive, "restart": stand.restart, "torchrun": stand.torchrun}
+    ways = {"survive": stand.survive, "torchrun": stand.torchrun}
     ways |= {"ft_launcher": stand.ft_launcher} if options.ft_launcher else {}
     ways |= {"attempt": stand.attempt}
     found: dict[str, list[Interruption]] = {name: [] for name in ways}
