@@ -26,6 +26,7 @@ AGAIN_S = 5.0
 SHORT_S = 30.0
 """A watcher that lived for less than this could not watch."""
 MOST_SHORT = 3
+LOOK_S = 0.5
 LAST_WORDS_S = 20.0
 """How long the watcher may take to say how the attempt ended."""
 NICENESS = 10
@@ -76,11 +77,13 @@ class Keeper:
             return 127
         if self._is_told:
             self._process.terminate()
+        left_s = LAST_WORDS_S
         while True:
             try:
-                return self._process.wait(LAST_WORDS_S if self._is_told else 3600)
+                return self._process.wait(LOOK_S)
             except subprocess.TimeoutExpired:
-                if self._is_told:
+                left_s -= LOOK_S if self._is_told else 0
+                if left_s <= 0:
                     self._process.kill()
 
     def _open_log(self) -> IO[bytes]:

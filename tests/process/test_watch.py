@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+import bigsci_launch
 from bigsci_launch.runs.generations.read import read_generations
 from bigsci_launch.runs.layout import RunDir, read_json
 from bigsci_launch.runs.watching.beat import Health, agent_of, read_beats
@@ -25,6 +26,7 @@ from bigsci_launch.watch.once import look_once
 from bigsci_launch.watch.ranks import stalls
 from bigsci_launch.watch.watched import watched_run
 
+DIAGNOSTICS = Path(bigsci_launch.__file__).parent / "assets" / "diagnostics"
 PROGRAM = """
 import os, sys, time
 rank, folder = int(os.environ["RANK"]), os.environ["STEPS"]
@@ -360,3 +362,38 @@ def test_a_silent_controller_is_no_reason_to_act_or_to_call_a_run_healthy_or_los
     assert not glance.findings
     assert not read_acts(run)
     watcher.close(glance)
+
+
+@pytest.mark.long
+def test_being_told_at_any_moment_of_a_wait_ends_it() -> None:
+    program = (
+        "import signal, time\nfrom bigsci_launch.cli.runs.watch import _Told\ntold = _Told()\n"
+        "print('ready', flush=True)\nuntil = time.monotonic() + 4\nwhile time.monotonic() < until:\n"
+        "    told.wait(0.0002)\n    told.is_told = False\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        "print('over', flush=True)\ntime.sleep(0.5)\nimport os; os._exit(0)\n"
+    )
+    process = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None and process.stdout.readline() == "ready\n"
+    until = time.monotonic() + 10
+    while process.poll() is None:
+        assert time.monotonic() < until, "it hangs"
+        process.send_signal(signal.SIGTERM)
+    process.stdout.close()
+    assert process.returncode == 0
+
+
+def test_a_watcher_that_does_not_leave_is_killed(tmp_path: Path) -> None:
+    deaf = "import signal, time; signal.signal(15, signal.SIG_IGN); print('up', flush=True); time.sleep(600)"
+    keeper = (
+        "import sys; from pathlib import Path; sys.path.insert(0, sys.argv[1]); import keep_watch\n"
+        "keep_watch.LAST_WORDS_S = 1.0\n"
+        "sys.exit(keep_watch.Keeper(Path(sys.argv[2]), [sys.executable, '-c', sys.argv[3]]).run())"
+    )
+    log = tmp_path / "watch.log"
+    process = subprocess.Popen([sys.executable, "-c", keeper, str(DIAGNOSTICS), str(log), deaf])
+    until = time.monotonic() + 10
+    while not (log.exists() and "up" in log.read_text()):
+        assert time.monotonic() < until
+        time.sleep(0.05)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(10) == 0

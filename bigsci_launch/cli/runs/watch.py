@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import socket
-import threading
 import time
 from functools import partial
 from pathlib import Path
@@ -18,11 +17,15 @@ from bigsci_launch.cli import console
 from bigsci_launch.errors import CollectError, SlurmUnavailable
 
 if TYPE_CHECKING:
+    from types import FrameType
+
     from bigsci_launch.watch.loop import Glance, Watcher
     from bigsci_launch.watch.watched import WatchedRun
 
 EXIT_FINDING, EXIT_BLIND = 1, 4
 FRAME_S = 1.0
+LOOK_S = 0.2
+"""How soon it is noticed that somebody has ended this process."""
 PAGE_EVERY_S = 300.0
 """How often a page is rewritten if nothing was found: each time asks Slurm."""
 START_S = 60.0
@@ -108,13 +111,30 @@ def _own_name() -> str:
     return f"{socket.gethostname()}-{os.getpid()}"
 
 
+class _Told:
+    """Whether somebody has ended this process. A `threading.Event` would not do: its lock is held when a wait ends, and
+    a handler that is called at that moment waits for it for ever."""
+
+    def __init__(self) -> None:
+        self.is_told = False
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._tell)
+
+    def _tell(self, _number: int, _frame: FrameType | None) -> None:
+        self.is_told = True
+
+    def wait(self, seconds: float) -> None:
+        """Wait that long, or until it is told."""
+        until = time.monotonic() + seconds
+        while not self.is_told and (left := until - time.monotonic()) > 0:
+            time.sleep(min(left, LOOK_S))
+
+
 def _watch(watched: WatchedRun, html: Path | None, *, may_act: bool, is_agent: bool, as_json: bool) -> int:
     """Watch until the run is over, or somebody ends this process. Return the exit code."""
     from bigsci_launch.runs.watching.beat import agent_of
 
-    is_told = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: is_told.set())
+    told = _Told()
     name = agent_of(watched.attempt.name) if is_agent and watched.attempt is not None else _own_name()
     watcher = _make(watched, name=name, may_act=may_act, is_quiet=as_json)
     page, lines = _Page(watched, html), _Lines(watched, is_shown=as_json)
@@ -123,13 +143,13 @@ def _watch(watched: WatchedRun, html: Path | None, *, may_act: bool, is_agent: b
         _say(f"{'watching' if not may_act else 'watching, and acting on'} {watched.name}")
     try:
         while True:
-            is_last = is_told.is_set()
+            is_last = told.is_told
             glance = watcher.tick()
             page.keep(glance)
             lines.show(glance)
             if is_last or (glance.is_over and (is_agent or not glance.goes_on)):
                 break
-            is_told.wait(glance.every_s)
+            told.wait(glance.every_s)
     finally:
         watcher.close(glance)
     return 0 if is_agent else _code(glance)
