@@ -36,7 +36,7 @@ from exit_blame import Finding, find_early, find_failed_check, find_hang, find_o
 from exit_failures import failure_text, find_failures, find_lost, find_silent, ordered, without_marks
 from exit_generations import archived, given_up, present, read_generations, sentence
 from exit_outside import failed_before, find_outside, read_ended_by
-from exit_records import compare_clocks, corrected, last_world_size, read_output, read_ranks
+from exit_records import compare_clocks, corrected, read_output, read_ranks
 from exit_words import launch_cause, ranks_text, was_step_cancelled
 
 if TYPE_CHECKING:
@@ -56,7 +56,6 @@ MAX_CLOCKS = 4
 
 def main(arguments: list[str] | None = None) -> int:
     options = parse_arguments(arguments)
-    options.world_size = last_world_size(options.attempt_dir) or options.world_size
     output = read_output(options.attempt_dir)
     document = describe(options, read_ranks(options.attempt_dir, output.unwritten), output)
     if options.print_only:

@@ -72,14 +72,6 @@ def read_rank(attempt: Path, name: str, unwritten: dict[str, Record]) -> Record:
     }
 
 
-def last_world_size(attempt: Path) -> int | None:
-    """Return how many ranks the last generation of an attempt with `survive` had; None without generations."""
-    try:
-        return int((attempt / "recover" / "world_size").read_text(encoding="ascii"))
-    except (OSError, ValueError):
-        return None
-
-
 def words_about_others(lines: list[bytes], terminated: float | None) -> list[str]:
     """Return the lines in which the rank says that others are gone or do not come, before it was told to end itself."""
     found = [line for line in lines if may_be_about_others(line) and is_about_others(plain(line))]

@@ -18,7 +18,6 @@ from bigsci_launch.recover.orders import (
     ArchiveRecords,
     DropSeat,
     FinishJob,
-    HasBegun,
     JobEvent,
     LeaveOut,
     LookAtRanks,
@@ -359,7 +358,6 @@ class JobCourse:
                 "master": f"{generation.master[0]}:{generation.master[1]}",
             },
         )
-        self._order(HasBegun(generation))
         for seat_number, message in generation.begin_messages():
             self._ready.pop(seat_number, None)
             self._order(TellSeat(seat_number, message))

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
-from bigsci_launch.recover.generation import Formation, Seat
+from bigsci_launch.recover.generation import Seat
 
 # ------------------------------------------------------------------------------------------------ what happens
 
@@ -210,13 +210,6 @@ class WishAnswer:
 
 
 @dataclass(frozen=True, slots=True)
-class HasBegun:
-    """A generation has begun."""
-
-    generation: Formation
-
-
-@dataclass(frozen=True, slots=True)
 class SayLine:
     """Write a line to the output of the attempt."""
 
@@ -231,14 +224,5 @@ class FinishJob:
 
 
 SeatOrder: TypeAlias = (
-    TellSeat
-    | DropSeat
-    | RecordLine
-    | ArchiveRecords
-    | LookAtRanks
-    | LeaveOut
-    | WishAnswer
-    | HasBegun
-    | SayLine
-    | FinishJob
+    TellSeat | DropSeat | RecordLine | ArchiveRecords | LookAtRanks | LeaveOut | WishAnswer | SayLine | FinishJob
 )

@@ -19,7 +19,6 @@ from bigsci_launch.recover.generation import Instant
 from bigsci_launch.recover.orders import (
     Archived,
     ArchiveRecords,
-    HasBegun,
     JobEvent,
     LeaveOut,
     LookAtRanks,
@@ -29,7 +28,7 @@ from bigsci_launch.recover.orders import (
     SeatOrder,
     WishAnswer,
 )
-from bigsci_launch.runs.layout import AttemptDir, node_memory, read_json, write_atomically, write_json
+from bigsci_launch.runs.layout import AttemptDir, node_memory, read_json, write_json
 from bigsci_launch.runs.output.log_reader import LogReader
 from bigsci_launch.runs.signs import find_last_step, read_rank_events
 from bigsci_launch.scheduler.local import say
@@ -61,9 +60,6 @@ class Records:
                 self._queue.put(partial(self._leave_out, order))
             case WishAnswer():
                 self._queue.put(partial(self._answer, order, now))
-            case HasBegun():
-                number = len(order.generation.seats)
-                self._queue.put(partial(write_atomically, self._attempt.last_world_size, f"{number}\n"))
             case SayLine():
                 self._queue.put(partial(say, order.text))
 

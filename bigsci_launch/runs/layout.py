@@ -247,11 +247,6 @@ class AttemptDir:
         """Wishes that were answered, each with the answer."""
         return self.wishes / "done"
 
-    @property
-    def last_world_size(self) -> Path:
-        """The number of ranks of the newest generation, for the job script."""
-        return self.recover / "world_size"
-
     def generation(self, number: int) -> Path:
         """The records of ranks as they were when a generation ended."""
         return self.recover / f"gen-{number:03d}"

@@ -28,7 +28,7 @@ def attempt(tmp_path: Path) -> AttemptDir:
 @pytest.mark.parametrize("remembers", [True, False])
 def test_a_silent_node_is_remembered_as_lost_but_never_this_machine(attempt: AttemptDir, remembers: bool) -> None:
     records = Records(attempt, lambda _: None, remembers_nodes=remembers)
-    records.carry_out(LeaveOut("n1", "nothing was heard from it for 15 s"), NOW)
+    records.carry_out(LeaveOut("n1", "lost", "nothing was heard from it for 15 s"), NOW)
     records.close()
     known = read_nodes(node_memory(attempt.path.parents[2]))
     found = [(entry.node, entry.reason, entry.evidence, entry.run, entry.attempt) for entry in known]
