@@ -111,7 +111,7 @@ class Runner:
         for number in (signal.SIGUSR2, signal.SIGTERM, signal.SIGURG):
             signal.signal(number, self.receive)
         try:
-            self.process = start_program(program, {**os.environ, **rank.environment()}, self.stop_signal)
+            self.process = self.start(program)
         except OSError as error:
             return rank.end_unstarted(program[0], error)
         rank.write_pid(self.process.pid)
@@ -127,6 +127,9 @@ class Runner:
         code = rank.end(status)
         rank.end_rings(status)
         return code
+
+    def start(self, program: list[str]) -> subprocess.Popen[bytes]:
+        return start_program(program, {**os.environ, **self.rank.environment()}, self.stop_signal)
 
     def receive(self, number: int, _frame: FrameType | None) -> None:
         """Pass a signal on to the program, or keep it until the program has started."""

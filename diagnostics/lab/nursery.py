@@ -48,7 +48,7 @@ class Fork:
         os.kill(self.pid, signal.SIGKILL)
 
 
-class ForkedRank(rank_runner.Rank):
+class ForkedRunner(rank_runner.Runner):
     """A runner whose program runs in a fork of this process. PROGRAM is `PYTHON FILE ARGUMENTS`."""
 
     def start(self, program: list[str]) -> Any:
@@ -65,9 +65,9 @@ class ForkedRank(rank_runner.Rank):
         for descriptor in (1, 2):
             os.dup2(writer, descriptor)
         os.close(writer)
-        os.environ.update(self.environment())
+        os.environ.update(self.rank.environment())
         torch.distributed.set_debug_level_from_env()  # torch has already read it, before the fork
-        if self.rings.folder is not None:
+        if self.rank.rings.folder is not None:
             record_calls()
         raise Become(program[1:])
 
@@ -108,8 +108,8 @@ def begin_runner(request: dict[str, Any]) -> None:
 
 def run_rank(arguments: list[str]) -> int:
     options = rank_runner.parse_arguments(arguments)
-    rank_runner.end_with_launcher()
-    return ForkedRank(options).run(options.program)
+    rank_runner.end_with_parent(signal.SIGTERM)
+    return ForkedRunner(options).run(options.program)
 
 
 def main() -> None:
