@@ -102,7 +102,7 @@ class InPlaceSeat(Seat):
         """Start a process that waits. If that is not possible, this seat has nothing to offer."""
         rings = self.rings(self.name)
         inherited = {name: value for name, value in os.environ.items() if name not in (*OF_THE_AGENT, *OF_A_RANK)}
-        own = {"LOCAL_RANK": str(self.local_rank), "BSL_SEAT": str(self.number)}
+        own = {"LOCAL_RANK": str(self.local_rank)}
         variables = {**run_variables(self.attempt, self.options.topology), **rings.variables()}
         try:
             return Program(self.options.program, {**inherited, **variables, **own}, self.log(self.name), rings,

@@ -57,10 +57,6 @@ class Case:
     layout: Layout
     injuries: tuple[Injury, ...]
 
-    @property
-    def changes_dp(self) -> bool:
-        return any(injury.kind == "runner" for injury in self.injuries)
-
 
 LAYOUTS = (
     Layout(1, 2, 2, "bf16", 0.1),

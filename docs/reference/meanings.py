@@ -20,7 +20,6 @@ VARIABLES = {
     "BSL_ATTEMPT": "Set for every rank: the name of the attempt, such as `0001`.",
     "BSL_TOPOLOGY": "Set for every rank: the sizes of the axes, such as `tp=2,dp=4`.",
     "BSL_GENERATION": "Set for every rank of a run with `survive`: the number of the generation, from 0 on.",
-    "BSL_SEAT": "Set for every process of `bsl train` with `survive`: the number of its place in the job.",
     "BSL_SEAT_FD": "Set for every process of `bsl train` with `survive`: the descriptor that tells it its rank.",
     "BSL_CONTROLLER": "Set for the runners of a job with `survive`: the address of the controller.",
     "BSL_CONTROLLER_TOKEN": "Set for the runners of a job with `survive`: what proves to the controller who they are.",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -149,15 +150,20 @@ def test_a_whole_spare_node_replaces_a_lost_one_which_is_left_out(make_job: Make
     assert len(job.records_of("ended")) == 1, "two seats of one node are one end"
 
 
-def test_no_rank_is_placed_on_a_node_that_failed_a_check(make_job: MakeJob) -> None:
-    job = make_job("restart", nodes=(2, 2, 2))
+def fail_check(job: Any, words: str) -> None:
+    """Rank 1 dies, and its node fails the check that follows; the others are ended and ready again."""
     job.start()
     job.end(1, code=1)
-    job.take(SeatUnfit(1, "shared memory: it is full"))
+    job.take(SeatUnfit(1, words))
     for rank in (0, 2, 3):
         job.end(rank, signal="SIGTERM", was_told=True)
         job.ready(rank)
     job.wait(3)
+
+
+def test_no_rank_is_placed_on_a_node_that_failed_a_check(make_job: MakeJob) -> None:
+    job = make_job("restart", nodes=(2, 2, 2))
+    fail_check(job, "shared memory: it is full")
     assert job.generation == [4, 5, 2, 3], "the whole node is avoided"
     assert job.records_of("left_out")[0]["reason"] == "failed a check: shared memory: it is full"
     assert job.bad_nodes == ["n0"]
@@ -165,13 +171,7 @@ def test_no_rank_is_placed_on_a_node_that_failed_a_check(make_job: MakeJob) -> N
 
 def test_only_the_seat_that_failed_a_check_is_avoided_if_the_others_are_needed(make_job: MakeJob) -> None:
     job = make_job("restart", nodes=(2, 2, 1))
-    job.start()
-    job.end(1, code=1)
-    job.take(SeatUnfit(1, "gpu: a wrong product"))
-    for rank in (0, 2, 3):
-        job.end(rank, signal="SIGTERM", was_told=True)
-        job.ready(rank)
-    job.wait(3)
+    fail_check(job, "gpu: a wrong product")
     assert job.generation == [0, 4, 2, 3]
 
 
