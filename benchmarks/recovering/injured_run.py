@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from bigsci_launch.errors import RunDirError
 from bigsci_launch.runs.events import read_events
-from bigsci_launch.runs.layout import AttemptDir, RunDir, read_json
+from bigsci_launch.runs.layout import AttemptDir, RunDir, rank_files, read_json
 from recovering.cases import EVALUATE_EVERY, SAVE_EVERY, STEPS, Case, Injury, Layout
 
 BSL = "from bigsci_launch.cli.main import main; main()"
@@ -151,11 +152,22 @@ def read_generations(attempt: AttemptDir) -> list[dict[str, Any]]:
 
 
 def _injure(attempt: AttemptDir, injury: Injury, folder: Path) -> tuple[int, ...]:
-    records = [read_json(attempt.pid_file(rank)) for rank in injury.victims]
+    records = _records_of(attempt, injury.victims)
     pids = tuple(int(record["runner_pid" if injury.kind == "runner" else "pid"]) for record in records)
     for pid in pids:
         _hurt(pid, injury.kind, folder)
     return pids
+
+
+def _records_of(attempt: AttemptDir, victims: Sequence[int]) -> list[dict[str, Any]]:
+    """Return who the victims are. After replicas were lost there are fewer ranks, so theirs are counted on from 0
+    again; between two generations there are none, until the next one begins."""
+    while True:
+        files = rank_files(attempt.pids, ".json")
+        try:
+            return [read_json(files[sorted(files)[rank % len(files)]]) for rank in victims]
+        except (RunDirError, ZeroDivisionError):
+            time.sleep(POLL_S)
 
 
 def _hurt(pid: int, kind: str, folder: Path) -> None:
