@@ -99,6 +99,11 @@ class Watcher:
             with suppress(OSError):
                 self._home.watcher_file(self._name).unlink(missing_ok=True)
 
+    @property
+    def has_nothing_left(self) -> bool:
+        """Whether what is watched was removed. A round would then make the folder of the run again."""
+        return self._now.watched.is_gone
+
     def tick(self, *, serves: bool = True) -> Glance:
         """Read, judge, look and act once. With `serves`, what people ask in `control/` is done."""
         self._follow()

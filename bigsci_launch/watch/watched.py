@@ -36,6 +36,19 @@ class WatchedRun:
         return self.run is not None and self.job_id is None
 
     @property
+    def is_gone(self) -> bool:
+        """Whether somebody has removed the attempt. A file system that does not answer says nothing of the kind."""
+        if self.attempt is None:
+            return False
+        try:
+            self.attempt.config.stat()
+        except FileNotFoundError:
+            return True
+        except OSError:
+            return False
+        return False
+
+    @property
     def name(self) -> str:
         return self.run.name if self.run is not None else f"job {self.job_id}"
 

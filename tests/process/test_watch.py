@@ -311,6 +311,21 @@ def test_the_agent_is_started_again_when_it_is_killed_and_leaves_when_the_attemp
     wait_for(lambda: not Path(f"/proc/{again.pid}").exists(), 20)
 
 
+def test_the_agent_of_a_run_that_was_removed_leaves_and_does_not_make_its_folder_again(training: Training) -> None:
+    training.start(watch="observe")
+    wait_for(lambda: read_beats(training.run))
+    pid = read_beats(training.run)[0].pid
+    ranks = [training.pid(rank) for rank in (0, 1)]
+    training.run.path.rename(training.folder / "removed")
+    try:
+        wait_for(lambda: not Path(f"/proc/{pid}").exists(), 30)
+        assert not training.run.path.exists()
+    finally:
+        for rank in ranks:
+            os.kill(rank, signal.SIGKILL)
+        (training.folder / "removed").rename(training.run.path)
+
+
 def test_ranks_that_move_at_the_last_moment_are_not_ended(training: Training) -> None:
     training.start()
     watcher = training.watcher(may_act=True)

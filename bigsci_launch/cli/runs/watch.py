@@ -28,6 +28,8 @@ LOOK_S = 0.2
 """How soon it is noticed that somebody has ended this process."""
 PAGE_EVERY_S = 300.0
 """How often a page is rewritten if nothing was found: each time asks Slurm."""
+GONE_LOOKS, GONE_S = 3, 2.0
+"""How often, and how many seconds apart, it is looked whether the directory of the run is really gone."""
 START_S = 60.0
 """How long the agent waits for the job to be recorded: `bsl submit` writes that after the job has begun."""
 
@@ -138,11 +140,15 @@ def _watch(watched: WatchedRun, html: Path | None, *, may_act: bool, is_agent: b
     name = agent_of(watched.attempt.name) if is_agent and watched.attempt is not None else _own_name()
     watcher = _make(watched, name=name, may_act=may_act, is_quiet=as_json)
     page, lines = _Page(watched, html), _Lines(watched, is_shown=as_json)
-    glance = None
+    glance: Glance | None = None
     if not as_json:
         _say(f"{'watching' if not may_act else 'watching, and acting on'} {watched.name}")
     try:
         while True:
+            if _is_removed(watcher, told):
+                _say(f"{watched.name} was removed, so nothing is left to watch")
+                glance = None
+                break
             is_last = told.is_told
             glance = watcher.tick()
             page.keep(glance)
@@ -153,6 +159,15 @@ def _watch(watched: WatchedRun, html: Path | None, *, may_act: bool, is_agent: b
     finally:
         watcher.close(glance)
     return 0 if is_agent else _code(glance)
+
+
+def _is_removed(watcher: Watcher, told: _Told) -> bool:
+    """Return whether what is watched is gone, and stays gone for some seconds."""
+    for _ in range(GONE_LOOKS):
+        if told.is_told or not watcher.has_nothing_left:
+            return False
+        told.wait(GONE_S)
+    return watcher.has_nothing_left
 
 
 def _watch_live(watched: WatchedRun, html: Path | None, *, may_act: bool) -> int:
@@ -233,7 +248,9 @@ def _look_once(watched: WatchedRun, html: Path | None, as_json: bool) -> int:
     return _code(glance)
 
 
-def _code(glance: Glance) -> int:
+def _code(glance: Glance | None) -> int:
     from bigsci_launch.runs.watching.beat import Health
 
+    if glance is None:
+        return EXIT_BLIND
     return {Health.HEALTHY: 0, Health.FINDING: EXIT_FINDING, Health.BLIND: EXIT_BLIND}[glance.health]
