@@ -10,6 +10,7 @@
         JobNotFound              3   neither squeue nor sacct knows the job
       ClusterError               3   the mini cluster could not be started or stopped
       CollectError               4   no rank could be read at all
+      MemoryShortageError        1   no micro-batch is small enough for the memory of a rank
       CheckpointError            4   a checkpoint, a weight dump or a log stored with them cannot be read
       EvidenceError              2   the file given as evidence of a hang is damaged, or is something else
       LabError                   2   a hang cannot be reproduced with this name, on these ranks or on this machine
@@ -133,6 +134,12 @@ class CollectError(BslError):
     """Evidence could not be collected from any rank."""
 
     exit_code = 4
+
+
+class MemoryShortageError(BslError):
+    """The training does not fit into the memory of a rank, whatever the size of micro-batches."""
+
+    exit_code = 1
 
 
 class CheckpointError(BslError):

@@ -202,12 +202,25 @@ def check_vocabulary_padding(config: RunConfig, site: Site) -> Iterator[Finding]
 def check_global_batch(config: RunConfig, site: Site) -> Iterator[Finding]:
     """The global batch is a whole number of micro batches on every replica."""
     training, dp = config.training, data_parallel_size(config, site)
-    if dp and training.global_batch_size % (training.micro_batch_size * dp):
+    if dp is None:
+        return
+    if training.micro_batch_size == "auto":
+        yield from _check_automatic(config, dp)
+    elif training.global_batch_size % (training.micro_batch_size * dp):
         text = (
             f"{training.global_batch_size} is not a multiple of "
             f"micro_batch_size {training.micro_batch_size} x dp {dp} = {training.micro_batch_size * dp}"
         )
         yield error("global_batch", ("training.global_batch_size", "training.micro_batch_size"), text)
+
+
+def _check_automatic(config: RunConfig, dp: int) -> Iterator[Finding]:
+    training = config.training
+    size, batch = "training.micro_batch_size", "training.global_batch_size"
+    if not config.run.starts_trainer:
+        yield error("global_batch", (size,), "auto is for bsl train; this run starts another program")
+    elif training.global_batch_size % dp:
+        yield error("global_batch", (batch,), f"{training.global_batch_size} is not a multiple of dp {dp}")
 
 
 def check_rampup_range(config: RunConfig, site: Site) -> Iterator[Finding]:
@@ -236,13 +249,14 @@ def check_rampup_sizes(config: RunConfig, site: Site) -> Iterator[Finding]:
     ramp, training, dp = config.training.rampup, config.training, data_parallel_size(config, site)
     if ramp is None or dp is None:
         return
-    unit = training.micro_batch_size * dp
+    size = 1 if training.micro_batch_size == "auto" else training.micro_batch_size
+    unit = size * dp
     # Remainders modulo `unit` repeat, so the first `unit` sizes show all of them.
     sizes = range(ramp.start, training.global_batch_size, ramp.increment)
     broken = next((size for size in sizes[:unit] if size % unit), None)
     if broken is not None:
         key = "training.rampup.start" if ramp.start % unit else "training.rampup.increment"
-        text = f"the ramp reaches {broken}, not a multiple of micro_batch_size {training.micro_batch_size} x dp {dp}"
+        text = f"the ramp reaches {broken}, not a multiple of micro_batch_size {size} x dp {dp}"
         yield error("rampup_sizes", (key, "training.micro_batch_size"), f"{text} = {unit}")
 
 

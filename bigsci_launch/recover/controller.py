@@ -188,7 +188,8 @@ def batches_of(config: RunConfig) -> BatchSizes:
     """Return every global batch size that occurs, which a smaller layout must keep."""
     training, ramp = config.training, config.training.rampup
     grown = () if ramp is None else range(ramp.start, training.global_batch_size, ramp.increment)
-    return BatchSizes(training.micro_batch_size, (*grown, training.global_batch_size))
+    micro_batch = 1 if training.micro_batch_size == "auto" else training.micro_batch_size
+    return BatchSizes(micro_batch, (*grown, training.global_batch_size))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from bigsci_launch.config.finding import DP, PP
+from bigsci_launch.config.micro_batches import assumed_size
 from bigsci_launch.config.schema.run import ParallelismSection, RunConfig
-from bigsci_launch.topology import AXES
+from bigsci_launch.topology import AXES, Topology
 from bigsci_launch.units import format_slurm_duration, parse_slurm_duration
 
 NODES = 2
@@ -66,10 +67,17 @@ class Original:
         return self.config.parallelism.data_parallel_size or 1
 
     @property
+    def micro_batch_size(self) -> int:
+        """Samples of a micro batch; what is expected if `bsl train` finds it."""
+        parallelism = self.config.parallelism
+        axes = (parallelism.tensor_parallel_size, parallelism.pipeline_parallel_size, self.num_replicas)
+        return assumed_size(self.config.training, Topology(*axes))
+
+    @property
     def num_micro_batches(self) -> int:
         """Micro batches of a step on one replica, after the ramp."""
         training = self.config.training
-        return max(1, training.global_batch_size // (training.micro_batch_size * self.num_replicas))
+        return max(1, training.global_batch_size // (self.micro_batch_size * self.num_replicas))
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,7 +220,7 @@ def _stages(original: Original, sizes: RehearsalSizes, fewer: int) -> Iterator[C
 
 def _batches(original: Original, sizes: RehearsalSizes) -> Iterator[ConfigChange]:
     training = original.config.training
-    unit = training.micro_batch_size * sizes.dp
+    unit = original.micro_batch_size * sizes.dp
     few = min(original.num_micro_batches, MICRO_BATCHES_PER_STAGE * sizes.pp)
     if training.rampup is not None:
         few = max(2, few)

@@ -86,6 +86,8 @@ class CheckpointRecord:
     """The run that saved it, as in its `run.json`; None: not known."""
     data: dict[str, Any] | None = None
     """Fingerprints of the dataset and the place in it; None: not known."""
+    micro_batch: dict[str, Any] | None = None
+    """The size that `training.micro_batch_size: auto` had found; None: the run file set one, or not known."""
 
     @property
     def passed(self) -> bool | None:

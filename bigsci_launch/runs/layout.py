@@ -318,6 +318,11 @@ class RunDir:
         return self.path / "spy"
 
     @property
+    def micro_batch(self) -> Path:
+        """The size that `training.micro_batch_size: auto` has found, and its history."""
+        return self.path / "micro_batch.json"
+
+    @property
     def control(self) -> Path:
         """What people ask of the run, one file each. The whole group may write here."""
         return self.path / "control"

@@ -46,6 +46,7 @@ from bigsci_launch.runs.signs import (
     read_rank_events,
     read_signs,
 )
+from bigsci_launch.runs.sizes.record import FoundSize, read_found_size
 from bigsci_launch.runs.watching.read import UNWATCHED, Watching, read_watching
 from bigsci_launch.scheduler.job import JobInfo, JobState, NodeInfo
 from bigsci_launch.scheduler.slurm import query_canceller, query_nodes
@@ -88,6 +89,8 @@ class RunStatus:
     """Those of an attempt with `survive`; `topology` and the ranks are then those of the newest."""
     recorded_steps: tuple[RecordedStep, ...] = ()
     """The newest steps with their samples, where there was more than one generation."""
+    found_size: FoundSize | None = None
+    """The size of micro-batches that the run has found, with `training.micro_batch_size: auto`."""
 
     @property
     def has_started(self) -> bool:
@@ -129,6 +132,7 @@ def read_status(run: RunDir, name: str | None = None) -> RunStatus:
         watching=read_watching(run, attempt, time.time()),
         generations=generations,
         recorded_steps=tuple(read_recorded_steps(attempt)) if generations and len(generations.all) > 1 else (),
+        found_size=read_found_size(run),
     )
 
 

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from bigsci_launch.config.micro_batches import assumed_size
 from bigsci_launch.config.schema.run import RunConfig
 from bigsci_launch.data.fingerprint import DataFingerprint, fingerprint
 from bigsci_launch.data.indexed import IndexedDataset, open_dataset, tokenizer_path
@@ -57,6 +58,10 @@ class Batches:
     def fingerprint(self) -> DataFingerprint:
         """What tells this dataset from another one."""
         return fingerprint(self._dataset)
+
+    def cut(self, micro_batch_size: int) -> None:
+        """Cut batches into micro-batches of another size from now on; a step has the same samples."""
+        self._share = replace(self._share, micro_batch_size=micro_batch_size)
 
     @property
     def dp(self) -> int:
@@ -115,7 +120,7 @@ def open_batches(config: RunConfig, topology: Topology, coordinate: Coordinate) 
             f"{prefix}: made with a vocabulary of {vocab_size}, larger than model.vocab_size {config.model.vocab_size}",
             hint=f"set model.vocab_size to {vocab_size}, or prepare the data with a smaller --vocab-size",
         )
-    share = Share(config.training.micro_batch_size, coordinate.dp_rank, topology.dp)
+    share = Share(assumed_size(config.training, topology), coordinate.dp_rank, topology.dp)
     return Batches(dataset, config, share)
 
 

@@ -36,10 +36,13 @@ def is_evaluation_due(config: RunConfig, step: int) -> bool:
 
 
 def evaluate(engine: PipelineEngine, batches: Batches, config: RunConfig, topology: Topology) -> Evaluation:
-    """Evaluate the loss on `monitor.eval_batches` held-out global batches; a collective call."""
+    """Evaluate the loss on `monitor.eval_batches` held-out global batches; a collective call.
+
+    The batches are cut as the engine's micro-batches are at present.
+    """
     started = time.monotonic()
     num_samples = config.monitor.eval_batches * config.training.global_batch_size
-    num_micro_batches = num_samples // (config.training.micro_batch_size * topology.dp)
+    num_micro_batches = num_samples // (engine.micro_batch_size * topology.dp)
     loss = engine.eval_batch(batches.held_out(num_micro_batches), num_micro_batches=num_micro_batches)
     return Evaluation(float(loss), num_samples, time.monotonic() - started)
 

@@ -25,6 +25,7 @@ class StepResult:
     sequence_length: int
     learning_rate: float
     global_batch_size: int
+    micro_batch_size: int
     loss: float
     grad_norm: float
     num_skipped: int
@@ -69,6 +70,7 @@ def step_record(result: StepResult) -> dict[str, Any]:
         "loss_hex": result.loss.hex(),
         "learning_rate": result.learning_rate,
         "global_batch_size": result.global_batch_size,
+        "micro_batch_size": result.micro_batch_size,
         "consumed_samples": result.consumed_samples,
         "grad_norm": result.grad_norm,
         "seconds": result.seconds,

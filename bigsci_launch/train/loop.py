@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
+import torch
 from deepspeed.runtime.pipe.engine import PipelineEngine
 
 from bigsci_launch.config.schema.guards import FaultSpec
@@ -15,11 +16,12 @@ from bigsci_launch.config.schema.run import RunConfig
 from bigsci_launch.errors import CheckpointError
 from bigsci_launch.file_names import checkpoint_tag
 from bigsci_launch.runs.checkpoints import CheckpointsDir, record_path
+from bigsci_launch.runs.sizes.record import size_of_checkpoint
 from bigsci_launch.topology import Coordinate, Topology
 from bigsci_launch.train.batches import Batches, open_batches
 from bigsci_launch.train.collective import on_first_rank
 from bigsci_launch.train.device.gpu import memory_figures
-from bigsci_launch.train.evaluation import evaluate, format_evaluation, is_evaluation_due
+from bigsci_launch.train.evaluation import Evaluation, evaluate, format_evaluation, is_evaluation_due
 from bigsci_launch.train.flight_recorder import offered_recorder
 from bigsci_launch.train.flops import FlopCounter
 from bigsci_launch.train.guards.data import saved_data
@@ -29,6 +31,9 @@ from bigsci_launch.train.guards.step_word import AskedWord, DataWord, StepWord, 
 from bigsci_launch.train.guards.watch import Guards, make_guards
 from bigsci_launch.train.identity import RankIdentity
 from bigsci_launch.train.log_line import StepResult, format_step, step_record
+from bigsci_launch.train.microbatch.automatic import AutoSize, no_room, with_guessed_size
+from bigsci_launch.train.microbatch.traffic import stand_in_between
+from bigsci_launch.train.mischief.budget import MemoryBudget, build_within
 from bigsci_launch.train.mischief.defects import Defects
 from bigsci_launch.train.mischief.faults import Faults
 from bigsci_launch.train.optimizer import loss_scale, set_learning_rate
@@ -59,6 +64,9 @@ class Training:
     """What one rank trains with: everything that stays the same from step to step."""
 
     config: RunConfig
+    """The run file, with the size of micro-batches that the engine was built for where it says `auto`."""
+    written: RunConfig
+    """The run file as it is."""
     topology: Topology
     coordinate: Coordinate
     identity: RankIdentity
@@ -77,6 +85,8 @@ class Training:
     batch_size: BatchSize
     flops: FlopCounter
     life: RankLife | None
+    budget: MemoryBudget
+    auto_size: AutoSize | None
 
     @property
     def tells(self) -> bool:
@@ -109,23 +119,37 @@ def _train(
 ) -> EndReason:
     coordinate = topology.coordinate(identity.rank)
     batches = open_batches(config, topology, coordinate)
+    if config.training.micro_batch_size == "auto":
+        stand_in_between()
     join_ranks(config.training, identity)
+    written, config = config, with_guessed_size(config, topology, batches)
     checkpoints = CheckpointsDir(identity.run.checkpoints)
     report.phase("load")
-    chosen = _choose(config, topology, identity, batches, life)
+    chosen = _choose(written, topology, identity, batches, life)
     report.phase("init")
     seed_generators(config.run.seed, coordinate)
     batch_size = BatchSize.of_config(config.training)
     ranks = make_tensor_parallel(topology.groups("tp"), identity.rank)
     defects = Defects(config.faults, identity.rank)
     first_batch_size = batch_size.at(chosen.record.consumed_samples if chosen else 0)
-    engine = build_engine(config, topology, ranks, first_batch_size, defects)
+    try:
+        build_within(config.faults, identity.rank)
+        engine = build_engine(config, topology, ranks, first_batch_size, defects)
+    except torch.OutOfMemoryError:
+        raise no_room(config, topology) from None
     engine.checkpoint_engine = DurableCheckpointEngine()
     if life:
         life.joined(engine, config)
     judge = Judge(config, topology, identity.rank, report)
+    guards = make_guards(config, topology, identity.rank, engine, ranks.group, report, batches, judge)
+    finite = FiniteWatch(engine, config, topology, identity.rank, judge)
+    # They stand around all that the guards have put into the schedule.
+    budget = MemoryBudget(config.faults, identity.rank, engine)
+    is_auto = written.training.micro_batch_size == "auto"
+    auto_size = AutoSize(config, topology, identity, engine, batches, report, guards) if is_auto else None
     training = Training(
         config=config,
+        written=written,
         topology=topology,
         coordinate=coordinate,
         identity=identity,
@@ -135,8 +159,8 @@ def _train(
         faults=Faults(_new_faults(config, life), identity.rank, report, engine, defects),
         defects=defects,
         judge=judge,
-        finite=FiniteWatch(engine, config, topology, identity.rank, judge),
-        guards=make_guards(config, topology, identity.rank, engine, ranks.group, report, batches, judge),
+        finite=finite,
+        guards=guards,
         stop=stop,
         wishes=wishes,
         checkpoints=checkpoints,
@@ -144,6 +168,8 @@ def _train(
         batch_size=batch_size,
         flops=FlopCounter.of_config(config),
         life=life,
+        budget=budget,
+        auto_size=auto_size,
     )
     with offered_recorder(identity):
         reason = _run(training, chosen)
@@ -175,12 +201,17 @@ def _new_faults(config: RunConfig, life: RankLife | None) -> list[FaultSpec]:
 
 
 def _begin(training: Training, chosen: ChosenCheckpoint | None) -> TrainingProgress:
+    training.budget.begin_step(1 if chosen is None else chosen.record.step + 1)
     if training.life and training.life.restores:
         progress = training.life.restore()
+        if training.auto_size:
+            training.auto_size.begin(None, progress.step)
         if training.guards:
             training.guards.after_restore(progress.step)
         return progress
     progress = _resume(training, chosen) if chosen else TrainingProgress()
+    if training.auto_size:
+        training.auto_size.begin(size_of_checkpoint(chosen.record.micro_batch) if chosen else None, progress.step)
     if training.guards and not chosen:
         training.guards.before_first_step()
     return progress
@@ -283,7 +314,8 @@ def _save(training: Training, progress: TrainingProgress, request: str | None = 
         training.guards.before_save(progress.step)
     started = time.monotonic()
     record = replace(
-        describe(training.config, training.topology, progress, training.identity.run),
+        describe(training.written, training.topology, progress, training.identity.run),
+        micro_batch=training.auto_size.document if training.auto_size else None,
         health=training.judge.health(progress.step),
         data=saved_data(training.batches, progress.consumed_samples),
     )
@@ -304,7 +336,12 @@ def _save(training: Training, progress: TrainingProgress, request: str | None = 
 
 def _evaluate(training: Training, progress: TrainingProgress) -> None:
     training.report.phase("eval")
-    found = evaluate(training.engine, training.batches, training.config, training.topology)
+
+    def work() -> Evaluation:
+        training.budget.begin_step(progress.step)
+        return evaluate(training.engine, training.batches, training.config, training.topology)
+
+    found = training.auto_size.evaluate(progress.step, work) if training.auto_size else work()
     if training.tells:
         print(format_evaluation(found, progress.step), flush=True)
     fields = {"loss": found.loss, "loss_hex": found.loss.hex(), "samples": found.num_samples, "seconds": found.seconds}
@@ -328,10 +365,11 @@ def _step(training: Training, progress: TrainingProgress) -> tuple[TrainingProgr
         training.guards.before_step(step)
     started = time.monotonic()
     training.faults.before_step(step)
-    taken = training.batches.step(progress.consumed_samples, engine.micro_batches)
-    if training.guards:
-        taken = training.guards.data.watch(taken, progress.consumed_samples, engine.micro_batches)
-    loss = float(engine.train_batch(taken))
+    loss = (
+        training.auto_size.train(step, lambda: _train_batch(training, progress))
+        if training.auto_size
+        else (_train_batch(training, progress))
+    )
     seconds = time.monotonic() - started
     _dump(training, step, "after")
     skipped = engine.skipped_steps > num_skipped
@@ -341,10 +379,22 @@ def _step(training: Training, progress: TrainingProgress) -> tuple[TrainingProgr
         training.life.before_words()
     words = exchange_words(_word(training, step, skipped, loss), engine.device)
     _judge_step(training, step, words)
+    if training.auto_size:
+        training.auto_size.after_words(step, any(word.thrashes for word in words))
     progress = TrainingProgress(step, progress.consumed_samples + batch_size)
     if training.tells:
         _tell(training, progress, batch_size, learning_rate, loss, int(skipped), seconds)
     return progress, words
+
+
+def _train_batch(training: Training, progress: TrainingProgress) -> float:
+    """Train on the samples of the step after `progress`, and return the mean loss."""
+    engine, guards = training.engine, training.guards
+    training.budget.begin_step(progress.step + 1)
+    taken = training.batches.step(progress.consumed_samples, engine.micro_batches)
+    if guards:
+        taken = guards.data.watch(taken, progress.consumed_samples, engine.micro_batches)
+    return float(engine.train_batch(taken))
 
 
 def _word(training: Training, step: int, skipped: bool, loss: float) -> StepWord:
@@ -353,7 +403,8 @@ def _word(training: Training, step: int, skipped: bool, loss: float) -> StepWord
     stop = training.wishes.stop_due(step)
     is_exact = stop is not None and stop.after_step is not None
     asked = AskedWord(training.wishes.save_due(step), stop is not None, is_exact)
-    return StepWord(training.stop.is_raised, skipped, alarm, loss, data, asked)
+    thrashes = training.auto_size is not None and training.auto_size.has_thrashed()
+    return StepWord(training.stop.is_raised, skipped, alarm, loss, data, asked, thrashes)
 
 
 def _judge_step(training: Training, step: int, words: Sequence[StepWord]) -> None:
@@ -394,6 +445,7 @@ def _tell(
         sequence_length=config.model.sequence_length,
         learning_rate=learning_rate,
         global_batch_size=batch_size,
+        micro_batch_size=training.engine.micro_batch_size,
         loss=loss,
         grad_norm=float(training.engine.get_global_grad_norm() or 0.0),
         num_skipped=num_skipped,

@@ -38,6 +38,7 @@ OURS = StepResult(
     sequence_length=2048,
     learning_rate=5.065e-05,
     global_batch_size=192,
+    micro_batch_size=2,
     loss=4.531072,
     grad_norm=1.0213,
     num_skipped=0,

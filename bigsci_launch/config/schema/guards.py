@@ -33,6 +33,26 @@ class GuardsSection(Section):
     """What happens with a layout that would hang or crash later. `stop` refuses it before the first step."""
 
 
+MemoryPlace = Literal[
+    "build",
+    "load",
+    "receive_activation",
+    "forward",
+    "collective",
+    "loss",
+    "backward",
+    "receive_gradient",
+    "accumulation",
+    "tied_reduction",
+    "reduction",
+    "norm",
+    "optimizer",
+    "gather",
+    "evaluation",
+    "save",
+]
+
+
 class FaultSpec(Section):
     """A fault or a defect that `bsl train` injects on purpose, for tests and demonstrations."""
 
@@ -51,10 +71,12 @@ class FaultSpec(Section):
         "lost_random_states",
         "lost_optimizer_step",
         "flipped_byte",
+        "out_of_memory",
     ]
     """Faults of one rank. `hang`: sleep forever before the step. `skip`: leave out one tensor-parallel all-reduce of
     the step (data-parallel if tp is 1). `die`: SIGKILL itself. `slow`: sleep `seconds` in every step from `step` on.
-    `flipped_byte`: one bit of the rank's optimizer shard is wrong on disk in the checkpoint after `step`. Defects of
+    `flipped_byte`: one bit of the rank's optimizer shard is wrong on disk in the checkpoint after `step`.
+    `out_of_memory`: from `step` on, `place` runs out of memory if the micro-batches are larger than `above`. Defects of
     all ranks from `step` on. `unreduced_tied_gradients`: tied copies are not summed over stages. `unclipped_tied_copy`:
     the last stage's copy is not clipped (bf16). `unreduced_tp_gradients`: column-parallel layers do not sum their
     inputs' gradients. `scaled_gradients`: gradients of tp-replicated parameters are divided by tp.
@@ -71,13 +93,24 @@ class FaultSpec(Section):
     seconds: PositiveFloat = 1.0
     """Length of `slow`, seconds per step."""
 
+    place: MemoryPlace | None = None
+    """Where an `out_of_memory` occurs: a part of the step, an `evaluation`, a `save` or the `build` of the engine."""
+
+    above: NonNegativeInt = 0
+    """The largest micro-batch size with which `out_of_memory` does not occur."""
+
+    call: PositiveInt = 1
+    """The call in a step, counted from 1, in which `out_of_memory` occurs, such as the number of a micro-batch."""
+
     @model_validator(mode="after")
     def _rank_goes_with_kind(self) -> FaultSpec:
         if self.kind in FAULTS_OF_ONE_RANK and self.rank is None:
             raise ValueError(f"`{self.kind}` affects one rank: set `rank`")
         if self.kind not in FAULTS_OF_ONE_RANK and self.rank is not None:
             raise ValueError(f"`{self.kind}` affects all ranks: leave out `rank`")
+        if (self.kind == "out_of_memory") != (self.place is not None):
+            raise ValueError("`out_of_memory` needs a `place`, and no other kind has one")
         return self
 
 
-FAULTS_OF_ONE_RANK = ("hang", "skip", "die", "slow", "flipped_byte")
+FAULTS_OF_ONE_RANK = ("hang", "skip", "die", "slow", "flipped_byte", "out_of_memory")

@@ -188,8 +188,10 @@ class TrainingSection(Section):
     steps: PositiveInt
     """Optimizer steps of the whole run."""
 
-    micro_batch_size: PositiveInt
-    """Samples of one micro batch on one data-parallel rank."""
+    micro_batch_size: Literal["auto"] | PositiveInt
+    """Samples of one micro batch on one data-parallel rank. `auto`: `bsl train` finds the largest size that fits (with
+    pipeline parallelism, the fastest one up to it), remembers it, and takes a smaller one when a rank runs out of
+    memory. The global batch stays."""
 
     global_batch_size: PositiveInt
     """Samples of one optimizer step over all replicas."""

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
+from typing import TypeVar
 
 from bigsci_launch.config.load import load_resolved
 from bigsci_launch.config.site import load_site
@@ -16,10 +18,12 @@ from bigsci_launch.plan.calibrate.rows import MeasuredRow, Measurement, measurem
 from bigsci_launch.plan.price.balance import settle_method
 from bigsci_launch.plan.price.calibration import Calibration
 from bigsci_launch.plan.price.constants import A100, GpuModel
+from bigsci_launch.plan.price.memory import GIB
 from bigsci_launch.plan.shape.setup import Setup, require_priced_axes
 from bigsci_launch.runs.events import read_events
 from bigsci_launch.runs.layout import AttemptDir, open_run
 
+_Kind = TypeVar("_Kind", bound=Hashable)
 WARM_UP_STEPS = 2
 """First steps of a job that are not counted, because they compile, allocate and fill caches."""
 
@@ -89,34 +93,43 @@ def _read_run(path: Path) -> tuple[list[Measurement], list[str]]:
     found, left = [], []
     for attempt in run.attempts():
         name = f"{run.name}/{attempt.name}"
-        seconds = _typical(_attempt_steps(attempt))
-        if seconds is None:
+        typical = _typical(_attempt_steps(attempt))
+        if typical is None:
             left.append(f"{name}: no step after the first {WARM_UP_STEPS}")
             continue
+        sizes, seconds = typical
         try:
-            setup = _attempt_setup(attempt, seconds[0])
+            setup = _attempt_setup(attempt, sizes)
         except BslError as error:
             left.append(f"{name}: {error}")
             continue
-        found.append(Measurement(name, run.name, setup, seconds[1], None, False))
+        found.append(Measurement(name, run.name, setup, seconds, None, False))
+        found += _trials(attempt, name, run.name, setup)
     return found, left
 
 
-def _attempt_setup(attempt: AttemptDir, global_batch_size: int) -> Setup:
+@dataclass(frozen=True, slots=True)
+class _Sizes:
+    """The batch sizes of a step. `micro` is None in records of older versions: the run file says it."""
+
+    batch: int
+    micro: int | None
+
+
+def _attempt_setup(attempt: AttemptDir, sizes: _Sizes) -> Setup:
     config = load_resolved(attempt.config)
     require_priced_axes(config)
     topology = config.parallelism.topology(1)
     ranks_per_node = max(1, topology.world_size // config.slurm.nodes)
-    return settle_method(Setup.of_config(config, topology, ranks_per_node), Calibration()).with_batch_size(
-        global_batch_size
-    )
+    setup = settle_method(Setup.of_config(config, topology, ranks_per_node), Calibration()).with_batch_size(sizes.batch)
+    return setup if sizes.micro is None else replace(setup, micro_batch_size=sizes.micro)
 
 
-def _attempt_steps(attempt: AttemptDir) -> list[tuple[int, float]]:
-    """Return the batch size and seconds of every step, from the first rank that recorded any."""
+def _attempt_steps(attempt: AttemptDir) -> list[tuple[_Sizes, float]]:
+    """Return the sizes and seconds of every step, from the first rank that recorded any."""
     for path in sorted(attempt.events.glob("*.jsonl")):
         steps = [
-            (int(record["global_batch_size"]), float(record["seconds"]))
+            (_Sizes(int(record["global_batch_size"]), record.get("micro_batch_size")), float(record["seconds"]))
             for record in read_events(path)
             if record.get("kind") == "step" and record.get("seconds") and record.get("global_batch_size")
         ]
@@ -125,13 +138,25 @@ def _attempt_steps(attempt: AttemptDir) -> list[tuple[int, float]]:
     return []
 
 
-def _typical(steps: Iterable[tuple[int, float]]) -> tuple[int, float] | None:
-    """Return the most common batch size and the median seconds of its steps, without the first steps."""
+def _typical(steps: Iterable[tuple[_Kind, float]]) -> tuple[_Kind, float] | None:
+    """Return the most common sizes and the median seconds of their steps, without the first steps."""
     counted = list(steps)[WARM_UP_STEPS:]
     if not counted:
         return None
-    size = Counter(size for size, _ in counted).most_common(1)[0][0]
-    return size, median(seconds for other, seconds in counted if other == size)
+    sizes = Counter(sizes for sizes, _ in counted).most_common(1)[0][0]
+    return sizes, median(seconds for other, seconds in counted if other == sizes)
+
+
+def _trials(attempt: AttemptDir, name: str, section: str, setup: Setup) -> list[Measurement]:
+    """Return the memory that was seen when `training.micro_batch_size: auto` tried sizes; none on a CPU."""
+    found = []
+    for record in read_events(attempt.event_file(0)):
+        if record.get("kind") == "trial" and record.get("used_bytes") is not None:
+            tried = replace(setup, micro_batch_size=record["size"])
+            memory = record["used_bytes"] / GIB if record["fits"] else None
+            title = f"{name}, trial of {record['size']}"
+            found.append(Measurement(title, section, tried, None, memory, not record["fits"]))
+    return found
 
 
 def _read_log(path: Path) -> tuple[list[Measurement], list[str]]:

@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Literal
 
 from bigsci_launch.config.finding import DP, Finding
+from bigsci_launch.config.micro_batches import legal_sizes
 from bigsci_launch.config.schema.run import RunConfig
 from bigsci_launch.config.site import Site
 from bigsci_launch.errors import ConfigError
+from bigsci_launch.plan.choose.automatic import with_fastest_size
 from bigsci_launch.plan.choose.search import Plan, SearchResult, make_plan, search, with_free_heads, with_free_layers
 from bigsci_launch.plan.price.balance import settle_method
 from bigsci_launch.plan.price.calibration import Calibration, read_calibration
@@ -86,11 +88,17 @@ def parse_nodes(text: str | None, configured: int) -> range:
 def configured_setup(config: RunConfig, site: Site, calibration: Calibration | None) -> Setup:
     """Return the setup of a run file. A cut by price uses `calibration`, or priors without one.
 
+    Where the run file leaves the size of micro-batches to `bsl train`, it is the one that is expected.
+
     Raises:
         ValueError: the sizes of the run do not fit the site.
     """
     layout = site.layout(config)
-    return _settled(Setup.of_config(config, layout.topology, layout.ranks_per_node), calibration)
+    setup = _settled(Setup.of_config(config, layout.topology, layout.ranks_per_node), calibration)
+    sizes = legal_sizes(config.training, layout.topology.dp)
+    if config.training.micro_batch_size != "auto" or calibration is None or not sizes:
+        return setup
+    return with_fastest_size(setup, sizes, calibration)
 
 
 def _all_replicas(config: RunConfig, site: Site, calibration: Calibration | None) -> Setup:

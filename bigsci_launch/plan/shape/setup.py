@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import Literal
 
 from bigsci_launch.config.check import foreign_axes
+from bigsci_launch.config.micro_batches import assumed_size
 from bigsci_launch.config.schema.run import RunConfig
 from bigsci_launch.errors import ConfigError
 from bigsci_launch.plan.shape.parameters import Framework, ModelShape, cut_model
@@ -49,7 +50,7 @@ class Setup:
         return cls(
             shape=ModelShape.of_config(config),
             topology=topology,
-            micro_batch_size=config.training.micro_batch_size,
+            micro_batch_size=assumed_size(config.training, topology),
             global_batch_size=config.training.global_batch_size,
             ranks_per_node=ranks_per_node,
             partition_method=config.parallelism.partition_method,

@@ -8,6 +8,7 @@ from typing import Any
 from bigsci_launch.runs.show.generations import generations_document
 from bigsci_launch.runs.show.next import next_document
 from bigsci_launch.runs.show.restart import restart_document
+from bigsci_launch.runs.show.sizes import size_document
 from bigsci_launch.runs.show.watching import watching_document
 from bigsci_launch.runs.status import RunStatus, total_steps
 from bigsci_launch.scheduler.job import JobInfo
@@ -39,6 +40,7 @@ def status_document(status: RunStatus) -> dict[str, Any]:
             for each in status.unreachable_nodes
         ],
         "generations": generations_document(status.generations, status.recorded_steps, status.asked),
+        "micro_batch": size_document(status.found_size),
         "exit": status.exit,
         "cancelled_by": status.cancelled_by,
         "next": next_document(status),

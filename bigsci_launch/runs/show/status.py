@@ -12,6 +12,7 @@ from bigsci_launch.runs.show.ending import ending_advice, ending_facts
 from bigsci_launch.runs.show.generations import generation_facts
 from bigsci_launch.runs.show.next import next_advice, next_lines
 from bigsci_launch.runs.show.restart import restart_facts
+from bigsci_launch.runs.show.sizes import size_facts
 from bigsci_launch.runs.show.watching import watching_facts
 from bigsci_launch.runs.signs import FRESH_S, LastOutput, RankSign, UnreachableNode
 from bigsci_launch.runs.status import RunStatus, total_steps
@@ -29,7 +30,7 @@ def status_lines(status: RunStatus) -> list[str]:
     """Return the status as lines `name   value`, followed by what to do next."""
     submitted = status.record.submitted if status.record else None
     waiting = _waiting(status.job, submitted, status.asked)
-    progress = [*_progress(status), *restart_facts(status.restart)]
+    progress = [*_progress(status), *size_facts(status.found_size), *restart_facts(status.restart)]
     facts = [*_identity(status), *waiting, *progress, *_ranks(status), *_generations(status), *_ending(status)]
     facts += next_lines(status)
     facts += watching_facts(status.watching, status.asked, may_run=_may_run(status))

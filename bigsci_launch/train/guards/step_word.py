@@ -54,6 +54,8 @@ class StepWord:
     """The loss that the engine reports on this rank."""
     data: DataWord = DataWord()
     asked: AskedWord = AskedWord()
+    thrashes: bool = False
+    """The device's memory was so short that torch had to empty its cache."""
 
 
 def exchange_words(word: StepWord, device: torch.device) -> list[StepWord]:
@@ -68,7 +70,8 @@ def encode(word: StepWord) -> list[int]:
     """Return a word as signed 64-bit integers; the loss keeps its bits."""
     (loss,) = struct.unpack("<q", struct.pack("<d", word.loss))
     digests = [getattr(word.data, each.name) for each in fields(DataWord)]
-    flags = (word.wants_stop, word.skipped, word.alarm, word.asked.save, word.asked.stop, word.asked.is_exact)
+    asked = word.asked
+    flags = (word.wants_stop, word.skipped, word.alarm, asked.save, asked.stop, asked.is_exact, word.thrashes)
     return [sum(flag << bit for bit, flag in enumerate(flags)), loss, *digests]
 
 
@@ -76,5 +79,5 @@ def decode(row: Sequence[int]) -> StepWord:
     """Return the word that `encode` made."""
     flags, loss, *digests = row
     (value,) = struct.unpack("<d", struct.pack("<q", loss))
-    wants_stop, skipped, alarm, *asked = (bool(flags >> bit & 1) for bit in range(6))
-    return StepWord(wants_stop, skipped, alarm, value, DataWord(*digests), AskedWord(*asked))
+    wants_stop, skipped, alarm, *asked, thrashes = (bool(flags >> bit & 1) for bit in range(7))
+    return StepWord(wants_stop, skipped, alarm, value, DataWord(*digests), AskedWord(*asked), thrashes)

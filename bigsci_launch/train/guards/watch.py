@@ -8,7 +8,8 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -131,6 +132,24 @@ class Guards:
         self._gradients.is_armed = self._due_early > 0 or self._is_due(step)
         self._optimizer.before_step(step, is_armed=self._gradients.is_armed)
         self._optimizer.violations += self._weights.find_broken()
+
+    @property
+    def is_armed(self) -> bool:
+        """Whether the present step is checked."""
+        return self._gradients.is_armed
+
+    @contextmanager
+    def as_in_step(self, *, is_checked: bool) -> Iterator[None]:
+        """Let the watches do, inside the `with` block, what they do in a step that is checked, or one that is not."""
+        before, self._gradients.is_armed = self._gradients.is_armed, is_checked
+        try:
+            yield
+        finally:
+            self._gradients.is_armed = before
+
+    def forget_step(self) -> None:
+        """Forget what was seen of a step that all ranks have discarded."""
+        self._gradients.clear()
 
     def _is_due(self, step: int) -> bool:
         """Return whether `step` is to be checked, early steps apart: it is its turn, or its result will be saved."""

@@ -27,7 +27,9 @@ class Faults:
     def __init__(
         self, specs: Sequence[FaultSpec], rank: int, report: RankReport, engine: PipelineEngine, defects: Defects
     ) -> None:
-        self._specs = [spec for spec in specs if spec.rank == rank and spec.kind != "flipped_byte"]
+        self._specs = [
+            spec for spec in specs if spec.rank == rank and spec.kind not in ("flipped_byte", "out_of_memory")
+        ]
         has_partner = engine.is_model_parallel or engine.is_data_parallel
         if not has_partner and any(spec.kind == "skip" for spec in self._specs):
             raise ConfigError("faults: skip: with tp 1 and dp 1 there is no collective to leave out")

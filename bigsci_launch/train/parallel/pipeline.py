@@ -26,6 +26,7 @@ from deepspeed.runtime.pipe.engine import PipelineEngine
 from deepspeed.runtime.pipe.topology import PipeModelDataParallelTopology
 from torch import nn
 
+from bigsci_launch.config.micro_batches import assumed_size
 from bigsci_launch.config.schema.run import RunConfig
 from bigsci_launch.errors import BslError, ConfigError
 from bigsci_launch.plan.choose.preflight import embedding_tie, find_stage_refusals, find_tie_refusals, remedy
@@ -195,9 +196,10 @@ def require_trainable(config: RunConfig, topology: Topology, stages: Sequence[Se
 def engine_settings(config: RunConfig, topology: Topology, batch_size: int) -> dict[str, Any]:
     """Return DeepSpeed's configuration for a run file."""
     training = config.training
+    size = assumed_size(training, topology)
     settings: dict[str, Any] = {
-        "train_micro_batch_size_per_gpu": training.micro_batch_size,
-        "gradient_accumulation_steps": batch_size // (training.micro_batch_size * topology.dp),
+        "train_micro_batch_size_per_gpu": size,
+        "gradient_accumulation_steps": batch_size // (size * topology.dp),
         "gradient_clipping": config.optimizer.clip_grad,
         "zero_optimization": {"stage": 1},
         "steps_per_print": _NEVER,

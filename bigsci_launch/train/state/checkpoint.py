@@ -90,10 +90,18 @@ class DurableCheckpointEngine(TorchCheckpointEngine):  # type: ignore[misc]
         self.digests: dict[str, str] = {}
 
     def save(self, state_dict: Any, path: str) -> None:
-        """Write `state_dict` to `path`."""
-        super().save(state_dict, path)
+        """Write `state_dict` to `path`. No activations are held now, so what the cache keeps may make room."""
+        try:
+            self._write(state_dict, path)
+        except torch.OutOfMemoryError:
+            if computes_on_gpu():
+                torch.cuda.empty_cache()
+            self._write(state_dict, path)
         sync_path(Path(path))
         self.digests[Path(path).name] = file_digest(Path(path))
+
+    def _write(self, state_dict: Any, path: str) -> None:
+        super().save(state_dict, path)
 
 
 @dataclass(frozen=True, slots=True)

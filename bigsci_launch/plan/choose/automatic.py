@@ -1,0 +1,44 @@
+"""The micro-batch size that is expected for `training.micro_batch_size: auto`, before anything was measured."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from bigsci_launch.plan.price.calibration import Calibration
+from bigsci_launch.plan.price.constants import PRIOR
+from bigsci_launch.plan.price.memory import count_memory
+from bigsci_launch.plan.price.price import price_setup
+from bigsci_launch.plan.shape.setup import Setup
+
+
+def expected_size(setup: Setup, sizes: Sequence[int], memory_gib: float | None) -> int:
+    """Return the largest of `sizes` with which every stage of the setup is expected to fit into `memory_gib`.
+
+    The smallest one if none does: whether it really does not fit is for the ranks to find out. The largest one if the
+    memory is not known.
+    """
+    fitting = [size for size in sizes if memory_gib is None or need_gib(setup, size) <= memory_gib]
+    return max(fitting, default=min(sizes))
+
+
+def with_fastest_size(setup: Setup, sizes: Sequence[int], calibration: Calibration) -> Setup:
+    """Return the setup with the size that gives the shortest step among those that are expected to fit."""
+    setups = [replace(setup, micro_batch_size=size) for size in sizes]
+    prices = [(price_setup(each, calibration), each) for each in setups]
+    fitting = [(price.seconds, each) for price, each in prices if not price.is_out_of_memory]
+    return min(fitting, key=lambda pair: pair[0])[1] if fitting else setups[0]
+
+
+def need_gib(setup: Setup, size: int) -> float:
+    """Return the memory that the fullest rank is expected to need with micro-batches of `size`, GiB, with uncalibrated
+    constants and without what a process needs before it trains."""
+    changed = replace(setup, micro_batch_size=size)
+    terms = [count_memory(changed, stage) for stage in range(setup.topology.pp)]
+    return max(
+        each.resident_gib
+        + each.optimizer_gib_per_byte * PRIOR.optimizer_bytes
+        + each.kept_gib * PRIOR.activation_factor
+        + each.working_gib
+        for each in terms
+    )

@@ -1,0 +1,1 @@
+"""The size of micro-batches that a run with `training.micro_batch_size: auto` has found."""

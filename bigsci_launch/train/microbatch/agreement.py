@@ -1,0 +1,156 @@
+"""All ranks agree whether a step is applied, when one of them may have run out of memory in it.
+
+The rank that runs out lets go of what it holds, makes the calls that its instruction still owes to its peers, and goes
+through the rest of the schedule with communication alone. Its peers compute with zeros, and notice nothing. Before the
+gradients are reduced, and again before the optimizer's step, one MAX tells all ranks whether anybody ran out. If so,
+all of them discard the step: nothing was applied. So nobody waits for longer than a step takes.
+
+Where that is not possible (an instruction that never ran before, the optimizer's step itself, a second failure), the
+error leaves the schedule on one rank alone: with `survive` a new generation begins, without it the attempt ends.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from deepspeed.runtime.bf16_optimizer import BF16_Optimizer
+from deepspeed.runtime.pipe import schedule
+from deepspeed.runtime.pipe.engine import PipelineEngine
+
+from bigsci_launch.train.device.gpu import computes_on_gpu
+from bigsci_launch.train.microbatch.traffic import Instruction, Traffic, UnknownCallsError
+from bigsci_launch.train.survive.teardown import drop_frames
+
+
+@dataclass(frozen=True, slots=True)
+class Shortage:
+    """A rank has run out of memory: where in the step, and what it says of it."""
+
+    rank: int
+    place: str
+    text: str
+
+
+class StepDiscarded(Exception):
+    """All ranks have discarded a step, or an evaluation, because these ran out of memory."""
+
+    def __init__(self, shortages: list[Shortage]) -> None:
+        super().__init__(", ".join(f"rank {each.rank} in {each.place}" for each in shortages))
+        self.shortages = shortages
+
+
+class Agreement:
+    """Stands around every instruction of the engine's schedules, outside of everything else that does."""
+
+    def __init__(self, engine: PipelineEngine, rank: int, traffic: Traffic, is_armed: Callable[[], bool]) -> None:
+        self._engine, self._rank, self._traffic, self._is_armed = engine, rank, traffic, is_armed
+        self._shortage: Shortage | None = None
+        self._flag = torch.zeros(1, dtype=torch.int32, device=engine.device)
+        self.instructions = dict(engine._INSTRUCTION_MAP)
+        engine._INSTRUCTION_MAP = {kind: self._guarded(kind, run) for kind, run in self.instructions.items()}
+        self._exec_schedule = engine._exec_schedule
+        engine._exec_schedule = self._exec
+
+    def key(self, kind: type) -> Instruction:
+        """Return what decides which calls an instruction makes, next to the size of micro-batches."""
+        is_checked = kind in (schedule.ReduceTiedGrads, schedule.ReduceGrads) and self._is_armed()
+        return Instruction(kind.__name__, bool(self._engine.module.training), is_checked)
+
+    def run(self, work: Callable[[], Any]) -> Any:
+        """Run a step or an evaluation and return its result; a collective call.
+
+        Raises:
+            StepDiscarded: a rank ran out of memory; every rank raises it, and nothing was applied.
+            torch.OutOfMemoryError: this rank ran out where its peers cannot be told.
+        """
+        self._shortage = None
+        try:
+            return work()
+        except StepDiscarded:
+            discard(self._engine)
+            raise
+
+    def _exec(self, steps: Any) -> None:
+        self._exec_schedule(steps)
+        if not self._engine.module.training:
+            self._agree()
+
+    def _guarded(self, kind: type, run: Callable[..., None]) -> Callable[..., None]:
+        def guarded(engine: PipelineEngine, *arguments: Any, **keywords: Any) -> None:
+            if kind in (schedule.ReduceTiedGrads, schedule.OptimizerStep):
+                self._agree()
+            if kind is schedule.OptimizerStep:
+                run(engine, *arguments, **keywords)
+            elif self._shortage is None:
+                self._attempt(kind, lambda: run(engine, *arguments, **keywords))
+            else:
+                self._traffic.repeat(self.key(kind))
+
+        return guarded
+
+    def _attempt(self, kind: type, work: Callable[[], None]) -> None:
+        key = self.key(kind)
+        try:
+            with self._traffic.inside(key):
+                work()
+        except torch.OutOfMemoryError as error:
+            self._shortage = Shortage(self._rank, kind.__name__, str(error).splitlines()[0])
+            let_go(self._engine, error)
+            try:
+                self._traffic.finish(key)
+            except UnknownCallsError:
+                raise torch.OutOfMemoryError(self._shortage.text) from None
+
+    def _agree(self) -> None:
+        """Return if no rank has run out of memory in this step; a collective call."""
+        self._flag.fill_(self._shortage is not None)
+        dist.all_reduce(self._flag, op=dist.ReduceOp.MAX)
+        if int(self._flag):
+            everywhere: list[Shortage | None] = [None] * dist.get_world_size()
+            dist.all_gather_object(everywhere, self._shortage)
+            raise StepDiscarded([each for each in everywhere if each is not None])
+
+
+def let_go(engine: PipelineEngine, error: BaseException | None = None) -> None:
+    """Free the activations of a step that is discarded, and return the cache to the device.
+
+    The frames of the error go first: they hold the activations of the layer that failed.
+    """
+    drop_frames(error)
+    for key, buffers in engine.pipe_buffers.items():
+        engine.pipe_buffers[key] = [None] * len(buffers)
+    engine.loss = torch.zeros((), device=engine.device)
+    engine.fwd_outputs = []
+    gc.collect()
+    if computes_on_gpu():
+        torch.cuda.empty_cache()
+
+
+def discard(engine: PipelineEngine) -> None:
+    """Set the engine back to where the step began: no gradients, no activations, no half-done reduction."""
+    optimizer = engine.optimizer
+    optimizer.zero_grad()
+    forget_reduction(optimizer)
+    engine._force_grad_boundary = engine._running_engine_backward = False
+    engine.module.micro_offset = 0
+    engine.timers("train_batch").started_ = False
+    let_go(engine)
+
+
+def forget_reduction(optimizer: Any) -> None:
+    """Let the optimizer forget that it has begun to reduce gradients. The bf16 optimizer keeps no note of that."""
+    if isinstance(optimizer, BF16_Optimizer):
+        return
+    optimizer._release_ipg_buffers()
+    for bucket in optimizer.ipg_buckets.values():
+        bucket.clear()
+    # Other parts of DeepSpeed hold these objects, so they are changed and not replaced.
+    for gradients in (optimizer.averaged_gradients, optimizer.all_grad_tensors):
+        gradients.update(dict.fromkeys(gradients))
+    reduced = optimizer.params_already_reduced
+    reduced[:] = [False] * len(reduced)

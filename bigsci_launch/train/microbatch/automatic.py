@@ -1,0 +1,355 @@
+"""`training.micro_batch_size: auto` on one rank: finds the size, keeps it, and takes a smaller one when it must.
+
+All ranks search together: each tries a size alone, then all of them hear of all results, so nobody waits for a rank
+that ran out of memory. In training, `agreement.py` makes a step that any rank cannot do undone on all of them, and the
+same samples are trained on again in smaller micro-batches.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import deepspeed
+import torch
+import torch.distributed as dist
+from deepspeed.runtime.pipe.engine import PipelineEngine
+
+from bigsci_launch.config.micro_batches import legal_size_below, legal_sizes
+from bigsci_launch.config.schema.run import RunConfig
+from bigsci_launch.errors import MemoryShortageError
+from bigsci_launch.plan.choose.automatic import expected_size, need_gib
+from bigsci_launch.plan.price.constants import PRIOR
+from bigsci_launch.plan.price.memory import count_memory
+from bigsci_launch.runs.resume import describe_run
+from bigsci_launch.runs.sizes.record import FoundSize, WhySize, read_found_size, write_found_size
+from bigsci_launch.topology import Topology
+from bigsci_launch.train.batches import Batches
+from bigsci_launch.train.collective import on_first_rank
+from bigsci_launch.train.device.gpu import computes_on_gpu
+from bigsci_launch.train.guards.watch import Guards
+from bigsci_launch.train.identity import RankIdentity
+from bigsci_launch.train.microbatch.agreement import Agreement, Shortage, StepDiscarded
+from bigsci_launch.train.microbatch.probe import Prober, Trial, make_moments
+from bigsci_launch.train.microbatch.search import SizeSearch, Verdict
+from bigsci_launch.train.microbatch.traffic import Traffic
+from bigsci_launch.train.parallel.pipeline import planned_setup
+from bigsci_launch.train.rank_events import RankReport
+from bigsci_launch.train.state.rng import capture_generators, restore_generators
+
+_SMALLER = (
+    "split the model further (parallelism.tensor_parallel_size, parallelism.pipeline_parallel_size); `bsl plan check "
+    "CONFIG --explain` shows what the memory is used for"
+)
+THRASHING_STEPS = 2
+"""After so many steps in a row in which torch had to empty its cache, the size counts as too large."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Outcome:
+    """What all ranks found of a size: their trials, by rank."""
+
+    trials: tuple[Trial, ...]
+
+    @property
+    def fits(self) -> bool:
+        return all(each.fits and not each.retries for each in self.trials)
+
+    @property
+    def verdict(self) -> Verdict:
+        return Verdict(self.trials[0].size, self.fits, max(each.seconds for each in self.trials))
+
+    @property
+    def used_bytes(self) -> int | None:
+        """Memory in use at the peak, on the fullest device; None if nobody counts it."""
+        return max((each.used_bytes for each in self.trials if each.used_bytes is not None), default=None)
+
+    @property
+    def words(self) -> str:
+        """Say which ranks it does not fit on, and where."""
+        short = [f"rank {rank} in {each.place}" for rank, each in enumerate(self.trials) if not each.fits]
+        tight = [f"rank {rank}" for rank, each in enumerate(self.trials) if each.fits and each.retries]
+        if short:
+            return f"{self.trials[0].size} does not fit: {', '.join(short)}"
+        if tight:
+            return f"{self.trials[0].size} fits only after the cache was emptied: {', '.join(tight)}"
+        return f"{self.trials[0].size} fits"
+
+
+class AutoSize:
+    """The size of micro-batches of this rank. All public methods that say so are collective calls."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        topology: Topology,
+        identity: RankIdentity,
+        engine: PipelineEngine,
+        batches: Batches,
+        report: RankReport,
+        guards: Guards | None,
+    ) -> None:
+        self._config, self._topology, self._rank, self._run = config, topology, identity.rank, identity.run
+        self._engine, self._batches, self._report, self._guards = engine, batches, report, guards
+        self._sizes = legal_sizes(config.training, topology.dp)
+        self._fingerprint = fingerprint(config, topology)
+        traffic = Traffic()
+        self._agreement = Agreement(engine, identity.rank, traffic, lambda: guards is not None and guards.is_armed)
+        self._prober = Prober(engine, config, traffic, self._agreement, topology.dp, guards)
+        self._group = dist.new_group(backend="gloo")
+        self._num_thrashing = 0
+        self._retries = _num_retries()
+
+    @property
+    def size(self) -> int:
+        return self.found.size
+
+    @property
+    def document(self) -> dict[str, Any]:
+        """What a checkpoint keeps."""
+        return self.found.document
+
+    def begin(self, saved: FoundSize | None, step: int) -> None:
+        """Take the size that is remembered, or find one; a collective call, before the first step.
+
+        `saved` is what the loaded checkpoint holds.
+
+        Raises:
+            MemoryShortageError: not even the smallest size fits.
+        """
+        make_moments(self._engine.optimizer.optimizer)
+        known = on_first_rank(lambda: self._remembered(saved))
+        if known is not None:
+            self.found = known
+            outcome = self._try(known.size)
+            if outcome.fits:
+                self._begin_with("remembered", known.size, step, outcome, "as before")
+                return
+        self._find(known, step)
+
+    def _remembered(self, saved: FoundSize | None) -> FoundSize | None:
+        """Return the smaller one of what the checkpoint and the run hold, if it holds here."""
+        own = read_found_size(self._run)
+        held = [each for each in (saved, own) if each is not None and each.fingerprint == self._fingerprint]
+        known = min(held, key=lambda each: each.size, default=None)
+        if known is None or known.size not in self._sizes:
+            return None
+        return replace(known, history=own.history if own else ())
+
+    def _find(self, known: FoundSize | None, step: int) -> None:
+        guess = known.size if known else self._config.training.micro_batch_size
+        assert isinstance(guess, int)
+        samples = self._config.training.global_batch_size // self._topology.dp
+        search = SizeSearch(self._sizes, guess, self._topology.pp, samples)
+        outcomes = {}
+        while (size := search.next_size()) is not None:
+            outcomes[size] = self._try(size)
+            search.note(outcomes[size].verdict)
+        if search.answer is None:
+            raise self._nothing_fits(list(outcomes[self._sizes[0]].trials))
+        answer = search.answer
+        if self._engine.micro_batch_size != answer:
+            outcomes[answer] = self._try(answer)
+        words = "; ".join(outcomes[each].words for each in sorted(outcomes))
+        old = read_found_size(self._run)
+        self.found = FoundSize(answer, answer, self._fingerprint, search.too_large, history=old.history if old else ())
+        self._begin_with("found", answer, step, outcomes[answer], f"{len(outcomes)} trials: {words}")
+
+    def _begin_with(self, why: WhySize, size: int, step: int, outcome: _Outcome, words: str) -> None:
+        self._batches.cut(size)
+        evaluation = self._find_evaluation(size)
+        self.found = replace(self.found, evaluation_size=evaluation, headroom=_headroom(outcome))
+        self._take(why, size, step, words)
+
+    def _find_evaluation(self, size: int) -> int:
+        """Return the largest size up to `size` with which the forward pass of an evaluation fits; a collective call."""
+        if self._config.monitor.eval_interval is None or not self._config.data.held_out:
+            return size
+        for each in sorted((legal for legal in self._sizes if legal <= size), reverse=True):
+            if _Outcome(tuple(self._gather(self._prober.try_evaluation(each)))).fits:
+                break
+        self._prober.prepare(size)
+        return each
+
+    def _try(self, size: int) -> _Outcome:
+        outcome = _Outcome(tuple(self._gather(self._prober.try_training(size))))
+        fields = {"fits": outcome.fits, "seconds": outcome.verdict.seconds, "used_bytes": outcome.used_bytes}
+        self._report.event("trial", size=size, **fields)
+        return outcome
+
+    def _gather(self, mine: Any) -> list[Any]:
+        everywhere: list[Any] = [None] * self._topology.world_size
+        dist.all_gather_object(everywhere, mine, group=self._group)
+        return everywhere
+
+    def train(self, step: int, work: Callable[[], Any]) -> Any:
+        """Do the work of a step, which takes its samples anew whenever it is called; a collective call.
+
+        Raises:
+            MemoryShortageError: a rank has run out of memory with the smallest size.
+        """
+        generators = capture_generators()
+        while True:
+            try:
+                return self._agreement.run(work)
+            except StepDiscarded as error:
+                restore_generators(generators)
+                self._take_smaller("out_of_memory", step - 1, error.shortages)
+            except torch.OutOfMemoryError as error:
+                raise self._alone(step, error) from error
+
+    def _alone(self, step: int, error: torch.OutOfMemoryError) -> torch.OutOfMemoryError:
+        """Return the error for a shortage that this rank could not tell its peers of, and remember a smaller size: with
+        `survive` the next generation takes it, without it the next attempt."""
+        smaller = legal_size_below(self._sizes, self.size)
+        if smaller is None:
+            return error
+        words = f"rank {self._rank} in step {step}, where the step could not be discarded"
+        found = replace(self.found, too_large=self.size)
+        write_found_size(self._run, found.changed("out_of_memory", smaller, step=step - 1, words=words))
+        text = str(error).splitlines()[0]
+        return torch.OutOfMemoryError(f"{text}; the next start takes micro-batches of {smaller}, not {self.size}")
+
+    def evaluate(self, step: int, work: Callable[[], Any]) -> Any:
+        """Do the work of an evaluation, which has a size of its own; a collective call.
+
+        Raises:
+            MemoryShortageError: a rank has run out of memory with the smallest size.
+        """
+        size = self.found.evaluation_size
+        while True:
+            if size != self._engine.micro_batch_size:
+                self._prober.prepare(size)
+                self._batches.cut(size)
+            try:
+                result = self._agreement.run(work)
+            except StepDiscarded as error:
+                size = self._smaller_evaluation(size, error.shortages)
+                continue
+            if size != self.size:
+                self._prober.prepare(self.size)
+                self._batches.cut(self.size)
+            return result
+
+    def _smaller_evaluation(self, size: int, shortages: list[Shortage]) -> int:
+        smaller = legal_size_below(self._sizes, size)
+        if smaller is None:
+            raise self._nothing_fits([], shortages)
+        self._prober.try_evaluation(smaller)
+        self.found = replace(self.found, evaluation_size=smaller)
+        words = ", ".join(f"rank {each.rank} in {each.place}" for each in shortages)
+        self._report.event("micro_batch", why="out_of_memory", evaluation_size=smaller, was=size, words=words)
+        self._write()
+        return smaller
+
+    def after_words(self, step: int, is_thrashing: bool) -> None:
+        """Take a smaller size if any rank has had to empty its cache in two steps in a row; a collective call."""
+        self._num_thrashing = self._num_thrashing + 1 if is_thrashing else 0
+        if self._num_thrashing >= THRASHING_STEPS and legal_size_below(self._sizes, self.size) is not None:
+            self._num_thrashing = 0
+            self._take_smaller("thrash", step, [])
+
+    def has_thrashed(self) -> bool:
+        """Return whether torch has had to empty its cache on this rank since the last call."""
+        before, self._retries = self._retries, _num_retries()
+        return self._retries > before
+
+    def _take_smaller(self, why: WhySize, step: int, shortages: list[Shortage]) -> None:
+        words = ", ".join(f"rank {each.rank} in {each.place}" for each in shortages) or "the cache was emptied"
+        size, trials = self.size, list[Trial]()
+        while True:
+            smaller = legal_size_below(self._sizes, size)
+            if smaller is None:
+                raise self._nothing_fits(trials, shortages)
+            size, outcome = smaller, self._try(smaller)
+            trials = list(outcome.trials)
+            if outcome.fits:
+                break
+        self.found = replace(self.found, too_large=self.size, evaluation_size=min(self.found.evaluation_size, size))
+        self._batches.cut(size)
+        self._take(why, size, step, words)
+
+    def _take(self, why: WhySize, size: int, step: int, words: str) -> None:
+        was = self.found.history[-1].size if self.found.history else None
+        self.found = self.found.changed(why, size, step=step, words=words)
+        self._retries = _num_retries()
+        self._report.event("micro_batch", why=why, size=size, was=was, words=words, headroom=self.found.headroom)
+        self._write()
+
+    def _write(self) -> None:
+        if self._rank == 0:
+            write_found_size(self._run, self.found)
+
+    def _nothing_fits(self, trials: list[Trial], shortages: list[Shortage] | None = None) -> MemoryShortageError:
+        smallest = self._sizes[0]
+        short = [f"rank {rank} in {each.place}" for rank, each in enumerate(trials) if not each.fits]
+        short = short or [f"rank {each.rank} in {each.place}" for each in shortages or ()]
+        expected = need_gib(planned_setup(self._config, self._topology), smallest)
+        used = _Outcome(tuple(trials)).used_bytes
+        measured = "" if used is None else f"; {used / 2**30:.2f} GiB were in use when it ran out"
+        return MemoryShortageError(
+            f"training.micro_batch_size: auto: not even {smallest} fits: out of memory on {', '.join(short)}. The "
+            f"fullest rank is expected to need {expected:.2f} GiB for the training itself{measured}",
+            hint=f"set training.activation_checkpointing: true, or {_SMALLER}",
+        )
+
+
+def with_guessed_size(config: RunConfig, topology: Topology, batches: Batches) -> RunConfig:
+    """Return the run file with a size where it says `auto`: the expected one. A collective call.
+
+    On a CPU the ranks of a node share its memory.
+    """
+    if config.training.micro_batch_size != "auto":
+        return config
+    setup, sizes = planned_setup(config, topology), legal_sizes(config.training, topology.dp)
+    size = on_first_rank(lambda: expected_size(setup, sizes, _memory_gib()))
+    batches.cut(size)
+    return config.model_copy(update={"training": config.training.model_copy(update={"micro_batch_size": size})})
+
+
+def _memory_gib() -> float:
+    if computes_on_gpu():
+        return torch.cuda.mem_get_info()[0] / 2**30
+    pages = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return pages / int(os.environ.get("LOCAL_WORLD_SIZE", "1")) / 2**30
+
+
+def no_room(config: RunConfig, topology: Topology) -> MemoryShortageError:
+    """Return the error for an engine that could not even be built: no size of micro-batches changes that."""
+    setup = planned_setup(config, topology)
+    terms = [count_memory(setup, stage) for stage in range(topology.pp)]
+    state = max(each.resident_gib + each.optimizer_gib_per_byte * PRIOR.optimizer_bytes for each in terms)
+    return MemoryShortageError(
+        f"out of memory before the first step: weights, gradients and optimizer state alone are expected to need "
+        f"{state:.2f} GiB on the fullest rank",
+        hint=_SMALLER,
+    )
+
+
+def fingerprint(config: RunConfig, topology: Topology) -> dict[str, Any]:
+    """Return what a size holds for: the model, how it is cut, the device and the versions."""
+    record = describe_run(config, topology)
+    device: dict[str, Any] = {"name": "cpu", "memory": None}
+    if computes_on_gpu():
+        properties = torch.cuda.get_device_properties(torch.cuda.current_device())
+        device = {"name": properties.name, "memory": properties.total_memory}
+    return {
+        "model": record.model,
+        "topology": record.topology,
+        "precision": record.precision,
+        "activation_checkpointing": config.training.activation_checkpointing,
+        "device": device,
+        "versions": {"torch": torch.__version__, "deepspeed": deepspeed.__version__},
+    }
+
+
+def _headroom(outcome: _Outcome) -> float | None:
+    if outcome.used_bytes is None:
+        return None
+    return 1 - outcome.used_bytes / torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
+
+
+def _num_retries() -> int:
+    return int(torch.cuda.memory_stats()["num_alloc_retries"]) if computes_on_gpu() else 0

@@ -1,0 +1,218 @@
+"""Tries a size of micro-batches on this rank alone: what is in flight at its stage, forward and backward.
+
+The engine's own instructions run, with everything that they communicate left out. So nobody waits for a rank that
+runs out of memory here, the memory is that of a real step, and the tapes of what each instruction communicates are
+there before the first real one. Afterwards the engine has the buffers and shapes of this size.
+
+DeepSpeed allocates AdamW's moments in the first step. They are made before, so that no step can fail for want of them.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from deepspeed.runtime.pipe import schedule
+from deepspeed.runtime.pipe.engine import PipelineEngine
+from deepspeed.runtime.utils import PartitionedTensor
+from torch import Tensor
+
+from bigsci_launch.config.schema.run import RunConfig
+from bigsci_launch.train.device.gpu import computes_on_gpu
+from bigsci_launch.train.guards.watch import Guards
+from bigsci_launch.train.microbatch.agreement import Agreement, discard, forget_reduction
+from bigsci_launch.train.microbatch.traffic import Traffic
+from bigsci_launch.train.state.rng import capture_generators, restore_generators
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """What one rank found when it tried a size."""
+
+    size: int
+    fits: bool
+    place: str | None = None
+    """The instruction in which it ran out of memory."""
+    seconds: float = 0.0
+    """Forward and backward pass of one micro-batch."""
+    used_bytes: int | None = None
+    """Memory of the device in use at the peak, by all that runs on it; None on a CPU, where nobody counts it."""
+    retries: int = 0
+    """How often torch had to empty its cache to serve a request: a size that needs that is too large."""
+
+
+class Prober:
+    """Tries sizes on one rank. Nothing that it does changes how training continues."""
+
+    def __init__(
+        self,
+        engine: PipelineEngine,
+        config: RunConfig,
+        traffic: Traffic,
+        agreement: Agreement,
+        dp: int,
+        guards: Guards | None,
+    ) -> None:
+        self._engine, self._config, self._traffic, self._agreement = engine, config, traffic, agreement
+        self._dp, self._guards = dp, guards
+
+    def prepare(self, size: int) -> None:
+        """Set the engine to micro-batches of `size`, with the buffers for it; not a collective call."""
+        set_size(self._engine, size, self._dp)
+        reset_buffers(self._engine, self._activation(size))
+
+    def try_training(self, size: int) -> Trial:
+        """Set the engine to micro-batches of `size`, and try forward and backward; not a collective call."""
+        self._engine.module.train()
+        with torch.enable_grad():
+            return self._try(size, self._forward_and_backward)
+
+    def try_evaluation(self, size: int) -> Trial:
+        """Try the forward pass of an evaluation; not a collective call."""
+        self._engine.module.eval()
+        with torch.no_grad():
+            trial = self._try(size, self._forward_alone)
+        self._engine.module.train()
+        return trial
+
+    def _try(self, size: int, work: Callable[[int], float]) -> Trial:
+        generators, retries = capture_generators(), _num_retries()
+        try:
+            self.prepare(size)
+            self._traffic.forget(lambda key: key.is_training is self._engine.module.training)
+            seconds = work(size)
+            trial = Trial(size, True, None, seconds, _used(), _num_retries() - retries)
+        except torch.OutOfMemoryError:
+            trial = Trial(size, False, self._kind.__name__, used_bytes=_used(), retries=_num_retries() - retries)
+        discard(self._engine)
+        if self._guards:
+            self._guards.forget_step()
+        restore_generators(generators)
+        return trial
+
+    def _forward_and_backward(self, size: int) -> float:
+        engine = self._engine
+        in_flight = min(engine.num_stages - engine.stage_id, engine.micro_batches)
+        engine._reserve_pipe_buffers(max(2, in_flight))
+        engine.total_loss, engine.fwd_outputs, engine._compute_loss = None, [], True
+        batch = self._batch(size)
+        started = time.monotonic()
+        for buffer in range(in_flight):
+            self._forward(buffer, batch)
+        for buffer in range(in_flight):
+            if not engine.is_last_stage():
+                self._run(schedule.RecvGrad, buffer)
+                self._describe_gradient(buffer)
+            self._run(schedule.BackwardPass, buffer)
+            if not engine.is_first_stage():
+                self._run(schedule.SendGrad, buffer)
+        seconds = (time.monotonic() - started) / float(in_flight)
+        self._reduce()
+        return seconds
+
+    def _reduce(self) -> None:
+        """Reduce the gradients, once as in a step that the guards check, and once as in one that they do not."""
+        # ZeRO-1 takes the gradients away when it reduces them.
+        gradients = [(each, each.grad, getattr(each, "grad_accum", None)) for each in self._engine.module.parameters()]
+        for is_checked in (True, False) if self._guards else (False,):
+            for parameter, gradient, accumulated in gradients:
+                parameter.grad, parameter.grad_accum = gradient, accumulated
+            with self._guards.as_in_step(is_checked=is_checked) if self._guards else nullcontext():
+                for kind in (schedule.ReduceTiedGrads, schedule.ReduceGrads):
+                    self._run(kind)
+            forget_reduction(self._engine.optimizer)
+
+    def _describe_gradient(self, buffer: int) -> None:
+        """Write what the next stage would send: how the gradient is split over tp, as the activation is."""
+        if self._engine.is_grad_partitioned:
+            self._engine.grad_layer[0].copy_(self._engine.pipe_buffers["outputs"][buffer][0])
+
+    def _forward_alone(self, size: int) -> float:
+        engine = self._engine
+        engine._reserve_pipe_buffers(2)
+        engine.total_loss, engine.fwd_outputs, engine._compute_loss = None, [], True
+        started = time.monotonic()
+        self._forward(0, self._batch(size))
+        return time.monotonic() - started
+
+    def _forward(self, buffer: int, batch: tuple[Tensor, Tensor]) -> None:
+        engine = self._engine
+        if not engine.is_first_stage():
+            self._run(schedule.RecvActivation, buffer)
+        if engine.is_first_stage() or engine.is_last_stage():
+            engine.set_dataiterator(iter([batch]))
+            self._run(schedule.LoadMicroBatch, buffer)
+        self._run(schedule.ForwardPass, buffer)
+        if not engine.is_last_stage():
+            self._run(schedule.SendActivation, buffer)
+
+    def _run(self, kind: type, *buffer: int) -> None:
+        self._kind = kind
+        with self._traffic.inside(self._agreement.key(kind), is_muted=True):
+            self._agreement.instructions[kind](self._engine, *buffer)
+
+    def _batch(self, size: int) -> tuple[Tensor, Tensor]:
+        tokens = torch.zeros(size, self._config.model.sequence_length, dtype=torch.int64)
+        return tokens, tokens.clone()
+
+    def _activation(self, size: int) -> Callable[[], Tensor]:
+        shape = size, self._config.model.sequence_length, self._config.model.hidden_size
+        dtype = next(self._engine.module.parameters()).dtype
+        return lambda: torch.zeros(shape, dtype=dtype, device=self._engine.device)
+
+
+def set_size(engine: PipelineEngine, size: int, dp: int) -> None:
+    """Let the engine use micro-batches of `size`; its global batch stays, so their number follows."""
+    batch_size = engine.train_batch_size()
+    engine.set_train_micro_batch_size(size)
+    engine.micro_batch_size = size
+    engine._config.train_batch_size = batch_size
+    engine.set_train_batch_size(batch_size)
+    assert engine.micro_batches * size * dp == batch_size
+    # A checkpoint holds it.
+    engine.config.update(train_micro_batch_size_per_gpu=size, gradient_accumulation_steps=engine.micro_batches)
+
+
+def reset_buffers(engine: PipelineEngine, make_activation: Callable[[], Tensor]) -> None:
+    """Give the engine the buffers that it receives into. Otherwise stages tell each other the shapes in a first step,
+    which a rank that runs out of memory there could not take part in."""
+    engine.reset_activation_shape()
+    if engine.num_stages == 1:
+        return
+    engine.first_output_send = False
+    if engine.is_first_stage():
+        return
+    activation = make_activation()
+    if engine.is_pipe_partitioned:
+        part = PartitionedTensor(tensor=activation, group=engine.grid.get_slice_parallel_group())
+        engine.pipe_recv_buf = (part.to_meta(), part.data())
+    else:
+        engine.pipe_recv_buf = activation
+
+
+def make_moments(optimizer: Any) -> None:
+    """Make the state that AdamW would make in its first step."""
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            state = optimizer.state[parameter]
+            if not state:
+                on_device = parameter.device if group.get("fused") else torch.device("cpu")
+                state["step"] = torch.zeros((), dtype=torch.float32, device=on_device)
+                state["exp_avg"] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
+                state["exp_avg_sq"] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
+
+
+def _num_retries() -> int:
+    return int(torch.cuda.memory_stats()["num_alloc_retries"]) if computes_on_gpu() else 0
+
+
+def _used() -> int | None:
+    """Return what is in use now: until its cache is emptied, torch keeps all that it has needed."""
+    if not computes_on_gpu():
+        return None
+    free, total = torch.cuda.mem_get_info()
+    return int(total - free)
