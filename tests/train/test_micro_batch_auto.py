@@ -13,9 +13,12 @@ import pytest
 
 from bigsci_launch.file_names import checkpoint_tag
 from bigsci_launch.runs.checkpoints import digests_path
-from bigsci_launch.runs.sizes.record import FoundSize, read_found_size
+from bigsci_launch.runs.layout import RunDir
+from bigsci_launch.runs.sizes.record import FoundSize, read_found_size, write_found_size
+from bigsci_launch.topology import Topology
+from bigsci_launch.train.microbatch.automatic import fingerprint
 
-from .conftest import Attempt
+from .conftest import Attempt, Scenario, Start, make_config
 
 pytestmark = pytest.mark.torch
 
@@ -86,13 +89,12 @@ def name_of(history: Sequence[tuple[int, int]]) -> str:
     return "fixed-" + "-".join(f"{step}.{size}" for step, size in history)
 
 
-def require_same(attempt: Attempt, fixed: Sequence[Attempt]) -> None:
+def require_same(attempt: Attempt, fixed: Sequence[Attempt], steps: Sequence[int] = tuple(range(1, STEPS + 1))) -> None:
     """Check that losses, samples and the last checkpoint are those of the run with fixed sizes."""
-    steps: dict[int, dict[str, Any]] = {}
-    for each in fixed:
-        steps |= each.steps()
+    wanted_steps = {number: step for each in fixed for number, step in each.steps().items()}
+    mine = attempt.steps()
     for key in ("loss_hex", "consumed_samples", "micro_batch_size"):
-        assert {n: step[key] for n, step in attempt.steps().items()} == {n: step[key] for n, step in steps.items()}
+        assert [mine[number][key] for number in steps] == [wanted_steps[number][key] for number in steps], key
     saved, wanted = (each.run.checkpoints / checkpoint_tag(STEPS) for each in (attempt, fixed[-1]))
     for rank in range(len(attempt.processes)):
         mine, theirs = (json.loads(digests_path(folder, rank).read_text()) for folder in (saved, wanted))
@@ -100,29 +102,46 @@ def require_same(attempt: Attempt, fixed: Sequence[Attempt]) -> None:
             assert mine[key] == theirs[key], (rank, key)
 
 
+@pytest.fixture
+def train_auto(train_several: Train, dataset: Path) -> Train:
+    """Like `train_several`, but each run remembers to begin with `START`: what a search finds depends on the time."""
+
+    def train(folder: Path, topology: str, scenarios: Sequence[Scenario]) -> dict[str, Attempt]:
+        for name, parts in scenarios:
+            remember(RunDir(folder / name), topology, dataset, parts)
+        return train_several(folder, topology, scenarios)
+
+    return train
+
+
+def remember(run: RunDir, topology: str, dataset: Path, parts: dict[str, Any]) -> None:
+    if not run.micro_batch.exists():
+        shape = Topology.parse(topology)
+        write_found_size(run, FoundSize(START, START, fingerprint(make_config(shape, dataset, parts), shape)))
+
+
 def require_agreed(
-    train_several: Train, folder: Path, topology: str, precision: str, cases: Sequence[Shortage]
+    train_auto: Train, train_several: Train, folder: Path, topology: str, precision: str, cases: Sequence[Shortage]
 ) -> None:
     """Run all cases, and compare each with a run that had its sizes from the beginning."""
-    first = Shortage("forward", 0, step=1, above=START)
-    named = [(each.name, sections(first, each, precision=precision)) for each in cases]
-    attempts = train_several(folder, topology, named)
+    named = [(each.name, sections(each, precision=precision)) for each in cases]
+    attempts = train_auto(folder, topology, named)
     for each in cases:
         attempt = attempts[each.name]
         assert set(attempt.steps()) == set(range(1, STEPS + 1)), (each, attempt.error(0))
-        assert sizes(attempt)[0][1] > sizes(attempt)[-1][1] == 1, (each, found(attempt))
+        assert sizes(attempt) == ((0, START), (each.step - 1, 1)), (each, found(attempt))
         assert max(step["seconds"] for step in attempt.steps().values()) < LIMIT_S, each
-    histories = {sizes(attempts[each.name]) for each in cases}
-    fixed = train_several(
-        folder / "fixed", topology, [one for each in sorted(histories) for one in run_at(each, precision)]
-    )
+    histories = sorted({sizes(attempts[each.name]) for each in cases})
+    scenarios = [one for each in histories for one in run_at(each, precision)]
+    fixed = train_several(folder / "fixed", topology, scenarios)
     for each in cases:
-        history = sizes(attempts[each.name])
-        name = name_of(history)
-        require_same(attempts[each.name], [fixed[name], *([fixed[f"{name}+"]] if len(history) > 1 else [])])
+        name = name_of(sizes(attempts[each.name]))
+        require_same(attempts[each.name], [fixed[name], fixed[f"{name}+"]])
 
 
-def test_all_ranks_agree_after_one_has_run_out_of_memory(train_several: Train, tmp_path: Path) -> None:
+def test_all_ranks_agree_after_one_has_run_out_of_memory(
+    train_auto: Train, train_several: Train, tmp_path: Path
+) -> None:
     cases = [
         Shortage("forward", 0, call=3),
         Shortage("forward", 3),
@@ -138,14 +157,125 @@ def test_all_ranks_agree_after_one_has_run_out_of_memory(train_several: Train, t
         Shortage("tied_reduction", 3),
         Shortage("reduction", 0, step=2),
     ]
-    require_agreed(train_several, tmp_path, "tp=2,pp=2", "fp32", cases)
+    require_agreed(train_auto, train_several, tmp_path, "tp=2,pp=2", "fp32", cases)
 
 
-def test_all_replicas_agree(train_several: Train, tmp_path: Path) -> None:
+def test_all_replicas_agree(train_auto: Train, train_several: Train, tmp_path: Path) -> None:
     cases = [
         Shortage("forward", 1),
         Shortage("backward", 2, call=2),
         Shortage("reduction", 3),
         Shortage("accumulation", 0, step=2),
     ]
-    require_agreed(train_several, tmp_path, "pp=2,dp=2", "bf16", cases)
+    require_agreed(train_auto, train_several, tmp_path, "pp=2,dp=2", "bf16", cases)
+
+
+def test_two_ranks_may_run_out_in_different_places_of_one_step(
+    train_auto: Train, train_several: Train, tmp_path: Path
+) -> None:
+    one, other = Shortage("forward", 1, call=3), Shortage("backward", 2)
+    runs = train_auto(tmp_path, "tp=2,pp=2", [("run", sections(one, other))])
+    history = sizes(runs["run"])
+    assert history[-1] == (LATE - 1, 1)
+    words = [each.words for each in found(runs["run"]).history]
+    assert any("rank 1 in ForwardPass" in each and "rank 2 in BackwardPass" in each for each in words), words
+    fixed = train_several(tmp_path / "fixed", "tp=2,pp=2", run_at(history, "fp32"))
+    require_same(runs["run"], list(fixed.values()))
+
+
+def test_eight_ranks_agree(train_auto: Train, train_several: Train, tmp_path: Path) -> None:
+    cases = [Shortage("collective", 5, call=3), Shortage("backward", 6), Shortage("reduction", 2)]
+    require_agreed(train_auto, train_several, tmp_path, "tp=2,pp=2,dp=2", "fp32", cases)
+
+
+def test_an_evaluation_has_a_size_of_its_own(
+    train_auto: Train, train_several: Train, tmp_path: Path, dataset: Path
+) -> None:
+    more = {"data": {"prefix": str(dataset), "held_out": 0.1}, "monitor": {"eval_interval": 2, "eval_batches": 2}}
+    early, late = Shortage("evaluation", 3, step=1, above=2), Shortage("evaluation", 2, step=4, call=2)
+    runs = train_auto(tmp_path, "tp=2,pp=2", [(each.name, sections(each, **more)) for each in (early, late)])
+    fixed = train_several(
+        tmp_path / "fixed", "tp=2,pp=2", [("run", sections(**more, training={"micro_batch_size": 2}))]
+    )["run"]
+    for shortage, size in ((early, 2), (late, 1)):
+        attempt = runs[shortage.name]
+        assert found(attempt).evaluation_size == size < found(attempt).size == START
+        losses, wanted = ([each["loss"] for each in evaluations(run)] for run in (attempt, fixed))
+        assert losses == pytest.approx(wanted, rel=1e-3)
+        assert set(attempt.steps()) == set(range(1, STEPS + 1)), attempt.logs()
+
+
+def evaluations(attempt: Attempt) -> list[dict[str, Any]]:
+    return attempt.events(len(attempt.processes) - 1, "evaluation")
+
+
+def test_a_file_of_a_checkpoint_is_written_again(train_several: Train, tmp_path: Path) -> None:
+    runs = train_several(tmp_path, "pp=2,dp=2", [("run", sections(Shortage("save", 2, step=STEPS)))])
+    assert runs["run"].events(2, "save")
+    assert (runs["run"].run.checkpoints / checkpoint_tag(STEPS) / "checkpoint.json").is_file()
+
+
+def test_the_size_is_remembered_until_its_fingerprint_changes(train_several: Train, tmp_path: Path) -> None:
+    half = sections(training={"stop_after_steps": 2})
+    again = sections()
+    runs = train_several(tmp_path, "tp=2,pp=2", [("run", half), ("run", again)])
+    history = found(runs["run"]).history
+    assert [each.why for each in history] == ["found", "remembered"]
+    assert len(runs["run+"].events(0, "trial")) == 1
+    fixed = train_several(
+        tmp_path / "fixed", "tp=2,pp=2", [("run", sections(training={"micro_batch_size": history[0].size}))]
+    )
+    require_same(runs["run+"], [fixed["run"]], steps=(3, 4))
+    other = {"steps": STEPS + 1, "activation_checkpointing": True}
+    runs = train_several(tmp_path, "tp=2,pp=2", [("run", sections(training=other))])
+    assert found(runs["run"]).history[-1].why == "found"
+
+
+def test_a_ramp_has_whole_micro_batches(train_several: Train, tmp_path: Path) -> None:
+    ramp = {"rampup": {"start": 4, "increment": 4, "samples": 24}}
+    runs = train_several(tmp_path, "pp=2,dp=2", [("run", sections(training=ramp))])
+    size = found(runs["run"]).size
+    assert size in (1, 2)
+    fixed = train_several(
+        tmp_path / "fixed", "pp=2,dp=2", [("run", sections(training={**ramp, "micro_batch_size": size}))]
+    )
+    require_same(runs["run"], [fixed["run"]])
+
+
+@pytest.mark.parametrize("step", [1, LATE])
+def test_where_nothing_fits_every_rank_says_so(step: int, train_several: Train, tmp_path: Path) -> None:
+    runs = train_several(tmp_path, "tp=2,pp=2", [("run", sections(Shortage("backward", 1, step=step, above=0)))])
+    errors = [runs["run"].error(rank) for rank in range(4)]
+    for error in errors:
+        assert error is not None
+        assert error["type"] == "MemoryShortageError"
+        assert "not even 1 fits: out of memory on rank 1 in BackwardPass" in error["message"]
+        assert "expected to need" in error["message"]
+    assert not any(each.startswith("global_step") for each in map(str, runs["run"].run.checkpoints.glob("*")))
+
+
+@pytest.mark.parametrize("place", ["norm", "optimizer", "gather"])
+def test_what_cannot_be_discarded_ends_the_attempt_and_the_next_one_takes_a_smaller_size(
+    place: str, start: Start, tmp_path: Path, dataset: Path
+) -> None:
+    late = sections(Shortage(place, 2))
+    late["checkpoint"] = {"save_interval": 2}
+    remember(RunDir(tmp_path / "run"), "pp=2,dp=2", dataset, late)
+    attempt, ended = start(tmp_path / "run", "pp=2,dp=2", **late), 0
+    while any(attempt.wait(60)):
+        error, (*_, before) = attempt.error(2), attempt.events(0, "micro_batch")
+        assert error is not None
+        assert (error["type"], error["step"]) == ("OutOfMemoryError", LATE), error["traceback"]
+        smaller = found(attempt).size
+        assert f"the next start takes micro-batches of {smaller}, not {before['size']}" in error["message"]
+        attempt, ended = start(tmp_path / "run", "pp=2,dp=2", **late), ended + 1
+    assert ended == 2, "4 -> 2 -> 1"
+    assert [step["micro_batch_size"] for step in attempt.steps().values()] == [1, 1], "it continues after step 2"
+
+
+def test_an_engine_that_does_not_fit_says_what_it_needs(start: Start, tmp_path: Path) -> None:
+    attempt = start(tmp_path / "run", "dp=2", **sections(Shortage("build", 1)))
+    assert attempt.processes[1].wait(60)
+    error = attempt.error(1)
+    assert error is not None
+    assert "weights, gradients and optimizer state alone are expected to need" in error["message"]

@@ -220,18 +220,19 @@ class AutoSize:
         """
         size = self.found.evaluation_size
         while True:
-            if size != self._engine.micro_batch_size:
-                self._prober.prepare(size)
-                self._batches.cut(size)
+            self._prepare(size)
             try:
                 result = self._agreement.run(work)
             except StepDiscarded as error:
                 size = self._smaller_evaluation(size, error.shortages)
                 continue
-            if size != self.size:
-                self._prober.prepare(self.size)
-                self._batches.cut(self.size)
+            self._prepare(self.size)
             return result
+
+    def _prepare(self, size: int) -> None:
+        if size != self._engine.micro_batch_size:
+            self._prober.prepare(size)
+        self._batches.cut(size)
 
     def _smaller_evaluation(self, size: int, shortages: list[Shortage]) -> int:
         smaller = legal_size_below(self._sizes, size)

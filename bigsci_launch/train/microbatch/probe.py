@@ -59,6 +59,7 @@ class Prober:
     ) -> None:
         self._engine, self._config, self._traffic, self._agreement = engine, config, traffic, agreement
         self._dp, self._guards = dp, guards
+        self._is_warm = False
 
     def prepare(self, size: int) -> None:
         """Set the engine to micro-batches of `size`, with the buffers for it; not a collective call."""
@@ -84,6 +85,10 @@ class Prober:
         try:
             self.prepare(size)
             self._traffic.forget(lambda key: key.is_training is self._engine.module.training)
+            if not self._is_warm:
+                # The first pass of a process takes longer: it compiles, and fills caches.
+                work(size)
+                self._is_warm = True
             seconds = work(size)
             trial = Trial(size, True, None, seconds, _used(), _num_retries() - retries)
         except torch.OutOfMemoryError:
