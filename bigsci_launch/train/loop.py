@@ -379,11 +379,11 @@ def _step(training: Training, progress: TrainingProgress) -> tuple[TrainingProgr
         training.life.before_words()
     words = exchange_words(_word(training, step, skipped, loss), engine.device)
     _judge_step(training, step, words)
-    if training.auto_size:
-        training.auto_size.after_words(step, any(word.thrashes for word in words))
     progress = TrainingProgress(step, progress.consumed_samples + batch_size)
     if training.tells:
         _tell(training, progress, batch_size, learning_rate, loss, int(skipped), seconds)
+    if training.auto_size:
+        training.auto_size.after_words(step, any(word.thrashes for word in words))
     return progress, words
 
 

@@ -106,10 +106,10 @@ def require_same(attempt: Attempt, fixed: Sequence[Attempt], steps: Sequence[int
 def train_auto(train_several: Train, dataset: Path) -> Train:
     """Like `train_several`, but each run remembers to begin with `START`: what a search finds depends on the time."""
 
-    def train(folder: Path, topology: str, scenarios: Sequence[Scenario]) -> dict[str, Attempt]:
+    def train(folder: Path, topology: str, scenarios: Sequence[Scenario], **more: Any) -> dict[str, Attempt]:
         for name, parts in scenarios:
             remember(RunDir(folder / name), topology, dataset, parts)
-        return train_several(folder, topology, scenarios)
+        return train_several(folder, topology, scenarios, **more)
 
     return train
 
@@ -240,6 +240,18 @@ def test_a_ramp_has_whole_micro_batches(train_several: Train, tmp_path: Path) ->
         tmp_path / "fixed", "pp=2,dp=2", [("run", sections(training={**ramp, "micro_batch_size": size}))]
     )
     require_same(runs["run"], [fixed["run"]])
+
+
+def test_a_rank_that_thrashes_for_two_steps_gets_smaller_micro_batches_and_no_step_is_done_twice(
+    train_auto: Train, train_several: Train, tmp_path: Path
+) -> None:
+    runs = train_auto(tmp_path, "tp=2,pp=2", [("run", sections())], module="thrashing")
+    assert [(each.step, each.size, each.why) for each in found(runs["run"]).history] == [
+        (0, START, "remembered"),
+        (2, 2, "thrash"),
+    ]
+    fixed = train_several(tmp_path / "fixed", "tp=2,pp=2", run_at(sizes(runs["run"]), "fp32"))
+    require_same(runs["run"], list(fixed.values()))
 
 
 @pytest.mark.parametrize("step", [1, LATE])

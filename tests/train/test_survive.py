@@ -14,10 +14,13 @@ from click.testing import CliRunner
 from bigsci_launch.cli.main import bsl
 from bigsci_launch.file_names import checkpoint_tag
 from bigsci_launch.runs.checkpoints import digests_path
+from bigsci_launch.runs.layout import RunDir
 
 from .conftest import Attempt, Start, free_port
 from .generations import Generations
 from .rank_processes import StartRank
+from .test_micro_batch_auto import START, Shortage, remember, run_at
+from .test_micro_batch_auto import sections as short_of_memory
 
 pytestmark = pytest.mark.torch
 
@@ -328,3 +331,30 @@ def outcome(start_rank: StartRank, folder: Path, kind: str) -> str:
         for process in both:
             process.kill()
     return (folder / "0.log").read_text()
+
+
+@pytest.mark.parametrize(
+    ("place", "fate"),
+    [
+        ("optimizer", {}),
+        pytest.param("gather", {}, marks=pytest.mark.long),
+        pytest.param("norm", {}, marks=pytest.mark.long),
+        pytest.param("backward", {3: "optimizer:3:die"}, marks=pytest.mark.long),
+        pytest.param("forward", {0: "step:3:die"}, marks=pytest.mark.long),
+    ],
+)
+def test_micro_batches_get_smaller_in_a_run_that_survives(
+    place: str, fate: Mapping[int, str], lead: Lead, finish: Start, dataset: Path, tmp_path: Path
+) -> None:
+    """Where peers cannot be told of a shortage, the next generation takes a smaller size; and ranks may die as well."""
+    topology, sections = "pp=2,dp=2", short_of_memory(Shortage(place, 1), precision="bf16")
+    remember(RunDir(tmp_path / "led0"), topology, dataset, sections)
+    run = lead(topology, fate, **sections)
+    run.lead()
+    assert run.number >= 1, run.story()
+    used = {number: step["micro_batch_size"] for number, step in run.attempt.steps().items()}
+    assert (used[1], used[4]) == (START, 1), used
+    history = [(number - 1, size) for number, size in used.items() if used.get(number - 1) != size]
+    attempts = run_at(history, "bf16")
+    fixed = [finish(tmp_path / "fixed", topology, **{**each, "data": data_of(dataset)}) for _, each in attempts]
+    assert losses(run.attempt) == {step: loss for each in fixed for step, loss in losses(each).items()}

@@ -18,6 +18,7 @@ from deepspeed.runtime.pipe import p2p
 from deepspeed.runtime.pipe.engine import PipelineEngine
 
 from bigsci_launch.train.device.gpu import computes_on_gpu
+from bigsci_launch.train.microbatch.traffic import end_traffic
 
 
 def drop_frames(error: BaseException | None) -> None:
@@ -29,6 +30,7 @@ def drop_frames(error: BaseException | None) -> None:
 
 def tear_down(engine: PipelineEngine | None) -> None:
     """Destroy all process groups and the engine, and make DeepSpeed forget both."""
+    end_traffic()
     if engine is not None:
         _take_apart(engine)
     if dist.is_initialized():
