@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -170,6 +170,63 @@ def test_all_replicas_agree(train_auto: Train, train_several: Train, tmp_path: P
     require_agreed(train_auto, train_several, tmp_path, "pp=2,dp=2", "bf16", cases)
 
 
+def everywhere(topology: str) -> list[Shortage]:
+    """Return a shortage at every place of a step where a rank of the topology comes by, on every rank."""
+    shape = Topology.parse(topology)
+    cases = []
+    for rank in range(shape.world_size):
+        stage = shape.coordinate(rank).pp_rank
+        is_first, is_last = stage == 0, stage == shape.pp - 1
+        places = {
+            **dict.fromkeys(("forward", "backward", "accumulation", "tied_reduction", "reduction"), True),
+            "collective": shape.tp > 1,
+            "load": is_first or is_last,
+            "loss": is_last,
+            "receive_activation": not is_first,
+            "receive_gradient": not is_last,
+        }
+        cases += [Shortage(place, rank, call=1 + rank % 2) for place, comes_by in places.items() if comes_by]
+    in_step = ("tied_reduction", "reduction")
+    return [replace(each, call=1) if each.place in in_step else each for each in cases]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("topology", "precision"), [("tp=2,pp=2", "fp32"), ("pp=2,dp=2", "bf16"), ("pp=4", "bf16"), ("tp=2,dp=2", "fp32")]
+)
+def test_every_rank_may_run_out_at_every_place(
+    topology: str, precision: str, train_auto: Train, train_several: Train, tmp_path: Path
+) -> None:
+    require_agreed(train_auto, train_several, tmp_path, topology, precision, everywhere(topology))
+
+
+@pytest.mark.long
+def test_every_one_of_eight_ranks_may_run_out_at_every_place(
+    train_auto: Train, train_several: Train, tmp_path: Path
+) -> None:
+    cases = everywhere("tp=2,pp=2,dp=2")
+    for part in (cases[: len(cases) // 2], cases[len(cases) // 2 :]):
+        require_agreed(train_auto, train_several, tmp_path / part[0].name, "tp=2,pp=2,dp=2", "bf16", part)
+
+
+@pytest.mark.parametrize(
+    "shortage",
+    [
+        pytest.param(Shortage("load", 1), id="before a forward pass whose collectives the peers have entered"),
+        pytest.param(Shortage("receive_gradient", 1), id="before a backward pass"),
+        pytest.param(Shortage("accumulation", 1), id="after the last collective of a backward pass"),
+        pytest.param(
+            Shortage("collective", 1, call=2), id="after the allocation for a collective, before the collective"
+        ),
+    ],
+)
+def test_the_four_deadlocks_of_automatic_micro_batches_elsewhere_do_not_occur(
+    shortage: Shortage, train_auto: Train, train_several: Train, tmp_path: Path
+) -> None:
+    """Composer (pull request 3510) found these four in FSDP: one rank votes while its peers are in a collective."""
+    require_agreed(train_auto, train_several, tmp_path, "tp=2,pp=2", "fp32", [shortage])
+
+
 def test_two_ranks_may_run_out_in_different_places_of_one_step(
     train_auto: Train, train_several: Train, tmp_path: Path
 ) -> None:
@@ -266,7 +323,26 @@ def test_where_nothing_fits_every_rank_says_so(step: int, train_several: Train, 
     assert not any(each.startswith("global_step") for each in map(str, runs["run"].run.checkpoints.glob("*")))
 
 
-@pytest.mark.parametrize("place", ["norm", "optimizer", "gather"])
+def test_a_first_step_that_one_rank_cannot_apply_leaves_nothing_behind(
+    start: Start, finish: Start, tmp_path: Path, dataset: Path
+) -> None:
+    """Composer's optimizer allocates its moments in the first step; ranks then trained on from unequal weights."""
+    first = sections(Shortage("optimizer", 2, step=1))
+    remember(RunDir(tmp_path / "run"), "pp=2,dp=2", dataset, first)
+    for size in (2, 1):
+        attempt = start(tmp_path / "run", "pp=2,dp=2", **first)
+        assert all(attempt.wait(60))
+        assert found(attempt).size == size
+        assert not attempt.run.checkpoints.exists()
+    run = finish(tmp_path / "run", "pp=2,dp=2", **first)
+    fixed = finish(tmp_path / "fixed", "pp=2,dp=2", **sections(training={"micro_batch_size": 1}))
+    require_same(run, [fixed])
+
+
+@pytest.mark.parametrize(
+    "place",
+    [pytest.param("norm", marks=pytest.mark.long), "optimizer", pytest.param("gather", marks=pytest.mark.long)],
+)
 def test_what_cannot_be_discarded_ends_the_attempt_and_the_next_one_takes_a_smaller_size(
     place: str, start: Start, tmp_path: Path, dataset: Path
 ) -> None:
