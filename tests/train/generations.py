@@ -17,6 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from bigsci_launch.config.load import dump_resolved
+from bigsci_launch.recover.generation import LineUp
+from bigsci_launch.recover.generation import Seat as Place
+from bigsci_launch.recover.members import WantedLayout, line_up
 from bigsci_launch.runs.layout import AttemptDir, RunDir
 from bigsci_launch.topology import Topology
 
@@ -38,6 +41,15 @@ class Seat:
     words: list[dict[str, Any]] = field(default_factory=list)
     held: bytes = b""
     is_connected: bool = True
+
+    @property
+    def number(self) -> int:
+        return int(self.log.stem.removeprefix("p"))
+
+    def hang_up(self) -> None:
+        """Close the agent's end of the socket."""
+        self.is_connected = False
+        self.connection.close()
 
     def tell(self, **message: Any) -> None:
         with contextlib.suppress(OSError):
@@ -72,6 +84,7 @@ class Generations:
         self.folder.config.write_text(dump_resolved(config))
         self._sockets = Path(tempfile.mkdtemp(prefix="bsl-seat-"))
         self._nodes: list[str] = []
+        self._before: LineUp | None = None
         self.number = -1
         self.stuck: list[int] = []
         self.seats: list[Seat] = []
@@ -118,17 +131,19 @@ class Generations:
                 connected[found].read()
 
     def begin(self, topology: str | None = None, nodes: Sequence[str] | None = None) -> None:
-        """Begin a generation with the seats that wait; ranks that have survived keep their numbers."""
+        """Begin a generation with the seats that wait; ranks that have survived keep their numbers.
+
+        Where replicas must leave, the controller's rule says who stays.
+        """
         self.topology = Topology.parse(topology) if topology else self.topology
         size = self.topology.world_size
         self._nodes = list(nodes or self._nodes or ())
         self.until(lambda: len([seat for seat in self.seats if seat.said("warm")]) >= size)
-        taken = {seat.rank for seat in self.seats if seat.rank is not None and seat.rank < size}
-        free = [rank for rank in range(size) if rank not in taken]
-        for seat in self.seats:
-            if seat.rank is None or seat.rank >= size:
-                seat.rank = free.pop(0) if free else None
-        assert not free, self.story()
+        if self._before is not None and self.topology.dp < self._before.topology.dp:
+            self._let_replicas_leave(self._before)
+        else:
+            self._fill(size)
+        self._before = LineUp(self.topology, tuple(self._place(seat) for seat in self.members))
         self.number += 1
         port = free_port()
         for seat in self.members:
@@ -145,6 +160,27 @@ class Generations:
                 master_port=port,
             )
 
+    def _fill(self, size: int) -> None:
+        taken = {seat.rank for seat in self.seats if seat.rank is not None and seat.rank < size}
+        free = [rank for rank in range(size) if rank not in taken]
+        for seat in self.seats:
+            if seat.rank is None or seat.rank >= size:
+                seat.rank = free.pop(0) if free else None
+        assert not free, self.story()
+
+    def _let_replicas_leave(self, before: LineUp) -> None:
+        numbers = {seat.number for seat in self.seats}
+        left = {place.number: place for place in before.seats if place.number in numbers}
+        line = line_up(WantedLayout(before.topology, shrink=True), left, before)
+        assert isinstance(line, LineUp), line
+        assert line.topology == self.topology
+        for seat in self.seats:
+            seat.rank = line.rank_of(seat.number)
+
+    def _place(self, seat: Seat) -> Place:
+        node = self._nodes[seat.rank or 0] if self._nodes else "node"
+        return Place(seat.number, node, host=node, local_rank=0, runner_pid=seat.process.pid)
+
     def kill(self, *ranks: int) -> None:
         """Kill ranks, and wait until they are gone."""
         killed = [self.rank(number) for number in ranks]
@@ -158,7 +194,7 @@ class Generations:
         for seat in gone:
             self.seats.remove(seat)
             self.retired.append(seat)
-            seat.connection.close()
+            seat.hang_up()
 
     def end(self, why: str = "test") -> list[int]:
         """End the generation: survivors leave, or are killed and returned."""

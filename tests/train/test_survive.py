@@ -295,12 +295,12 @@ def test_snapshots_may_be_further_apart(lead: Lead, undisturbed: Attempt) -> Non
 def test_a_rank_ends_with_its_agent(lead: Lead) -> None:
     run = lead("pp=2,dp=2", **BF16)
     run.until_step(2)
-    run.rank(1).connection.close()
+    run.rank(1).hang_up()
     assert run.rank(1).process.wait(5) == 1
     run.start(1)
     spare = run.seats[-1]
     run.until(lambda: bool(spare.said("warm")))
-    spare.connection.close()
+    spare.hang_up()
     assert spare.process.wait(5) == 1
 
 
