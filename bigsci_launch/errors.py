@@ -2,6 +2,7 @@
 
     BslError                     1   the answer is bad, or the work failed
       GuardError                 1   the trainer found a defect in itself: unequal copies, wrong gradients, a bad load
+      MemoryShortageError        1   no micro-batch is small enough for the memory of a rank
       ConfigError                2   the run file, site file or an option is wrong (carries positions)
       RunDirError                2   a run directory is missing or unreadable, or is not a run directory
       SlurmError                 3   Slurm is missing or refuses
@@ -10,7 +11,6 @@
         JobNotFound              3   neither squeue nor sacct knows the job
       ClusterError               3   the mini cluster could not be started or stopped
       CollectError               4   no rank could be read at all
-      MemoryShortageError        1   no micro-batch is small enough for the memory of a rank
       CheckpointError            4   a checkpoint, a weight dump or a log stored with them cannot be read
       EvidenceError              2   the file given as evidence of a hang is damaged, or is something else
       LabError                   2   a hang cannot be reproduced with this name, on these ranks or on this machine
@@ -66,6 +66,12 @@ class ConfigError(BslError):
 
 class GuardError(BslError):
     """A guard of the trainer found a defect."""
+
+
+class MemoryShortageError(BslError):
+    """The training does not fit into the memory of a rank, whatever the size of micro-batches."""
+
+    exit_code = 1
 
 
 class RunDirError(BslError):
@@ -134,12 +140,6 @@ class CollectError(BslError):
     """Evidence could not be collected from any rank."""
 
     exit_code = 4
-
-
-class MemoryShortageError(BslError):
-    """The training does not fit into the memory of a rank, whatever the size of micro-batches."""
-
-    exit_code = 1
 
 
 class CheckpointError(BslError):

@@ -10,7 +10,9 @@ request: its key, if somebody asked for it), `load` (path), `changed` (what is n
 was saved: key, saved, now, severity, text, accepted), `evaluation` (loss, samples, seconds), `fault` (what was
 injected), `guards` (interval, cost), `guard` (what a guard found: check, tensor, coordinates, text), `skipped` (a step
 whose gradients were not finite: skipped_step, how many in_a_row, the first of them, loss_scale, and in words where it
-began), `dropped` (how many records were lost), `end` (reason). With `survive`: `generation` (this rank enters it: its
+began), `dropped` (how many records were lost), `end` (reason). With `training.micro_batch_size: auto`: `trial` (size,
+whether it fits, seconds of a micro-batch, used_bytes of the fullest device), `micro_batch` (why, size, was, words; or
+evaluation_size). With `survive`: `generation` (this rank enters it: its
 number, topology), `restored` (the state that it begins with: restored_step, source, path, why), `left` (this rank has
 left it). Steps after restored_step are done again, so a reader takes the last record of a step.
 `time` is wall clock seconds, `mono` the monotonic clock of that host, `step` the optimizer step in progress.

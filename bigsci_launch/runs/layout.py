@@ -3,6 +3,7 @@
 nodes.json                    next to the runs: nodes that are left out of them, and why
 RUN/
   run.json                    RunRecord: name, run ID, creation time, topology
+  micro_batch.json            the size that `training.micro_batch_size: auto` has found, and its history
   attempts/0001/              one Slurm job, or one start of the local launcher; a requeue adds `0001.r1`
     config.yaml               the resolved config; ranks read this and nothing else
     origins.json              where each value came from

@@ -32,8 +32,8 @@ from bigsci_launch.train.device.gpu import computes_on_gpu
 from bigsci_launch.train.guards.watch import Guards
 from bigsci_launch.train.identity import RankIdentity
 from bigsci_launch.train.microbatch.agreement import Agreement, Shortage, StepDiscarded
-from bigsci_launch.train.microbatch.probe import Prober, Trial, make_moments
-from bigsci_launch.train.microbatch.search import SizeSearch, Verdict
+from bigsci_launch.train.microbatch.probe import Prober, SizeTrial, make_moments
+from bigsci_launch.train.microbatch.search import SizeSearch, SizeVerdict
 from bigsci_launch.train.microbatch.traffic import Traffic
 from bigsci_launch.train.parallel.pipeline import planned_setup
 from bigsci_launch.train.rank_events import RankReport
@@ -51,15 +51,15 @@ THRASHING_STEPS = 2
 class _Outcome:
     """What all ranks found of a size: their trials, by rank."""
 
-    trials: tuple[Trial, ...]
+    trials: tuple[SizeTrial, ...]
 
     @property
     def fits(self) -> bool:
         return all(each.fits and not each.retries for each in self.trials)
 
     @property
-    def verdict(self) -> Verdict:
-        return Verdict(self.trials[0].size, self.fits, max(each.seconds for each in self.trials))
+    def verdict(self) -> SizeVerdict:
+        return SizeVerdict(self.trials[0].size, self.fits, max(each.seconds for each in self.trials))
 
     @property
     def used_bytes(self) -> int | None:
@@ -185,7 +185,7 @@ class AutoSize:
         return everywhere
 
     def train(self, step: int, work: Callable[[], Any]) -> Any:
-        """Do the work of a step, which takes its samples anew whenever it is called; a collective call.
+        """Do the work of a step, which takes its samples again whenever it is called; a collective call.
 
         Raises:
             MemoryShortageError: a rank has run out of memory with the smallest size.
@@ -259,7 +259,7 @@ class AutoSize:
 
     def _take_smaller(self, why: WhySize, step: int, shortages: list[Shortage]) -> None:
         words = ", ".join(f"rank {each.rank} in {each.place}" for each in shortages) or "the cache was emptied"
-        size, trials = self.size, list[Trial]()
+        size, trials = self.size, list[SizeTrial]()
         while True:
             smaller = legal_size_below(self._sizes, size)
             if smaller is None:
@@ -283,7 +283,7 @@ class AutoSize:
         if self._rank == 0:
             write_found_size(self._run, self.found)
 
-    def _nothing_fits(self, trials: list[Trial], shortages: list[Shortage] | None = None) -> MemoryShortageError:
+    def _nothing_fits(self, trials: list[SizeTrial], shortages: list[Shortage] | None = None) -> MemoryShortageError:
         smallest = self._sizes[0]
         short = [f"rank {rank} in {each.place}" for rank, each in enumerate(trials) if not each.fits]
         short = short or [f"rank {each.rank} in {each.place}" for each in shortages or ()]

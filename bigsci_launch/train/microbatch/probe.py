@@ -30,7 +30,7 @@ from bigsci_launch.train.state.rng import capture_generators, restore_generators
 
 
 @dataclass(frozen=True, slots=True)
-class Trial:
+class SizeTrial:
     """What one rank found when it tried a size."""
 
     size: int
@@ -66,13 +66,13 @@ class Prober:
         set_size(self._engine, size, self._dp)
         reset_buffers(self._engine, self._activation(size))
 
-    def try_training(self, size: int) -> Trial:
+    def try_training(self, size: int) -> SizeTrial:
         """Set the engine to micro-batches of `size`, and try forward and backward; not a collective call."""
         self._engine.module.train()
         with torch.enable_grad():
             return self._try(size, self._forward_and_backward)
 
-    def try_evaluation(self, size: int) -> Trial:
+    def try_evaluation(self, size: int) -> SizeTrial:
         """Try the forward pass of an evaluation; not a collective call."""
         self._engine.module.eval()
         with torch.no_grad():
@@ -80,7 +80,7 @@ class Prober:
         self._engine.module.train()
         return trial
 
-    def _try(self, size: int, work: Callable[[int], float]) -> Trial:
+    def _try(self, size: int, work: Callable[[int], float]) -> SizeTrial:
         generators, retries = capture_generators(), _num_retries()
         try:
             self.prepare(size)
@@ -90,9 +90,9 @@ class Prober:
                 work(size)
                 self._is_warm = True
             seconds = work(size)
-            trial = Trial(size, True, None, seconds, _used(), _num_retries() - retries)
+            trial = SizeTrial(size, True, None, seconds, _used(), _num_retries() - retries)
         except torch.OutOfMemoryError:
-            trial = Trial(size, False, self._kind.__name__, used_bytes=_used(), retries=_num_retries() - retries)
+            trial = SizeTrial(size, False, self._kind.__name__, used_bytes=_used(), retries=_num_retries() - retries)
         discard(self._engine)
         if self._guards:
             self._guards.forget_step()

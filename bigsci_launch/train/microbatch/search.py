@@ -16,7 +16,7 @@ WORTHWHILE = 0.02
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class SizeVerdict:
     """What all ranks together found of a size."""
 
     size: int
@@ -36,14 +36,14 @@ class SizeSearch:
     guess: int
     pp: int
     samples: int
-    verdicts: dict[int, Verdict] = field(default_factory=dict)
+    verdicts: dict[int, SizeVerdict] = field(default_factory=dict)
 
     @property
     def max_trials(self) -> int:
         """Two more than bisection needs."""
         return len(self.sizes).bit_length() + 2
 
-    def note(self, verdict: Verdict) -> None:
+    def note(self, verdict: SizeVerdict) -> None:
         """Take the verdict on the size that `next_size` named."""
         self.verdicts[verdict.size] = verdict
 
@@ -72,7 +72,7 @@ class SizeSearch:
         """The smallest size that is known not to fit."""
         return min((each.size for each in self.verdicts.values() if not each.fits), default=None)
 
-    def step_seconds(self, verdict: Verdict) -> float:
+    def step_seconds(self, verdict: SizeVerdict) -> float:
         """Return how long the schedule of a step takes with a size, without communication."""
         return (self.samples / verdict.size + self.pp - 1) * verdict.seconds
 
@@ -97,7 +97,7 @@ class SizeSearch:
         promising = min(self.sizes[: largest + 1], key=lambda size: self.step_seconds(self._expected(size)))
         return None if promising in self.verdicts else promising
 
-    def _expected(self, size: int) -> Verdict:
+    def _expected(self, size: int) -> SizeVerdict:
         """Return what is expected of a size: a micro-batch takes a time of its own, and one for each sample.
 
         Both follow from the two smallest sizes that were timed. Of a single one, all is taken for time of samples.
@@ -108,4 +108,4 @@ class SizeSearch:
         own = first.seconds - slope * first.size
         if slope <= 0 or own < 0:
             slope, own = first.seconds / first.size, 0.0
-        return self.verdicts.get(size) or Verdict(size, True, own + slope * size)
+        return self.verdicts.get(size) or SizeVerdict(size, True, own + slope * size)

@@ -2,7 +2,7 @@
 
 A rank that has run out of memory cannot compute its part of the step, but its peers wait for what it would send. It
 therefore goes through the rest of the schedule with communication alone: the same calls, with zeros. How many calls an
-instruction makes, and of which shapes, is known from the last time that it ran: a tape of each is kept.
+instruction makes, and with what shapes, is known from the last time that it ran: a tape of each is kept.
 
 The calls are seen in `torch.distributed`, which the trainer and DeepSpeed both use. Outside of instructions, and once a
 tape is complete, all that this costs is a comparison.
@@ -60,7 +60,7 @@ class Blank:
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class RecordedCall:
     """A call of a function of `torch.distributed`, without its data."""
 
     function: Callable[..., Any]
@@ -89,10 +89,10 @@ class Traffic:
 
     def __init__(self) -> None:
         global _present
-        self._tapes: dict[Instruction, tuple[Call, ...]] = {}
+        self._tapes: dict[Instruction, tuple[RecordedCall, ...]] = {}
         self._is_inside = self._is_muted = False
         self._num_made = 0
-        self._recorded: list[Call] | None = None
+        self._recorded: list[RecordedCall] | None = None
         _present = self
 
     def forget(self, changes: Callable[[Instruction], bool]) -> None:
@@ -128,7 +128,7 @@ class Traffic:
         for call in self._tape(instruction):
             call.repeat()
 
-    def _tape(self, instruction: Instruction) -> tuple[Call, ...]:
+    def _tape(self, instruction: Instruction) -> tuple[RecordedCall, ...]:
         try:
             return self._tapes[instruction]
         except KeyError:
@@ -140,7 +140,7 @@ class Traffic:
             return function(*arguments, **keywords)
         call = None
         if self._recorded is not None:
-            call = Call(function, _blanked(arguments), _blanked(keywords))
+            call = RecordedCall(function, _blanked(arguments), _blanked(keywords))
         result = _Done() if self._is_muted else function(*arguments, **keywords)
         # A call that fails for want of memory has not reached the peers, so it is counted only now.
         self._num_made += 1

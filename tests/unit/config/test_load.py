@@ -107,7 +107,7 @@ def test_a_site_given_by_path_is_found_from_the_file_that_names_it(run_file: Pat
 KINDS = (
     "'hang', 'skip', 'die', 'slow', 'unreduced_tied_gradients', 'passenger_norm', 'decayed_norm', 'tied_norm', "
     "'unclipped_tied_copy', 'unreduced_tp_gradients', 'scaled_gradients', 'lost_random_states', "
-    "'lost_optimizer_step' or 'flipped_byte'"
+    "'lost_optimizer_step', 'flipped_byte' or 'out_of_memory'"
 )
 
 

@@ -77,8 +77,9 @@ ROOMS_INSIDE: dict[str, dict[str, set[str]]] = {
         "generations": set(),
         "rehearsals": set(),
         "restart": set(),
+        "sizes": set(),
         "watching": set(),
-        "show": {"chain", "control", "ending", "generations", "restart", "watching"},
+        "show": {"chain", "control", "ending", "generations", "restart", "sizes", "watching"},
     },
     "watch": {
         "read": set(),

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bigsci_launch.train.microbatch.search import SizeSearch, Verdict
+from bigsci_launch.train.microbatch.search import SizeSearch, SizeVerdict
 
 POWERS = tuple(2**power for power in range(8))
 
@@ -18,7 +18,7 @@ def run(search: SizeSearch, limit: int, seconds: Callable[[int], float] = lambda
     tried = []
     while (size := search.next_size()) is not None:
         tried.append(size)
-        search.note(Verdict(size, size <= limit, seconds(size)))
+        search.note(SizeVerdict(size, size <= limit, seconds(size)))
     return tried
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -90,6 +91,26 @@ def test_a_run_directory(run: RunDir) -> None:
     assert found[0].setup.global_batch_size == 16
     assert found[0].setup.framework == "bsl"
     assert left == ["demo/0002: no step after the first 2"]
+
+
+def test_a_run_that_finds_its_micro_batches_has_a_row_for_its_steps_and_one_for_each_trial(run: RunDir) -> None:
+    attempt = run.attempt("0001")
+    text = attempt.config.read_text()
+    attempt.config.write_text(re.sub(r"micro_batch_size: \d+", "micro_batch_size: auto", text))
+    trials = [{"size": 2, "fits": True, "used_bytes": 5 << 30}, {"size": 4, "fits": False, "used_bytes": 8 << 30}]
+    on_cpu = {"kind": "trial", "size": 1, "fits": True, "used_bytes": None}
+    records = [{"kind": "trial", "seconds": 0.1, **each} for each in trials] + [on_cpu]
+    attempt.event_file(0).write_text("".join(json.dumps(record) + "\n" for record in records))
+    lines = attempt.event_file(4).read_text().splitlines()[:-1]
+    attempt.event_file(4).write_text(
+        "".join(json.dumps({**json.loads(line), "micro_batch_size": 2}) + "\n" for line in lines)
+    )
+    found, _ = read_sources([run.path])
+    assert [(each.setup.micro_batch_size, each.seconds, each.memory_gib, each.ran_out_of_memory) for each in found] == [
+        (2, 0.5, None, False),
+        (2, None, 5.0, False),
+        (4, None, None, True),
+    ]
 
 
 def test_other_folders_and_files_are_refused(tmp_path: Path) -> None:
