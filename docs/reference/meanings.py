@@ -189,6 +189,10 @@ unreachable_nodes[].raw_state | its state in sinfo's words
 unreachable_nodes[].fate | `lost`, `alive` if its ranks gave a sign of life in the last 10 s, or `unknown` if \
 they left none that tells
 unreachable_nodes[].sign_age_s | seconds since the newest heartbeat or output of its ranks; null if they left none
+micro_batch | with `training.micro_batch_size: auto`: {size, evaluation_size, fingerprint, too_large, headroom, \
+history}; null without. too_large is the smallest size that was seen not to fit, and headroom the free part of the fullest \
+device's memory at the peak of the trial; both are null if that is not known. `history` has for each change its time, \
+step (the last one done before it), why, was, size and words
 exit | the attempt's `exit.json`, fields as under `bsl submit --json`; null while it runs, or if nobody knows why it \
 ended. Without an `exit.json`, it has `reconstructed` as well: {source, host}; the source is `records` of the ranks or \
 `job.out`

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from bigsci_launch.plan.price.calibration import Calibration
 from bigsci_launch.plan.price.constants import PRIOR
-from bigsci_launch.plan.price.memory import count_memory
+from bigsci_launch.plan.price.memory import MemoryTerms, count_memory
 from bigsci_launch.plan.price.price import price_setup
 from bigsci_launch.plan.shape.setup import Setup
 
@@ -18,7 +18,7 @@ def expected_size(setup: Setup, sizes: Sequence[int], memory_gib: float | None) 
     The smallest one if none does: whether it really does not fit is for the ranks to find out. The largest one if the
     memory is not known.
     """
-    fitting = [size for size in sizes if memory_gib is None or need_gib(setup, size) <= memory_gib]
+    fitting = [size for size in sizes if memory_gib is None or expected_memory(setup, size).total_gib <= memory_gib]
     return max(fitting, default=min(sizes))
 
 
@@ -30,15 +30,36 @@ def with_fastest_size(setup: Setup, sizes: Sequence[int], calibration: Calibrati
     return min(fitting, key=lambda pair: pair[0])[1] if fitting else setups[0]
 
 
-def need_gib(setup: Setup, size: int) -> float:
-    """Return the memory that the fullest rank is expected to need with micro-batches of `size`, GiB, with uncalibrated
-    constants and without what a process needs before it trains."""
+@dataclass(frozen=True, slots=True)
+class ExpectedMemory:
+    """What the fullest rank is expected to need, GiB: with uncalibrated constants, and without what a process needs
+    before it trains."""
+
+    state_gib: float
+    optimizer_gib: float
+    kept_gib: float
+    working_gib: float
+
+    @property
+    def total_gib(self) -> float:
+        return self.state_gib + self.optimizer_gib + self.kept_gib + self.working_gib
+
+    @property
+    def words(self) -> str:
+        """The table in a line."""
+        return (
+            f"{self.total_gib:.3g} GiB: {self.state_gib:.3g} of weights and gradients, {self.optimizer_gib:.3g} of "
+            f"optimizer state, {self.kept_gib:.3g} of kept activations, {self.working_gib:.3g} while computing"
+        )
+
+
+def expected_memory(setup: Setup, size: int) -> ExpectedMemory:
+    """Return what the fullest rank is expected to need with micro-batches of `size`."""
     changed = replace(setup, micro_batch_size=size)
-    terms = [count_memory(changed, stage) for stage in range(setup.topology.pp)]
-    return max(
-        each.resident_gib
-        + each.optimizer_gib_per_byte * PRIOR.optimizer_bytes
-        + each.kept_gib * PRIOR.activation_factor
-        + each.working_gib
-        for each in terms
-    )
+    stages = (count_memory(changed, stage) for stage in range(setup.topology.pp))
+    return max((_weighed(terms) for terms in stages), key=lambda each: each.total_gib)
+
+
+def _weighed(terms: MemoryTerms) -> ExpectedMemory:
+    optimizer = terms.optimizer_gib_per_byte * PRIOR.optimizer_bytes
+    return ExpectedMemory(terms.resident_gib, optimizer, terms.kept_gib * PRIOR.activation_factor, terms.working_gib)

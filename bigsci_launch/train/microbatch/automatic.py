@@ -20,9 +20,7 @@ from deepspeed.runtime.pipe.engine import PipelineEngine
 from bigsci_launch.config.micro_batches import legal_size_below, legal_sizes
 from bigsci_launch.config.schema.run import RunConfig
 from bigsci_launch.errors import MemoryShortageError
-from bigsci_launch.plan.choose.automatic import expected_size, need_gib
-from bigsci_launch.plan.price.constants import PRIOR
-from bigsci_launch.plan.price.memory import count_memory
+from bigsci_launch.plan.choose.automatic import expected_memory, expected_size
 from bigsci_launch.runs.resume import describe_run
 from bigsci_launch.runs.sizes.record import FoundSize, WhySize, read_found_size, write_found_size
 from bigsci_launch.topology import Topology
@@ -39,10 +37,7 @@ from bigsci_launch.train.parallel.pipeline import planned_setup
 from bigsci_launch.train.rank_events import RankReport
 from bigsci_launch.train.state.rng import capture_generators, restore_generators
 
-_SMALLER = (
-    "split the model further (parallelism.tensor_parallel_size, parallelism.pipeline_parallel_size); `bsl plan check "
-    "CONFIG --explain` shows what the memory is used for"
-)
+_SMALLER = "split the model further: parallelism.tensor_parallel_size or parallelism.pipeline_parallel_size"
 THRASHING_STEPS = 2
 """After so many steps in a row in which torch had to empty its cache, the size counts as too large."""
 
@@ -287,12 +282,12 @@ class AutoSize:
         smallest = self._sizes[0]
         short = [f"rank {rank} in {each.place}" for rank, each in enumerate(trials) if not each.fits]
         short = short or [f"rank {each.rank} in {each.place}" for each in shortages or ()]
-        expected = need_gib(planned_setup(self._config, self._topology), smallest)
+        expected = expected_memory(planned_setup(self._config, self._topology), smallest)
         used = _Outcome(tuple(trials)).used_bytes
-        measured = "" if used is None else f"; {used / 2**30:.2f} GiB were in use when it ran out"
+        measured = "" if used is None else f"; {used / 2**30:.3g} GiB were in use when it ran out"
         return MemoryShortageError(
             f"training.micro_batch_size: auto: not even {smallest} fits: out of memory on {', '.join(short)}. The "
-            f"fullest rank is expected to need {expected:.2f} GiB for the training itself{measured}",
+            f"fullest rank is expected to need {expected.words}{measured}",
             hint=f"set training.activation_checkpointing: true, or {_SMALLER}",
         )
 
@@ -319,12 +314,10 @@ def _memory_gib() -> float:
 
 def no_room(config: RunConfig, topology: Topology) -> MemoryShortageError:
     """Return the error for an engine that could not even be built: no size of micro-batches changes that."""
-    setup = planned_setup(config, topology)
-    terms = [count_memory(setup, stage) for stage in range(topology.pp)]
-    state = max(each.resident_gib + each.optimizer_gib_per_byte * PRIOR.optimizer_bytes for each in terms)
+    expected = expected_memory(planned_setup(config, topology), 1)
     return MemoryShortageError(
         f"out of memory before the first step: weights, gradients and optimizer state alone are expected to need "
-        f"{state:.2f} GiB on the fullest rank",
+        f"{expected.state_gib + expected.optimizer_gib:.3g} GiB on the fullest rank",
         hint=_SMALLER,
     )
 
