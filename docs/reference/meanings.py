@@ -190,6 +190,143 @@ unreachable_nodes[].fate | `lost`, `alive` if its ranks gave a sign of life in t
 they left none that tells
 unreachable_nodes[].sign_age_s | seconds since the newest heartbeat or output of its ranks; null if they left none
 micro_batch | with `training.micro_batch_size: auto`: {size, evaluation_size, fingerprint, too_large, headroom, \
+history}; null without. too_large is the smallest size that was seen not to fit, and headroom the free part of the \
+fullest device's memory at the peak of the trial; both are null if that is not known. `history` has for each change its \
+time, step (the last one done before it), why, was, size and words
+exit | the attempt's `exit.json` if `submit` waited for the end, else null
+exit.schema_version | 1
+exit.reason | `finished`, `stopped`, `crashed`, `left_early` or another [reason](../how-to/status.md#why-it-ended)
+exit.exit_code | the training's exit code
+exit.first_failure | {rank, node, coordinate, signal, code, step, error, last_words, time}; null if nobody is named
+exit.failed_ranks | numbers of the ranks that failed
+exit.suspects | list of {rank, node, coordinate}: the ranks that a hang points at; empty if they are not known
+exit.collectives | list of {backend, group, operation, sequence, timeout_ms, ranks}: what timed out, and who says so
+exit.evidence | what supports the reason, and what is not known, one sentence each
+exit.cause | why nothing was started, in the words of the shell or of Slurm; null for other reasons
+exit.clocks | list of {node, ahead_s, corrected}: clocks that differ by more than 2 s, and whether times were corrected
+exit.spy_bundle | evidence of a hang that `bsl spy` stored during the attempt; null if there is none
+exit.world_size | ranks in all
+exit.num_started | number of ranks that started
+exit.slurm_reason | why Slurm ended the job, in its words
+exit.attempt | name of the attempt
+exit.job_id | Slurm's job id
+exit.restart_count | how often Slurm had restarted the job
+exit.started | seconds since the epoch
+exit.ended | seconds since the epoch
+""",
+    "bsl submit --dry-run --json": _SUBMISSION
+    + """
+options | sbatch's options, as in the script's header
+step_options | srun's options
+environment[].name | a variable that the site or the run sets
+environment[].value | its value
+environment[].reason | why it is set
+program | argv of every rank
+exit_margin | {margin_s, how}: how long before the time limit Slurm signals the job; null on a local site
+rank_map[].node_rank | number of the node in the job
+rank_map[].ranks | its ranks, such as `8-15`
+rank_map[].coordinates | their coordinates, such as `dp2-3 pp0 tp0-3`
+stages[] | pipeline stages of `bsl train`; empty for another program
+stages[].stage | number of the stage
+stages[].layers[] | class names of its layers, in order
+stages[].num_parameters | parameters that one of its ranks holds
+stages[].milliseconds | predicted milliseconds of a micro batch, or null without a GPU
+stages[].need_gib | GiB that a rank needs, or null without a GPU
+script | the whole job script
+""",
+    "bsl rehearse --json": """
+schema_version | 1
+verdict | `go`, `no-go` or `unknown`
+never_started | for what the job waited that never started; null otherwise
+not_checked | everything that was not checked, one sentence each
+run | {name, file}: the run that was rehearsed
+directory | folder of the rehearsal, where this document is `report.json`
+site | name of the site
+scheduler | `slurm` or `local`
+topology | {tp, pp, dp}: sizes of the axes in the rehearsal
+made | seconds since the epoch
+seconds | how long it took
+identity | digest of what the rehearsal is valid for: model, parallelism, batches, program, environment, site
+revision.repositories | git revision of `bsl` and of the working directory; null where it is not known
+revision.dirty | whether there were uncommitted changes; null if that is not known
+revision.diff_digest | digest of the uncommitted changes; null if there were none
+revision.untracked_files | number of files that git does not track
+versions | {bigsci_launch, python, torch, deepspeed, numpy} where `bsl` ran; null for a missing package
+changes | list of {key, before, after, reason}: what differs from the run file
+phases | list of {name, outcome, seconds, found}: `ok`, `failed`, `not checked` or `none`, and what was seen
+measured | {step_s, save_s, eval_s, teardown_s, stop_s, slower_by}: seconds, and how much longer a step of the run takes
+advice | what the measured times mean for the run file, one sentence each
+""",
+    "bsl status --json": """
+schema_version | 1
+run | {name, directory}; null for a job that bsl did not submit; only `job` is present then
+attempt | {name, directory, count}: the attempt that is shown, and the number of attempts
+scheduler | `slurm` or `local`
+pid | the local launcher's pid; null for a Slurm job
+job.job_id | Slurm's job id, or the launcher's pid
+job.state | Slurm's state, such as `RUNNING`; `UNKNOWN` if no source knows it
+job.raw_state | the state in the source's own words
+job.source | where the state comes from: `squeue`, `sacct`, `scontrol`, `exit.json`, `launcher`, `none`
+job.reason | why it is in this state
+job.meaning | why it waits, in plain words; null if it does not wait, or if `bsl` does not know the reason
+job.name | the job's name
+job.user | its owner
+job.partition | its partition
+job.num_nodes | number of nodes
+job.hostlist | the nodes, as Slurm writes them
+job.cluster | the cluster that answered; null if its name was not needed
+job.submitted | when it was queued, in seconds since the epoch; a requeue sets it again
+job.expected_start | when Slurm expects a waiting job to start, in seconds since the epoch; null if it has no estimate
+job.started | seconds since the epoch; null while it waits
+job.ends | end, or time limit, in seconds since the epoch
+job.elapsed_s | running time in seconds
+topology | {tp, pp, dp}: sizes of the axes
+world_size | ranks in all
+num_ranks_started | ranks that have a pid record
+step.step | the newest optimizer step that was reported
+step.time | when, in seconds since the epoch
+step.seconds | how long it took
+step.tflops | TFLOP/s per rank
+step.loss | its loss
+step.consumed_samples | samples consumed so far
+step.source | `record`, or `log` for a line that a program without records has printed
+step.every_s | seconds between two such lines; null if they are not known
+step.total_steps | steps of the whole run
+step.age_s | seconds since it was reported
+slowest_rank.rank | the rank whose newest heartbeat is oldest; the object is null if no rank writes heartbeats
+slowest_rank.node | its node
+slowest_rank.coordinate | its coordinate
+slowest_rank.phase | the phase that it is in; null if it has written no heartbeat
+slowest_rank.step | the step that it is in
+slowest_rank.heartbeat_age_s | seconds since its newest heartbeat
+slowest_rank.output_age_s | seconds since its log was last written; null if it is empty
+last_output | {rank, age_s}: what was printed last; rank is null for the batch script; null if nothing was printed
+checkpoint | {path, age_s}: the newest complete checkpoint
+restart | how the loss moved where the attempt continued the run; null if it began at step 1
+restart.verdict | `spike`, `other loss` (for the same step), `equal`, `no jump` or `unknown`
+restart.checkpoint | the checkpoint that it loaded; null if that is not recorded
+restart.after_attempt | the attempt whose losses came before
+restart.step | the first step after the restart; null, like all figures, if the losses on one side are not known
+restart.loss_before | the loss of the step before, or of the same step in the earlier attempt
+restart.loss_after | the loss of the first step
+restart.jump | by how much that is more than expected
+restart.spread | standard deviation of the run's own changes from step to step, from medians; null if they are too few
+restart.spreads | the jump in units of the spread
+restart.text | what is known, as a sentence
+restart.causes[] | what records and weights show to have changed or failed there
+restart.not_known[] | what nobody recorded, and so nobody can exclude
+restart.compare[] | commands that compare more
+generations | with `survive`: {newest, is_recovering, recovering_since, text, exit_code, gave_up, unknown, all}; \
+null without. `all` has for each generation its number, when it began, its ranks, what ended it (cause, failures), the \
+nodes that are left out from then on, and its `recovery`: {text, seconds of each phase, source, why, step, \
+first_step, steps_replayed, samples_lost}; what is not known is null
+lost_nodes | nodes of a running job that Slurm cannot reach, and whose ranks are silent too
+unreachable_nodes[].name | a node of a running job that Slurm cannot reach
+unreachable_nodes[].raw_state | its state in sinfo's words
+unreachable_nodes[].fate | `lost`, `alive` if its ranks gave a sign of life in the last 10 s, or `unknown` if \
+they left none that tells
+unreachable_nodes[].sign_age_s | seconds since the newest heartbeat or output of its ranks; null if they left none
+micro_batch | with `training.micro_batch_size: auto`: {size, evaluation_size, fingerprint, too_large, headroom, \
 history}; null without. too_large is the smallest size that was seen not to fit, and headroom the free part of the fullest \
 device's memory at the peak of the trial; both are null if that is not known. `history` has for each change its time, \
 step (the last one done before it), why, was, size and words
