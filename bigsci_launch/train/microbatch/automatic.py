@@ -7,6 +7,7 @@ same samples are trained on again in smaller micro-batches.
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -37,6 +38,8 @@ from bigsci_launch.train.parallel.pipeline import planned_setup
 from bigsci_launch.train.rank_events import RankReport
 from bigsci_launch.train.state.rng import capture_generators, restore_generators
 
+log = logging.getLogger(__name__)
+
 _SMALLER = "split the model further: parallelism.tensor_parallel_size or parallelism.pipeline_parallel_size"
 THRASHING_STEPS = 2
 """After so many steps in a row in which torch had to empty its cache, the size counts as too large."""
@@ -44,13 +47,15 @@ THRASHING_STEPS = 2
 
 @dataclass(frozen=True, slots=True)
 class _Outcome:
-    """What all ranks found of a size: their trials, by rank."""
+    """What all ranks found of a size: their trials, by rank. There may be no smaller size to take."""
 
     trials: tuple[SizeTrial, ...]
+    is_smallest: bool = False
 
     @property
     def fits(self) -> bool:
-        return all(each.fits and not each.retries for each in self.trials)
+        """Whether it can be taken. A cache that has to be emptied makes it slow, which is better than no size."""
+        return all(each.fits and (self.is_smallest or not each.retries) for each in self.trials)
 
     @property
     def verdict(self) -> SizeVerdict:
@@ -169,7 +174,8 @@ class AutoSize:
         return each
 
     def _try(self, size: int) -> _Outcome:
-        outcome = _Outcome(tuple(self._gather(self._prober.try_training(size))))
+        trials = tuple(self._gather(self._prober.try_training(size)))
+        outcome = _Outcome(trials, is_smallest=size == self._sizes[0])
         fields = {"fits": outcome.fits, "seconds": outcome.verdict.seconds, "used_bytes": outcome.used_bytes}
         self._report.event("trial", size=size, **fields)
         return outcome
@@ -203,7 +209,7 @@ class AutoSize:
             return error
         words = f"rank {self._rank} in step {step}, where the step could not be discarded"
         found = replace(self.found, too_large=self.size)
-        write_found_size(self._run, found.changed("out_of_memory", smaller, step=step - 1, words=words))
+        self._write(found.changed("out_of_memory", smaller, step=step - 1, words=words))
         text = str(error).splitlines()[0]
         return torch.OutOfMemoryError(f"{text}; the next start takes micro-batches of {smaller}, not {self.size}")
 
@@ -237,7 +243,8 @@ class AutoSize:
         self.found = replace(self.found, evaluation_size=smaller)
         words = ", ".join(f"rank {each.rank} in {each.place}" for each in shortages)
         self._report.event("micro_batch", why="out_of_memory", evaluation_size=smaller, was=size, words=words)
-        self._write()
+        if self._rank == 0:
+            self._write(self.found)
         return smaller
 
     def after_words(self, step: int, is_thrashing: bool) -> None:
@@ -257,6 +264,9 @@ class AutoSize:
         size, trials = self.size, list[SizeTrial]()
         while True:
             smaller = legal_size_below(self._sizes, size)
+            if smaller is None and why == "thrash":
+                self._prober.prepare(self.size)
+                return
             if smaller is None:
                 raise self._nothing_fits(trials, shortages)
             size, outcome = smaller, self._try(smaller)
@@ -272,11 +282,15 @@ class AutoSize:
         self.found = self.found.changed(why, size, step=step, words=words)
         self._retries = _num_retries()
         self._report.event("micro_batch", why=why, size=size, was=was, words=words, headroom=self.found.headroom)
-        self._write()
-
-    def _write(self) -> None:
         if self._rank == 0:
-            write_found_size(self._run, self.found)
+            self._write(self.found)
+
+    def _write(self, found: FoundSize) -> None:
+        """Write down what was found. A full disk must not end a training that goes well."""
+        try:
+            write_found_size(self._run, found)
+        except OSError as error:
+            log.warning("%s: %s, so the next start looks for the size again", self._run.micro_batch, error.strerror)
 
     def _nothing_fits(self, trials: list[SizeTrial], shortages: list[Shortage] | None = None) -> MemoryShortageError:
         smallest = self._sizes[0]
