@@ -341,6 +341,7 @@ def outcome(start_rank: StartRank, folder: Path, kind: str) -> str:
         pytest.param("norm", {}, marks=pytest.mark.long),
         pytest.param("backward", {3: "optimizer:3:die"}, marks=pytest.mark.long),
         pytest.param("forward", {0: "step:3:die"}, marks=pytest.mark.long),
+        pytest.param("backward", {1: "finishing:1:memory"}, marks=pytest.mark.long),
     ],
 )
 def test_micro_batches_get_smaller_in_a_run_that_survives(

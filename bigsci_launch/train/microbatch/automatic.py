@@ -31,7 +31,7 @@ from bigsci_launch.train.device.gpu import computes_on_gpu
 from bigsci_launch.train.guards.watch import Guards
 from bigsci_launch.train.identity import RankIdentity
 from bigsci_launch.train.microbatch.agreement import Agreement, Shortage, StepDiscarded
-from bigsci_launch.train.microbatch.probe import Prober, SizeTrial, make_moments
+from bigsci_launch.train.microbatch.probe import Prober, SizeTrial, make_moments, open_communicators
 from bigsci_launch.train.microbatch.search import SizeSearch, SizeVerdict
 from bigsci_launch.train.microbatch.traffic import Traffic
 from bigsci_launch.train.parallel.pipeline import planned_setup
@@ -120,6 +120,7 @@ class AutoSize:
             MemoryShortageError: not even the smallest size fits.
         """
         make_moments(self._engine.optimizer.optimizer)
+        open_communicators(self._engine)
         known = on_first_rank(lambda: self._remembered(saved))
         if known is not None:
             self.found = known

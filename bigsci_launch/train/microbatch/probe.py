@@ -4,7 +4,8 @@ The engine's own instructions run, with everything that they communicate left ou
 runs out of memory here, the memory is that of a real step, and the tapes of what each instruction communicates are
 there before the first real one. Afterwards the engine has the buffers and shapes of this size.
 
-DeepSpeed allocates AdamW's moments in the first step. They are made before, so that no step can fail for want of them.
+DeepSpeed allocates AdamW's moments in the first step, and NCCL its buffers. Both are made before, so that no step can
+fail for want of them.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from deepspeed.runtime.pipe import schedule
 from deepspeed.runtime.pipe.engine import PipelineEngine
 from deepspeed.runtime.utils import PartitionedTensor
@@ -26,6 +28,7 @@ from bigsci_launch.train.device.gpu import computes_on_gpu
 from bigsci_launch.train.guards.watch import Guards
 from bigsci_launch.train.microbatch.agreement import Agreement, discard, forget_reduction
 from bigsci_launch.train.microbatch.traffic import Traffic
+from bigsci_launch.train.parallel.tensor import TensorParallel
 from bigsci_launch.train.state.rng import capture_generators, restore_generators
 
 
@@ -197,6 +200,18 @@ def reset_buffers(engine: PipelineEngine, make_activation: Callable[[], Tensor])
         engine.pipe_recv_buf = (part.to_meta(), part.data())
     else:
         engine.pipe_recv_buf = activation
+
+
+def open_communicators(engine: PipelineEngine) -> None:
+    """Use every group of ranks that a step uses, once: NCCL allocates the buffers of a group when it is first used. A
+    collective call; stages have opened their connections when the engine was built."""
+    grid = engine.grid
+    groups = [None, grid.get_data_parallel_group(), grid.get_model_parallel_group(), grid.get_slice_parallel_group()]
+    groups += [group for _, group in engine.module.get_tied_weights_and_groups()]
+    places = (getattr(module, "ranks", None) for module in engine.module.modules())
+    groups += [each.group for each in places if isinstance(each, TensorParallel) and each.size > 1][:1]
+    for group in groups:
+        dist.all_reduce(torch.zeros(1, device=engine.device), group=group)
 
 
 def make_moments(optimizer: Any) -> None:

@@ -1,8 +1,8 @@
 """Runs a rank that an agent leads: `seat.py SOCKET` connects to the agent there and becomes `bigsci_launch.train`.
 
 With SUFFER=POINT:COUNT:HOW in the environment, something happens to the rank right after it has passed that point for
-the COUNT-th time: HOW is `die` (SIGKILL), `stop` (SIGSTOP), `raise` (an exception), `exit` (exit code 7), or `damage`
-(a bit of each copy that it holds changes; at `manifest`).
+the COUNT-th time: HOW is `die` (SIGKILL), `stop` (SIGSTOP), `raise` (an exception), `memory` (torch's own, for a
+shortage of memory), `exit` (exit code 7), or `damage` (a bit of each copy that it holds changes; at `manifest`).
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ POINTS = {
     "meeting": ("bigsci_launch.recover.holding", "choose_version"),
     "joining": ("bigsci_launch.train.survive.life", "RankLife.joined"),
     "fetching": ("bigsci_launch.train.survive.restore", "fetch"),
+    "finishing": ("bigsci_launch.train.microbatch.traffic", "Traffic.finish"),
     "restored": ("bigsci_launch.train.survive.engine_state", "write_state"),
 }
 
@@ -64,6 +65,10 @@ def suffer(how: str, *args: Any) -> None:
         return
     if how == "raise":
         raise RuntimeError("an exception of this rank's own")
+    if how == "memory":
+        import torch
+
+        raise torch.OutOfMemoryError("another shortage, while one is handled")
     if how == "exit":
         os._exit(7)
     os.kill(os.getpid(), {"die": signal.SIGKILL, "stop": signal.SIGSTOP}[how])
