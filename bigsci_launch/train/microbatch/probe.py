@@ -85,6 +85,7 @@ class Prober:
 
     def _try(self, size: int, work: Callable[[int], float]) -> SizeTrial:
         generators, retries = capture_generators(), _num_retries()
+        self._kind: type = schedule.RecvActivation  # the buffers are made first
         try:
             self.prepare(size)
             self._traffic.forget(lambda key: key.is_training is self._engine.module.training)
