@@ -18,7 +18,8 @@ from bigsci_launch.hang_lab.stage import set_stage
 
 AskAgent = Callable[..., dict[str, Any]]
 CPU_LIMIT_S = 1.0
-TIME_LIMIT_S = 5.0
+TIME_LIMIT_S = 7.0
+"""Five seconds on a machine of its own; others may use the cores."""
 BYTES_PER_RANK = 10_000
 TRIES = 4
 # Inherits the processes that the agent leaves behind, so that their CPU time is counted too.
@@ -70,7 +71,7 @@ def test_a_process_in_the_kernel_and_one_that_hangs_its_readers_cost_five_second
     launched = launch("hung_rank.py", [f"{place} {{ready}}" for place in places], FROZEN_DISK=frozen_disk)
     pids = launched.descendants()[: len(places)]
     write_pid_files(tmp_path, pids)
-    for _ in range(TRIES):  # other programs may use the cores
+    for _ in range(TRIES):
         found = ask_agent(pid_files=str(tmp_path))
         if found["wall_s"] < TIME_LIMIT_S:
             break

@@ -76,6 +76,13 @@ class Training:
         wait_for(lambda: len(list(self.attempt.pids.glob("*.json"))) == 2)
         wait_for(lambda: "iteration" in self.attempt.log_file(0).read_text())
 
+    def has_fallen_silent(self) -> bool:
+        """Wait for two seconds, and return whether rank 0 has printed nothing in them: others may use the cores."""
+        log = self.attempt.log_file(0)
+        size = log.stat().st_size
+        time.sleep(2)
+        return bool(log.stat().st_size == size)
+
     @property
     def attempt(self) -> Any:
         found = self.run.latest_attempt()
@@ -292,7 +299,7 @@ def test_once_waits_for_what_moves_and_calls_what_it_does_not_see_unknown(
     assert moving.health is Health.HEALTHY, "a run that moves has no hang, whoever found it"
     (training.steps / "silent").touch()
     monkeypatch.setattr("bigsci_launch.watch.once.LEAST_S", 2.0)
-    time.sleep(1)
+    wait_for(training.has_fallen_silent)
     unseen = look_once(training.watcher())
     assert unseen.health is Health.BLIND, unseen.sentence
     assert "nothing new was seen" in unseen.sentence
