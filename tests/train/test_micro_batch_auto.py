@@ -209,6 +209,7 @@ def test_every_one_of_eight_ranks_may_run_out_at_every_place(
         require_agreed(train_auto, train_several, tmp_path / part[0].name, "tp=2,pp=2,dp=2", "bf16", part)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "shortage",
     [
@@ -240,6 +241,7 @@ def test_two_ranks_may_run_out_in_different_places_of_one_step(
     require_same(runs["run"], list(fixed.values()))
 
 
+@pytest.mark.long
 def test_eight_ranks_agree(train_auto: Train, train_several: Train, tmp_path: Path) -> None:
     cases = [Shortage("collective", 5, call=3), Shortage("backward", 6), Shortage("reduction", 2)]
     require_agreed(train_auto, train_several, tmp_path, "tp=2,pp=2,dp=2", "fp32", cases)
@@ -288,6 +290,7 @@ def test_the_size_is_remembered_until_its_fingerprint_changes(train_several: Tra
     assert found(runs["run"]).history[-1].why == "found"
 
 
+@pytest.mark.long
 def test_a_ramp_has_whole_micro_batches(train_several: Train, tmp_path: Path) -> None:
     ramp = {"rampup": {"start": 4, "increment": 4, "samples": 24}}
     runs = train_several(tmp_path, "pp=2,dp=2", [("run", sections(training=ramp))])
@@ -311,7 +314,7 @@ def test_a_rank_that_thrashes_for_two_steps_gets_smaller_micro_batches_and_no_st
     require_same(runs["run"], list(fixed.values()))
 
 
-@pytest.mark.parametrize("step", [1, LATE])
+@pytest.mark.parametrize("step", [pytest.param(1, marks=pytest.mark.long), LATE])
 def test_where_nothing_fits_every_rank_says_so(step: int, train_several: Train, tmp_path: Path) -> None:
     runs = train_several(tmp_path, "tp=2,pp=2", [("run", sections(Shortage("backward", 1, step=step, above=0)))])
     errors = [runs["run"].error(rank) for rank in range(4)]
@@ -323,6 +326,7 @@ def test_where_nothing_fits_every_rank_says_so(step: int, train_several: Train, 
     assert not any(each.startswith("global_step") for each in map(str, runs["run"].run.checkpoints.glob("*")))
 
 
+@pytest.mark.long
 def test_a_first_step_that_one_rank_cannot_apply_leaves_nothing_behind(
     start: Start, finish: Start, tmp_path: Path, dataset: Path
 ) -> None:
