@@ -34,8 +34,9 @@ from bigsci_launch.runs.layout import AttemptDir, write_json
 from bigsci_launch.spy.taxonomy import State
 from bigsci_launch.topology import Topology
 
-HANG_S, WATCH_S = 300.0, 90.0
-"""How long a hang may last until its job is over, and how long what is none is watched."""
+HANG_S, WATCH_S = 750.0, 90.0
+"""How long a hang may last until its job is over, and how long what is none is watched. A watcher leaves a job ten
+minutes to come to its first step."""
 NUM_STEPS, NEVER = 60, 10**6
 POLL_S = 0.2
 END_S = 45.0
