@@ -1,9 +1,10 @@
 """All ranks agree whether a step is applied, when one of them may have run out of memory in it.
 
 The rank that runs out lets go of what it holds, makes the calls that its instruction still owes to its peers, and goes
-through the rest of the schedule with communication alone. Its peers compute with zeros, and notice nothing. Before the
-gradients are reduced, and again before the optimizer's step, one MAX tells all ranks whether anybody ran out. If so,
-all of them discard the step: nothing was applied. So nobody waits for longer than a step takes.
+through the rest of the schedule with communication alone, the reduction of the gradients included. Its peers compute
+with zeros, and notice nothing. Before the optimizer's step, where all ranks wait for each other anyway, one MAX tells
+them whether anybody ran out. If so, all of them discard the step: nothing was applied. So nobody waits for longer than
+a step takes.
 
 Where that is not possible (an instruction that never ran before, the optimizer's step itself, a second failure), the
 error leaves the schedule on one rank alone: with `survive` a new generation begins, without it the attempt ends.
@@ -82,9 +83,8 @@ class Agreement:
 
     def _guarded(self, kind: type, run: Callable[..., None]) -> Callable[..., None]:
         def guarded(engine: PipelineEngine, *arguments: Any, **keywords: Any) -> None:
-            if kind in (schedule.ReduceTiedGrads, schedule.OptimizerStep):
-                self._agree()
             if kind is schedule.OptimizerStep:
+                self._agree()
                 run(engine, *arguments, **keywords)
             elif self._shortage is None:
                 self._attempt(kind, lambda: run(engine, *arguments, **keywords))
