@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Literal
 
 import torch
@@ -341,7 +342,7 @@ def _evaluate(training: Training, progress: TrainingProgress) -> None:
         training.budget.begin_step(progress.step)
         return evaluate(training.engine, training.batches, training.config, training.topology)
 
-    found = training.auto_size.evaluate(progress.step, work) if training.auto_size else work()
+    found = training.auto_size.evaluate(work) if training.auto_size else work()
     if training.tells:
         print(format_evaluation(found, progress.step), flush=True)
     fields = {"loss": found.loss, "loss_hex": found.loss.hex(), "samples": found.num_samples, "seconds": found.seconds}
@@ -365,11 +366,8 @@ def _step(training: Training, progress: TrainingProgress) -> tuple[TrainingProgr
         training.guards.before_step(step)
     started = time.monotonic()
     training.faults.before_step(step)
-    loss = (
-        training.auto_size.train(step, lambda: _train_batch(training, progress))
-        if training.auto_size
-        else (_train_batch(training, progress))
-    )
+    work = partial(_train_batch, training, progress)
+    loss = training.auto_size.train(step, work) if training.auto_size else work()
     seconds = time.monotonic() - started
     _dump(training, step, "after")
     skipped = engine.skipped_steps > num_skipped

@@ -214,7 +214,7 @@ class AutoSize:
         text = str(error).splitlines()[0]
         return torch.OutOfMemoryError(f"{text}; the next start takes micro-batches of {smaller}, not {self.size}")
 
-    def evaluate(self, step: int, work: Callable[[], Any]) -> Any:
+    def evaluate(self, work: Callable[[], Any]) -> Any:
         """Do the work of an evaluation, which has a size of its own; a collective call.
 
         Raises:
