@@ -21,7 +21,7 @@ def size_facts(found: FoundSize | None) -> list[tuple[str, str]]:
     """Return lines about the size and its newest changes; nothing without `auto`."""
     if found is None:
         return []
-    room = "" if found.headroom is None else f", {found.headroom:.0%} of the memory free at the peak"
+    room = "" if found.headroom is None else f", {100 * found.headroom:.0f} % of the memory free at the peak"
     limit = "" if found.too_large is None else f"; {found.too_large} does not fit"
     other = "" if found.evaluation_size == found.size else f"; {found.evaluation_size} in evaluations"
     facts = [("micro-batch", f"{found.size} (auto){room}{limit}{other}")]

@@ -16,7 +16,7 @@ from bigsci_launch.runs.layout import RunDir, read_json, write_json
 
 SCHEMA_VERSION = 1
 
-WhySize = Literal["found", "remembered", "out_of_memory", "thrash", "layout"]
+WhySize = Literal["found", "remembered", "out_of_memory", "thrash"]
 
 
 @dataclass(frozen=True, slots=True)

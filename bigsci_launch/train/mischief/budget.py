@@ -95,11 +95,12 @@ class MemoryBudget:
 
     def _stand_in_layers(self, place: str) -> None:
         layers = [each for each in self._engine.module.modules() if isinstance(each, TransformerLayer)]
-        if place == "accumulation":
-            for parameter in layers[-1].parameters():
-                parameter.register_hook(lambda _: self._spend(place))  # type: ignore[no-untyped-call]
         for layer in layers[-1:]:
-            layer.register_forward_hook(lambda *seen: self._see_forward(place, seen))
+            if place != "accumulation":
+                layer.register_forward_hook(lambda *seen: self._see_forward(place, seen))
+                continue
+            for parameter in layer.parameters():
+                parameter.register_hook(lambda _: self._spend(place))  # type: ignore[no-untyped-call]
 
     def _see_forward(self, place: str, seen: tuple[nn.Module, Any, Any]) -> None:
         module, _, output = seen

@@ -57,7 +57,7 @@ def test_status_says_the_size_its_room_and_its_newest_changes() -> None:
     assert size_facts(None) == []
     assert size_document(None) is None
     assert size_facts(grown()) == [
-        ("micro-batch", "4 (auto), 11% of the memory free at the peak; 16 does not fit; 8 in evaluations"),
+        ("micro-batch", "4 (auto), 11 % of the memory free at the peak; 16 does not fit; 8 in evaluations"),
         ("", "after step 0: 8, found: 3 trials: 8 fits; 16 does not fit: rank 2 in ForwardPass"),
         ("", "after step 41: 8 -> 4, out of memory: rank 3 in BackwardPass"),
     ]
