@@ -156,7 +156,8 @@ class AutoSize:
         words = "; ".join(outcomes[each].words for each in sorted(outcomes))
         old = read_found_size(self._run)
         self.found = FoundSize(answer, answer, self._fingerprint, search.too_large, history=old.history if old else ())
-        self._begin_with("found", answer, step, outcomes[answer], f"{len(outcomes)} trials: {words}")
+        trials = "1 trial" if len(outcomes) == 1 else f"{len(outcomes)} trials"
+        self._begin_with("found", answer, step, outcomes[answer], f"{trials}: {words}")
 
     def _begin_with(self, why: WhySize, size: int, step: int, outcome: _Outcome, words: str) -> None:
         self._batches.cut(size)
@@ -298,12 +299,13 @@ class AutoSize:
         short = [f"rank {rank} in {each.place}" for rank, each in enumerate(trials) if not each.fits]
         short = short or [f"rank {each.rank} in {each.place}" for each in shortages or ()]
         expected = expected_memory(planned_setup(self._config, self._topology), smallest)
+        recomputes = self._config.training.activation_checkpointing
         used = _Outcome(tuple(trials)).used_bytes
         measured = "" if used is None else f"; {used / 2**30:.3g} GiB were in use when it ran out"
         return MemoryShortageError(
             f"training.micro_batch_size: auto: not even {smallest} fits: out of memory on {', '.join(short)}. The "
             f"fullest rank is expected to need {expected.words}{measured}",
-            hint=f"set training.activation_checkpointing: true, or {_SMALLER}",
+            hint=_SMALLER if recomputes else f"set training.activation_checkpointing: true, or {_SMALLER}",
         )
 
 
