@@ -24,7 +24,7 @@ from bigsci_launch.plan.calibrate.rows import Measurement, measurements_of, read
 from bigsci_launch.plan.calibrate.score import ErrorFigures, Ranking, error_figures, rank_figures, score_rows
 from bigsci_launch.plan.choose.search import search
 from bigsci_launch.plan.price.calibration import read_calibration
-from bigsci_launch.plan.price.constants import A100
+from bigsci_launch.plan.price.hardware import A100
 from bigsci_launch.plan.price.price import price_setup
 from bigsci_launch.plan.shape.legality import Limits
 from bigsci_launch.plan.shape.tflops import full_flops

@@ -16,6 +16,13 @@ from bigsci_launch.config.check_node import (
     check_tensor_parallel_in_node,
 )
 from bigsci_launch.config.check_notify import check_notify
+from bigsci_launch.config.check_technique import (
+    check_experts,
+    check_framework,
+    check_schedule,
+    check_shard_group,
+    check_technique,
+)
 from bigsci_launch.config.finding import DP, PP, TP, Finding, worst_first
 from bigsci_launch.config.problems import closest
 from bigsci_launch.config.schema.run import ModelSection, RunConfig
@@ -423,6 +430,11 @@ def check_local_without_effect(config: RunConfig, site: Site) -> Iterator[Findin
 CHECKS: tuple[Check, ...] = (
     check_world_size,
     check_axes,
+    check_technique,
+    check_framework,
+    check_experts,
+    check_schedule,
+    check_shard_group,
     check_trace,
     check_notify,
     check_tensor_parallel_in_node,

@@ -42,7 +42,7 @@ class FlopCounter:
             ffn_hidden_size=config.ffn_hidden_size,
             sequence_length=config.model.sequence_length,
             padded_vocab_size=config.padded_vocab_size,
-            recomputes_activations=config.training.activation_checkpointing,
+            recomputes_activations=bool(config.training.activation_checkpointing),
             key_value_size=config.model.hidden_size * config.num_key_value_heads // config.model.num_attention_heads,
             mlp_inputs=2 if config.model.activation == "swiglu" else 1,
         )

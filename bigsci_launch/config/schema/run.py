@@ -24,6 +24,16 @@ from bigsci_launch.config.schema.program import starts_trainer
 from bigsci_launch.config.schema.section import Section
 from bigsci_launch.config.schema.slurm import SlurmSection
 from bigsci_launch.config.schema.survive import SurviveSection, or_switch, survive_defaults
+from bigsci_launch.config.schema.technique import (
+    Attention,
+    ExpertsSection,
+    Framework,
+    Overlap,
+    Precision,
+    Recomputation,
+    Schedule,
+    ZeroStage,
+)
 from bigsci_launch.config.schema.values import (
     EnvironmentName,
     EnvironmentVariable,
@@ -53,6 +63,11 @@ class RunSection(Section):
     MASTER_ADDR, MASTER_PORT, BSL_RUN_DIR and BSL_ATTEMPT. With `-m bigsci_launch.train` or `bsl train` in its words,
     it counts as `bsl train`: `[numactl, --localalloc, python, -m, bigsci_launch.train]`. Of others nothing is
     known."""
+
+    framework: Framework | None = None
+    """The framework of the program in `command`, from which `bsl plan` knows how it cuts layers, shards the state and
+    communicates: `deepspeed` (Megatron-DeepSpeed), `megatron` (Megatron-LM, NeMo), `torchtitan`, `fsdp` (another
+    program with FSDP). Default: `bsl` for `bsl train`. A run of another program without it is not priced."""
 
     log_limit_mib: NonNegativeInt = 256
     """Largest size of the log of one rank, MiB; 0: no limit. A log that reaches it keeps its beginning and the newest
@@ -95,6 +110,30 @@ class ParallelismSection(Section):
     time of the slowest stage, `memory` the memory of the fullest. `bsl submit` records the resulting cut as
     `time:7,6,6,5`, which can also be given."""
 
+    expert_shards: PositiveInt = 1
+    """Ranks over which a program spreads the experts of a layer inside its data-parallel ranks, as Megatron, DeepSpeed
+    and torchtitan do. Not an axis: dp counts these ranks too."""
+
+    sequence_parallel: bool = False
+    """Whether tensor-parallel ranks also share the tokens of norms and dropout (Megatron's `--sequence-parallel`)."""
+
+    zero_stage: ZeroStage = 1
+    """What data-parallel ranks share: nothing (0), the optimizer's state (1: ZeRO-1, Megatron's distributed optimizer),
+    gradients too (2), weights too (3: ZeRO-3, FSDP)."""
+
+    shard_group_size: PositiveInt | None = None
+    """Ranks that share one copy of the state, if fewer than all data-parallel ranks (HSDP)."""
+
+    schedule: Schedule = "1f1b"
+    """Order of micro batches in the pipeline: `1f1b`, `interleaved` (several chunks of layers per rank), or
+    `zero_bubble` (weight gradients fill the bubble: ZB-H1)."""
+
+    chunks_per_rank: PositiveInt = 1
+    """Chunks of layers on each rank with `interleaved`: Megatron's virtual pipeline size."""
+
+    overlap: list[Overlap] = []
+    """Axes whose communication runs while the GPU computes: any of `tp`, `dp`, `pp`."""
+
     def topology(self, num_ranks: int) -> Topology:
         """Return the sizes as a topology. If dp is left out, it is what `num_ranks` ranks allow, at least 1."""
         sizes = {axis.name: getattr(self, axis.key) for axis in AXES}
@@ -122,6 +161,12 @@ class ModelSection(Section):
     num_key_value_heads: PositiveInt | None = None
     """Heads of keys and values (grouped-query attention), each shared by equally many attention heads; default:
     `num_attention_heads`. Must divide `num_attention_heads` and be divisible by tp."""
+
+    head_size: PositiveInt | None = None
+    """Width of one attention head; default: `hidden_size` / `num_attention_heads`."""
+
+    experts: ExpertsSection | None = None
+    """Mixture of experts; default: none."""
 
     ffn_hidden_size: PositiveInt | None = None
     """Width of the MLP; default: 4 x `hidden_size`. With `swiglu`, 8/3 x `hidden_size` gives as many weights as `gelu`
@@ -199,12 +244,18 @@ class TrainingSection(Section):
     rampup: RampupSection | None = None
     """Batch-size ramp-up; default: none."""
 
-    precision: Literal["fp32", "bf16", "fp16"] = "bf16"
+    precision: Precision = "bf16"
     """Number format of the weights used for computing. bf16 keeps fp32 masters and accumulates gradients in fp32. fp16
-    keeps fp32 masters and uses dynamic loss scaling; it needs a GPU."""
+    keeps fp32 masters and uses dynamic loss scaling; it needs a GPU. fp8: bf16 with matrix products in fp8, for a
+    program in `run.command`."""
 
-    activation_checkpointing: bool = False
-    """Whether the activations of transformer layers are recomputed in the backward pass."""
+    attention: Attention = "fused"
+    """`fused`: one kernel that never stores the scores (FlashAttention, torch's scaled_dot_product_attention, cuDNN).
+    `unfused`: products and softmax one after the other, as in Megatron of 2021."""
+
+    activation_checkpointing: Recomputation = False
+    """Whether the activations of transformer layers are recomputed in the backward pass. For a program in `run.command`
+    also `selective`, which recomputes only attention, or the number of layers of each stage that are recomputed."""
 
     device: Literal["auto", "cuda", "cpu"] = "auto"
     """What the ranks compute on. `auto`: GPUs if a rank sees any, otherwise the CPU; a Slurm step that was given GPUs

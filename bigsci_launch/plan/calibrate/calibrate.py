@@ -15,7 +15,8 @@ from datetime import date
 from bigsci_launch.plan.calibrate.fit import Fit, Prior, fit_constants
 from bigsci_launch.plan.calibrate.rows import Measurement
 from bigsci_launch.plan.price.calibration import Calibration, ErrorSummary
-from bigsci_launch.plan.price.constants import CONSTANTS, MEMORY_CONSTANTS, TIME_CONSTANTS, Constants, GpuModel
+from bigsci_launch.plan.price.constants import CONSTANTS, MEMORY_CONSTANTS, TIME_CONSTANTS, Constants
+from bigsci_launch.plan.price.hardware import GpuModel
 from bigsci_launch.plan.price.memory import count_memory, outer_stages, weigh_memory
 from bigsci_launch.plan.price.neighbours import (
     DAY_AXIS,

@@ -9,15 +9,16 @@ from __future__ import annotations
 import csv
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import date
 from pathlib import Path
 from typing import Literal
 
+from bigsci_launch.config.schema.technique import Precision
 from bigsci_launch.errors import DataError
 from bigsci_launch.plan.shape.parameters import ModelShape
 from bigsci_launch.plan.shape.partition import PartitionRule
-from bigsci_launch.plan.shape.setup import Precision, Setup
+from bigsci_launch.plan.shape.setup import UNFUSED_2021, Setup
 from bigsci_launch.topology import Topology
 
 REQUIRED = ("nlayers", "nhidden", "nheads", "seq", "vocab", "dp", "tp", "pp", "mbs", "gbs")
@@ -169,10 +170,10 @@ def _build(row: MeasuredRow, sizes: dict[str, int], ranks_per_node: int) -> Setu
         partition_method=row.text("partition_method") or "type:transformer",
         precision=_precision(precision),
         has_fp32_gradients=accumulates,
-        shards_optimizer=accumulates or row.number("zero") != 0,
+        technique=replace(UNFUSED_2021, zero_stage=1 if accumulates or row.number("zero") != 0 else 0),
         partition_rule=PartitionRule.FILL if day and day < BALANCE_DAY else PartitionRule.BALANCE,
         has_blocking_launches=row.flag("launch_blocking"),
-        framework="megatron",
+        framework="deepspeed",
         day=day,
     )
     try:

@@ -17,9 +17,9 @@ from bigsci_launch.iteration_line import parse_iterations
 from bigsci_launch.plan.calibrate.rows import MeasuredRow, Measurement, measurements_of, read_rows
 from bigsci_launch.plan.price.balance import settle_method
 from bigsci_launch.plan.price.calibration import Calibration
-from bigsci_launch.plan.price.constants import A100, GpuModel
+from bigsci_launch.plan.price.hardware import A100, GpuModel
 from bigsci_launch.plan.price.memory import GIB
-from bigsci_launch.plan.shape.setup import Setup, require_priced_axes
+from bigsci_launch.plan.shape.setup import Setup, require_framework
 from bigsci_launch.runs.events import read_events
 from bigsci_launch.runs.layout import AttemptDir, open_run
 
@@ -118,7 +118,7 @@ class _Sizes:
 
 def _attempt_setup(attempt: AttemptDir, sizes: _Sizes) -> Setup:
     config = load_resolved(attempt.config)
-    require_priced_axes(config)
+    require_framework(config)
     topology = config.parallelism.topology(1)
     ranks_per_node = max(1, topology.world_size // config.slurm.nodes)
     setup = settle_method(Setup.of_config(config, topology, ranks_per_node), Calibration()).with_batch_size(sizes.batch)

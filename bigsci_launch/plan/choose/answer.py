@@ -17,10 +17,10 @@ from bigsci_launch.plan.choose.automatic import with_fastest_size
 from bigsci_launch.plan.choose.search import Plan, SearchResult, make_plan, search, with_free_heads, with_free_layers
 from bigsci_launch.plan.price.balance import settle_method
 from bigsci_launch.plan.price.calibration import Calibration, read_calibration
-from bigsci_launch.plan.price.constants import GpuModel
+from bigsci_launch.plan.price.hardware import GpuModel
 from bigsci_launch.plan.shape.legality import NO_START, Limits, find_refusal
 from bigsci_launch.plan.shape.ramp import count_samples, phases_of
-from bigsci_launch.plan.shape.setup import Setup, require_priced_axes
+from bigsci_launch.plan.shape.setup import Setup, require_framework
 from bigsci_launch.topology import Topology
 
 Free = Literal["layers", "heads"]
@@ -128,9 +128,9 @@ def find_plans(
     """Return everything that `bsl plan` says about a run.
 
     Raises:
-        ConfigError: `nodes` has the wrong form, or the run has context or expert parallelism.
+        ConfigError: `nodes` has the wrong form, or the framework of the run is not known.
     """
-    require_priced_axes(config)
+    require_framework(config)
     limits = limits_of(config, site)
     setup, refusal = _configured(config, site, limits, calibration)
     request = PlanRequest(

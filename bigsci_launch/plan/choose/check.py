@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from datetime import date, timedelta
 from typing import Any
 
-from bigsci_launch.config.check import check_run, foreign_axes
+from bigsci_launch.config.check import check_run
 from bigsci_launch.config.finding import DP, PP, TP, Finding, Severity, finding_document, finding_line, worst_first
 from bigsci_launch.config.schema.run import RunConfig
 from bigsci_launch.config.site import Site
@@ -26,7 +26,7 @@ from bigsci_launch.plan.price.price import TERM_NAMES
 from bigsci_launch.plan.shape.legality import EMPTY_STAGE, Limits, advise, find_refusal
 from bigsci_launch.plan.shape.parameters import checkpoint_bytes, count_parameters
 from bigsci_launch.plan.shape.ramp import Phase, filling_batch_size
-from bigsci_launch.plan.shape.setup import UNPRICED, Setup
+from bigsci_launch.plan.shape.setup import UNPRICED, Setup, is_priced
 from bigsci_launch.units import format_count
 
 DECLARED_TOLERANCE = 0.03
@@ -84,9 +84,10 @@ def check_plan(
         calibration: the basis of prices; without one, nothing is priced.
         starts: the first day of the run; default: today.
     """
-    if foreign := foreign_axes(config):
-        key = f"parallelism.{foreign[0].key}"
-        return [Finding("axes", "note", (key, "run.command"), UNPRICED, "nothing is priced for this run")]
+    if not is_priced(config):
+        return [
+            Finding("framework", "note", ("run.framework", "run.command"), UNPRICED, "nothing is priced for this run")
+        ]
     limits = limits_of(config, site)
     refusal = find_refusal(setup, limits)
     refused = _preflight_findings(config)

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from bigsci_launch.errors import DataError
-from bigsci_launch.plan.price.constants import A100, CONSTANTS, PRIOR, Constants, GpuModel
+from bigsci_launch.plan.price.constants import CONSTANTS, PRIOR, Constants
+from bigsci_launch.plan.price.hardware import A100, GpuModel
 from bigsci_launch.plan.price.neighbours import MEMORY_SCALES, TIME_SCALES, Neighbours, Point
 
 SCHEMA_VERSION = 1

@@ -59,21 +59,3 @@ CONSTANTS: tuple[Constant, ...] = (
 TIME_CONSTANTS = tuple(constant.name for constant in CONSTANTS[:7])
 MEMORY_CONSTANTS = tuple(constant.name for constant in CONSTANTS[7:])
 PRIOR = Constants.of_values({})
-
-
-@dataclass(frozen=True, slots=True)
-class GpuModel:
-    """What the model needs to know about an accelerator."""
-
-    name: str
-    memory_gib: float
-    peak_tflops: float
-
-    @property
-    def num_multiprocessors(self) -> int:
-        """Streaming multiprocessors, over which the tiles of a matrix product are distributed in waves."""
-        return next((count for part, count in _MULTIPROCESSORS.items() if part in self.name.upper()), 108)
-
-
-_MULTIPROCESSORS = {"V100": 80, "A100": 108, "H100": 132, "H200": 132}
-A100 = GpuModel("A100-SXM4-80GB", 79.15, 312.0)

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from bigsci_launch.plan.price.constants import Constants, GpuModel
+from bigsci_launch.plan.price.constants import Constants
+from bigsci_launch.plan.price.hardware import GpuModel
 from bigsci_launch.plan.shape.parameters import count_position_parameters
 from bigsci_launch.plan.shape.setup import Setup
 
@@ -66,13 +67,17 @@ def count_memory(setup: Setup, stage: int, num_layers: int | None = None) -> Mem
     stream = setup.tokens_per_micro_batch * h
     scores = shape.num_attention_heads * shape.sequence_length**2 * setup.micro_batch_size / tp
     one_layer = (stream * (10 + 24 / tp) + _changed_bytes(setup) / tp + 5 * scores) * (setup.element_bytes / 2)
-    kept = in_flight * num_layers * (setup.element_bytes * stream if setup.recomputes_activations else one_layer)
-    recomputed = one_layer if setup.recomputes_activations else 0.0
+    kept = (
+        in_flight
+        * num_layers
+        * (setup.element_bytes * stream if setup.technique.recomputation == "full" else one_layer)
+    )
+    recomputed = one_layer if setup.technique.recomputation == "full" else 0.0
     logits = 2 * setup.tokens_per_micro_batch * shape.padded_vocab_size(tp) / tp if is_last else 0.0
     gradients = FP32_GRADIENT_BYTES if setup.has_fp32_gradients and setup.precision != "fp32" else 0.0
     return MemoryTerms(
         resident_gib=parameters * (2 * setup.element_bytes + gradients) / GIB,
-        optimizer_gib_per_byte=parameters / (topology.dp if setup.shards_optimizer else 1) / GIB,
+        optimizer_gib_per_byte=parameters / (topology.dp if setup.technique.zero_stage else 1) / GIB,
         kept_gib=kept / GIB,
         working_gib=(recomputed + logits + in_flight * setup.element_bytes * stream) / GIB,
     )

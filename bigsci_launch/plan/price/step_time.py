@@ -14,7 +14,8 @@ import math
 from dataclasses import dataclass
 from functools import lru_cache
 
-from bigsci_launch.plan.price.constants import Constants, GpuModel
+from bigsci_launch.plan.price.constants import Constants
+from bigsci_launch.plan.price.hardware import GpuModel
 from bigsci_launch.plan.shape.parameters import count_layer_parameters
 from bigsci_launch.plan.shape.setup import Setup
 
@@ -97,7 +98,7 @@ def _layer_work(setup: Setup, gpu: GpuModel) -> WorkByTerm:
     """Return the work of one layer and micro batch: forward (twice with recomputation) and backward."""
     shape, tp, tokens = setup.shape, setup.topology.tp, setup.tokens_per_micro_batch
     h, ffn, qkv = shape.hidden_size, shape.ffn_hidden_size, shape.hidden_size + 2 * shape.key_value_size
-    forwards = 2 if setup.recomputes_activations else 1
+    forwards = 2 if setup.technique.recomputation == "full" else 1
     products = sum(
         _trained_product(tokens, columns, inner, forwards, gpu)
         for columns, inner in ((qkv // tp, h), (h, h // tp), (shape.mlp_inputs * ffn // tp, h), (h, ffn // tp))

@@ -206,7 +206,7 @@ def _fused_softmax(setup: Setup) -> str | None:
     """Megatron-DeepSpeed's fused softmax: 16 < seq <= 2048, seq % 4 = 0, heads per rank x micro batch % 4 = 0."""
     length = setup.shape.sequence_length
     planes = setup.shape.num_attention_heads // setup.topology.tp * setup.micro_batch_size
-    if setup.framework != "megatron" or (16 < length <= 2048 and length % 4 == 0 and planes % 4 == 0):
+    if setup.technique.attention == "fused" or (16 < length <= 2048 and length % 4 == 0 and planes % 4 == 0):
         return None
     return (
         f"the fused softmax needs 16 < length <= 2048, length % 4 = 0 and heads per rank x micro batch ({planes}) % 4"

@@ -2,21 +2,31 @@
 
 Counts are exact for the model that `bsl train` builds: learned, rotary or alibi positions, two norms per layer, one
 after the last layer, and optionally one after the embedding. With tied embeddings, the head is the word embedding:
-there is nothing more to train, but the last stage has a copy.
+there is nothing more to train, but the last stage has a copy. With experts, a rank holds whole ones, which tensor
+parallelism does not cut (Megatron's expert tensor parallelism of 1), and the router is counted.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal
 
 from bigsci_launch.config.schema.run import Activation, Norm, Positions, RunConfig
+from bigsci_launch.config.schema.technique import Framework
 from bigsci_launch.plan.shape.partition import Layer, PartitionRule, Stages, cut_layers
 
-Framework = Literal["bsl", "megatron"]
-"""The program that trains: `bsl train` or Megatron-DeepSpeed. It decides the layer list and the kernels'
-requirements."""
+
+@dataclass(frozen=True, slots=True)
+class Experts:
+    """A mixture of experts: how many, how many a token visits, the width of one and of all shared ones, the first
+    layers without them, and the share of tokens that an expert accepts (None: all that come)."""
+
+    count: int
+    per_token: int
+    ffn_hidden_size: int
+    shared_ffn_hidden_size: int = 0
+    dense_layers: int = 0
+    capacity_factor: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +47,8 @@ class ModelShape:
     activation: Activation = "gelu"
     norm: Norm = "layernorm"
     biases: bool = True
+    head_size: int | None = None
+    experts: Experts | None = None
 
     @classmethod
     def of_config(cls, config: RunConfig) -> ModelShape:
@@ -57,6 +69,8 @@ class ModelShape:
             activation=model.activation,
             norm=model.norm,
             biases=model.biases,
+            head_size=model.head_size,
+            experts=Experts(**model.experts.model_dump()) if model.experts else None,
         )
 
     def padded_vocab_size(self, tp: int) -> int:
@@ -67,12 +81,17 @@ class ModelShape:
     @property
     def head_dim(self) -> float:
         """Width of one attention head; not a whole number if heads do not divide the hidden size."""
-        return self.hidden_size / self.num_attention_heads
+        return self.head_size or self.hidden_size / self.num_attention_heads
+
+    @property
+    def query_size(self) -> int:
+        """Width of the queries of all heads: the hidden size, unless heads have a width of their own."""
+        return self.head_size * self.num_attention_heads if self.head_size else self.hidden_size
 
     @property
     def key_value_size(self) -> int:
         """Width of the keys of all heads, and of the values."""
-        return self.hidden_size * (self.num_key_value_heads or self.num_attention_heads) // self.num_attention_heads
+        return self.query_size * (self.num_key_value_heads or self.num_attention_heads) // self.num_attention_heads
 
     @property
     def mlp_inputs(self) -> int:
@@ -80,10 +99,23 @@ class ModelShape:
         return 2 if self.activation == "swiglu" else 1
 
     @property
+    def attention_matrices(self) -> int:
+        """Weights in the matrices of one layer's attention."""
+        return 2 * self.hidden_size * (self.query_size + self.key_value_size)
+
+    @property
     def layer_matrices(self) -> int:
-        """Weights in the matrices of one transformer layer."""
-        h = self.hidden_size
-        return 2 * h * h + 2 * h * self.key_value_size + (self.mlp_inputs + 1) * h * self.ffn_hidden_size
+        """Weights in the matrices of one transformer layer without experts."""
+        return self.attention_matrices + self.mlp_matrices(self.ffn_hidden_size)
+
+    def mlp_matrices(self, width: int) -> int:
+        """Weights in the matrices of an MLP, or of an expert, of that width."""
+        return (self.mlp_inputs + 1) * self.hidden_size * width
+
+    @property
+    def expert_layers(self) -> int:
+        """Layers with experts."""
+        return self.num_layers - self.experts.dense_layers if self.experts else 0
 
     @property
     def norm_parameters(self) -> int:
@@ -93,27 +125,60 @@ class ModelShape:
 
 def count_layer_parameters(shape: ModelShape) -> int:
     """Return the parameters of one transformer layer: 12 h^2 + 13 h for a GELU MLP of 4 h with biases and layer norms,
-    if every head has its own keys and values."""
-    sharded, replicated = _layer_parts(shape)
-    return sharded + replicated
+    if every head has its own keys and values. With experts, the mean over the layers, with all experts."""
+    parts = _layer_parts(shape)
+    return parts.sharded + parts.replicated + parts.experts
 
 
-def _layer_parts(shape: ModelShape) -> tuple[int, int]:
-    """Return the parameters of a layer that tensor parallelism shards (matrices, column biases) and replicates."""
-    h, norms = shape.hidden_size, 2 * shape.norm_parameters
-    if not shape.biases:
-        return shape.layer_matrices, norms
-    column_biases = h + 2 * shape.key_value_size + shape.mlp_inputs * shape.ffn_hidden_size
-    return shape.layer_matrices + column_biases, norms + 2 * h
+@dataclass(frozen=True, slots=True)
+class LayerParts:
+    """Parameters of one layer: those that tensor parallelism shards (matrices, column biases), those that it
+    replicates, and those of experts, which are spread over `expert_shards`. Means over the layers."""
+
+    sharded: int
+    replicated: int
+    experts: int
+
+    def on_rank(self, tp: int, expert_shards: int = 1) -> int:
+        """Return the parameters that one rank holds."""
+        return self.sharded // tp + self.replicated + self.experts // expert_shards
+
+
+@lru_cache(maxsize=4096)
+def _layer_parts(shape: ModelShape) -> LayerParts:
+    h, norms, experts = shape.hidden_size, 2 * shape.norm_parameters, shape.experts
+    biases = shape.query_size + 2 * shape.key_value_size + shape.mlp_inputs * shape.ffn_hidden_size
+    sharded = shape.layer_matrices + (biases if shape.biases else 0)
+    replicated = norms + (2 * h if shape.biases else 0)
+    if experts is None:
+        return LayerParts(sharded, replicated, 0)
+    share = shape.expert_layers / shape.num_layers
+    dense = shape.mlp_matrices(shape.ffn_hidden_size)
+    shared = shape.mlp_matrices(experts.shared_ffn_hidden_size)
+    return LayerParts(
+        round(shape.attention_matrices + (1 - share) * dense + share * shared),
+        round(norms + share * h * experts.count),
+        round(share * experts.count * shape.mlp_matrices(experts.ffn_hidden_size)),
+    )
 
 
 def count_parameters(shape: ModelShape, tp: int = 1) -> int:
     """Return the parameters of the whole model, each counted once, with the vocabulary padded for `tp`."""
-    h = shape.hidden_size
-    embeddings = shape.padded_vocab_size(tp) * h * (1 if shape.tied_embeddings else 2)
-    layers = shape.num_layers * count_layer_parameters(shape)
+    return _layers_outside(shape, tp) + shape.num_layers * count_layer_parameters(shape)
+
+
+def count_active_parameters(shape: ModelShape, tp: int = 1) -> int:
+    """Return the parameters that a token meets: all of a dense model, and with experts those that it visits."""
+    parts, experts = _layer_parts(shape), shape.experts
+    visited = parts.experts * experts.per_token // experts.count if experts else 0
+    return _layers_outside(shape, tp) + shape.num_layers * (parts.sharded + parts.replicated + visited)
+
+
+def _layers_outside(shape: ModelShape, tp: int) -> int:
+    """Return the parameters outside of the transformer layers."""
+    embeddings = shape.padded_vocab_size(tp) * shape.hidden_size * (1 if shape.tied_embeddings else 2)
     norms = _input_norm_parameters(shape) + shape.norm_parameters
-    return layers + embeddings + count_position_parameters(shape) + norms
+    return embeddings + count_position_parameters(shape) + norms
 
 
 def count_position_parameters(shape: ModelShape) -> int:
@@ -130,11 +195,10 @@ def pipeline_layers(shape: ModelShape, tp: int = 1, framework: Framework = "bsl"
     """Return the layer list from which the pipeline is cut, with the class names of the program that trains.
 
     DeepSpeed counts the parameters on one rank, so counts are those of a tensor-parallel rank. Items without weights
-    matter, because a cut may fall on either side of them.
+    matter, because a cut may fall on either side of them. Programs that cut no such list have the list of `bsl train`.
     """
     norm, table = shape.norm_parameters, shape.padded_vocab_size(tp) // tp * shape.hidden_size
-    sharded, replicated = _layer_parts(shape)
-    first, block, last = _FRAMEWORK_LAYERS[framework]
+    first, block, last = _FRAMEWORK_LAYERS["deepspeed" if framework == "deepspeed" else "bsl"]
     sizes = {
         "VocabularyEmbedding": table,
         "OutputEmbedding": table,
@@ -144,23 +208,22 @@ def pipeline_layers(shape: ModelShape, tp: int = 1, framework: Framework = "bsl"
         "FinalNorm": norm,
         "MixedFusedLayerNorm": norm,
     }
-    if framework == "bsl" and not shape.tied_embeddings:
-        last = (*last[:-1], "OutputEmbedding")
-    if framework == "bsl" and shape.positions != "learned":
-        first = first[:1]
-    if framework == "bsl" and shape.embedding_norm:
-        first = (*first, "InputNorm")
+    if framework != "deepspeed":
+        last = last if shape.tied_embeddings else (*last[:-1], "OutputEmbedding")
+        first = first if shape.positions == "learned" else first[:1]
+        first = (*first, "InputNorm") if shape.embedding_norm else first
+    layer = _layer_parts(shape).on_rank(tp)
     return (
         *(Layer(name, sizes.get(name, 0)) for name in first),
-        *(Layer(block, sharded // tp + replicated, is_transformer=True) for _ in range(shape.num_layers)),
+        *(Layer(block, layer, is_transformer=True) for _ in range(shape.num_layers)),
         *(Layer(name, sizes.get(name, 0)) for name in last),
     )
 
 
 # Class names before, of, and after the transformer layers. `function` is a lambda in Megatron-DeepSpeed's list.
-_FRAMEWORK_LAYERS: dict[Framework, tuple[tuple[str, ...], str, tuple[str, ...]]] = {
+_FRAMEWORK_LAYERS: dict[str, tuple[tuple[str, ...], str, tuple[str, ...]]] = {
     "bsl": (("VocabularyEmbedding", "LearnedPositions"), "TransformerLayer", ("FinalNorm", "VocabularyEmbedding")),
-    "megatron": (
+    "deepspeed": (
         ("function", "EmbeddingPipe", "function"),
         "ParallelTransformerLayerPipe",
         ("function", "MixedFusedLayerNorm", "EmbeddingPipe", "function"),
@@ -195,15 +258,14 @@ class StageParameters:
 
 
 def count_stage_parameters(
-    shape: ModelShape, tp: int, layers_per_stage: tuple[int, ...]
+    shape: ModelShape, tp: int, layers_per_stage: tuple[int, ...], expert_shards: int = 1
 ) -> tuple[StageParameters, ...]:
     """Parameters per rank of every stage, first stage first.
 
     The word and position embeddings are on the first stage, the final norm and the head (a copy of the word embedding
     where they are tied and there is more than one stage) on the last.
     """
-    sharded, replicated = _layer_parts(shape)
-    block = sharded // tp + replicated
+    block = _layer_parts(shape).on_rank(tp, expert_shards)
     table = shape.padded_vocab_size(tp) // tp * shape.hidden_size
     last = len(layers_per_stage) - 1
     has_own_head = last > 0 or not shape.tied_embeddings

@@ -8,15 +8,56 @@ from functools import cached_property
 from typing import Literal
 
 from bigsci_launch.config.check import foreign_axes
+from bigsci_launch.config.check_technique import foreign_keys
 from bigsci_launch.config.micro_batches import assumed_size
 from bigsci_launch.config.schema.run import RunConfig
+from bigsci_launch.config.schema.technique import Attention, Framework, Overlap, Precision, Schedule, ZeroStage
 from bigsci_launch.errors import ConfigError
-from bigsci_launch.plan.shape.parameters import Framework, ModelShape, cut_model
+from bigsci_launch.plan.shape.parameters import ModelShape, cut_model
 from bigsci_launch.plan.shape.partition import PartitionRule
 from bigsci_launch.topology import Topology
 
-Precision = Literal["fp32", "fp16", "bf16"]
-UNPRICED = "bsl plan prices tensor, pipeline and data parallelism only"
+UNPRICED = "say which framework the program of run.command uses; without it, nothing is priced"
+
+
+@dataclass(frozen=True, slots=True)
+class Technique:
+    """How the program computes; the keys of the run file with these names say more.
+
+    `recomputation`: whether layers recompute all activations (`full`), those of attention, or none in the backward
+    pass. `recomputed_layers`: with `full`, the layers of each stage that do; None means all.
+    """
+
+    attention: Attention = "fused"
+    recomputation: Literal["none", "selective", "full"] = "none"
+    recomputed_layers: int | None = None
+    sequence_parallel: bool = False
+    zero_stage: ZeroStage = 1
+    shard_group_size: int | None = None
+    schedule: Schedule = "1f1b"
+    chunks_per_rank: int = 1
+    overlap: frozenset[Overlap] = frozenset()
+
+    @classmethod
+    def of_config(cls, config: RunConfig) -> Technique:
+        """Return the technique that a run file describes."""
+        parallelism, recomputed = config.parallelism, config.training.activation_checkpointing
+        is_selective = recomputed == "selective"
+        return cls(
+            attention=config.training.attention,
+            recomputation="selective" if is_selective else "full" if recomputed else "none",
+            recomputed_layers=None if isinstance(recomputed, (bool, str)) else recomputed,
+            sequence_parallel=parallelism.sequence_parallel,
+            zero_stage=parallelism.zero_stage,
+            shard_group_size=parallelism.shard_group_size,
+            schedule=parallelism.schedule,
+            chunks_per_rank=parallelism.chunks_per_rank,
+            overlap=frozenset(parallelism.overlap),
+        )
+
+
+UNFUSED_2021 = Technique(attention="unfused", recomputation="full")
+"""Megatron and Megatron-DeepSpeed of 2021 and 2022, as BLOOM was trained."""
 
 
 @dataclass(frozen=True)
@@ -24,9 +65,9 @@ class Setup:
     """A model on a topology with its batch sizes, ready to be measured or priced.
 
     `has_fp32_gradients`: 16-bit weights accumulate their gradients in fp32 (DeepSpeed's BF16 optimizer).
-    `shards_optimizer`: replicas shard the optimizer state (ZeRO 1; the BF16 optimizer always does).
-    `recomputes_activations`: layers recompute them in the backward pass. `has_blocking_launches`: the host waits for
-    every kernel (CUDA_LAUNCH_BLOCKING=1). `day` is when it ran; None means now, in the newest state of the cluster.
+    `has_blocking_launches`: the host waits for every kernel (CUDA_LAUNCH_BLOCKING=1). `expert_shards`: ranks over which
+    the experts of a layer are spread inside the others. `day` is when it ran; None means now, in the newest state of
+    the cluster.
     """
 
     shape: ModelShape
@@ -37,11 +78,11 @@ class Setup:
     partition_method: str
     precision: Precision = "bf16"
     has_fp32_gradients: bool = True
-    shards_optimizer: bool = True
-    recomputes_activations: bool = True
+    technique: Technique = Technique()
     has_blocking_launches: bool = False
     partition_rule: PartitionRule = PartitionRule.BALANCE
     framework: Framework = "bsl"
+    expert_shards: int = 1
     day: date | None = None
 
     @classmethod
@@ -55,10 +96,11 @@ class Setup:
             ranks_per_node=ranks_per_node,
             partition_method=config.parallelism.partition_method,
             precision=config.training.precision,
-            has_fp32_gradients=config.training.precision == "bf16",
-            recomputes_activations=config.training.activation_checkpointing,
+            has_fp32_gradients=config.training.precision in ("bf16", "fp8"),
+            technique=Technique.of_config(config),
             has_blocking_launches=_is_blocking(config),
-            framework="bsl" if config.run.starts_trainer else "megatron",
+            framework=config.run.framework or "bsl",
+            expert_shards=config.parallelism.expert_shards * topology["ep"],
         )
 
     @property
@@ -68,11 +110,28 @@ class Setup:
     @property
     def num_micro_batches(self) -> int:
         """Micro batches of one step on one replica."""
-        return self.global_batch_size // (self.micro_batch_size * self.topology.dp)
+        return self.global_batch_size // (self.micro_batch_size * self.num_replicas)
+
+    @property
+    def num_replicas(self) -> int:
+        """Ranks that compute different samples of a step: those of an expert axis do."""
+        return self.topology.dp * self.topology["ep"]
+
+    @property
+    def num_passes(self) -> float:
+        """Passes through a layer's products in a step: forward, two backward, and what is recomputed of a forward."""
+        technique = self.technique
+        if technique.recomputation != "full":
+            return 3.0
+        if technique.recomputed_layers is None:
+            return 4.0
+        layers = self.shape.num_layers / self.topology.pp
+        return 3.0 + min(1.0, technique.recomputed_layers / layers)
 
     @property
     def tokens_per_micro_batch(self) -> int:
-        return self.micro_batch_size * self.shape.sequence_length
+        """Tokens of a micro batch on one rank, of which context parallelism gives every rank a part."""
+        return self.micro_batch_size * self.shape.sequence_length // self.topology["cp"]
 
     @property
     def element_bytes(self) -> int:
@@ -96,11 +155,24 @@ class Setup:
         return replace(self, global_batch_size=global_batch_size)
 
 
-def require_priced_axes(config: RunConfig) -> None:
-    """Raise ConfigError for a run with context or expert parallelism, which cannot be priced."""
-    if foreign := foreign_axes(config):
-        key = f"parallelism.{foreign[0].key}"
-        raise ConfigError(f"{key}: {UNPRICED}", hint=f"--set {key}=1 plans the run without it")
+def require_framework(config: RunConfig) -> None:
+    """Raise ConfigError for a run of another program whose framework is not said, since it cannot be priced."""
+    if not is_priced(config):
+        hint = "--set run.framework=megatron; or deepspeed, torchtitan, fsdp"
+        raise ConfigError(f"run.framework: {UNPRICED}", hint=hint)
+
+
+def is_priced(config: RunConfig) -> bool:
+    """Return whether it is known which framework trains."""
+    return config.run.starts_trainer or config.run.framework is not None
+
+
+def program_needed(config: RunConfig) -> str | None:
+    """Return why `bsl train` cannot run what is planned, or None; nothing is said of other programs."""
+    if not config.run.starts_trainer:
+        return None
+    keys = [*(f"parallelism.{axis.key}" for axis in foreign_axes(config)), *foreign_keys(config)]
+    return f"bsl train cannot do {', '.join(keys)}: this plan needs another program" if keys else None
 
 
 def _is_blocking(config: RunConfig) -> bool:

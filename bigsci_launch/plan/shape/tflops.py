@@ -28,13 +28,13 @@ class Tflops:
         return self.weights if day and day < CONVENTION_DAY else self.full
 
 
-def weight_flops(shape: ModelShape, num_samples: int, passes: int = 4) -> float:
+def weight_flops(shape: ModelShape, num_samples: int, passes: float = 4) -> float:
     """Return the FLOPs of a step, 2 per layer weight, token and pass; `passes` is 4 with recomputation, else 3."""
     weights = shape.num_layers * count_layer_parameters(shape)
     return 2.0 * passes * weights * num_samples * shape.sequence_length
 
 
-def full_flops(shape: ModelShape, tp: int, num_samples: int, passes: int = 4) -> float:
+def full_flops(shape: ModelShape, tp: int, num_samples: int, passes: float = 4) -> float:
     """Return FLOPs with attention and head: 24 x passes x B s L h^2 (1 + s / 6h) + 6 B s h V for an MLP of 4h.
 
     The head is never recomputed. The formula as printed, with V / 16Lh in the bracket, is the same for 4 passes.
@@ -47,7 +47,7 @@ def full_flops(shape: ModelShape, tp: int, num_samples: int, passes: int = 4) ->
 
 def tflops_of(setup: Setup, seconds: float) -> Tflops:
     """Return the TFLOP/s of one GPU in a step of `seconds`."""
-    passes = 4 if setup.recomputes_activations else 3
+    passes = setup.num_passes
     per_gpu = seconds * setup.topology.world_size * 1e12
     return Tflops(
         weights=weight_flops(setup.shape, setup.global_batch_size, passes) / per_gpu,

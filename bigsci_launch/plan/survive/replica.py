@@ -77,7 +77,7 @@ class Replica:
         work = count_work(self._uniform(1, 1), self.calibration.gpu)
         layer, head = (seconds * self._factor for seconds in layer_and_head_seconds(work, self.calibration.constants))
         # A forward pass is repeated when activations are recomputed; the head never is.
-        share = 1 / (4 if self.setup.recomputes_activations else 3)
+        share = 1 / self.setup.num_passes
         body = StageTime(layer * share, layer * (1 - share))
         last = StageTime(body.forward + head / 3, body.backward + head * 2 / 3)
         return CutModel((*[body] * (self.setup.shape.num_layers - 1), last), self._most_layers, self._hop)

@@ -207,7 +207,7 @@ def engine_settings(config: RunConfig, topology: Topology, batch_size: int) -> d
         "timers": {"throughput": {"enabled": False}},
         "checkpoint": {"tag_validation": "Ignore"},
         "pipeline": {
-            "activation_checkpoint_interval": int(training.activation_checkpointing),
+            "activation_checkpoint_interval": int(training.activation_checkpointing is True),
             "use_reentrant": False,
         },
     }

@@ -9,9 +9,9 @@ import pytest
 from bigsci_launch.plan.calibrate.calibrate import calibrate
 from bigsci_launch.plan.calibrate.rows import MeasuredRow, Measurement, measurements_of, read_rows
 from bigsci_launch.plan.price.calibration import Calibration
-from bigsci_launch.plan.price.constants import A100
+from bigsci_launch.plan.price.hardware import A100
 from bigsci_launch.plan.shape.parameters import ModelShape
-from bigsci_launch.plan.shape.setup import Setup
+from bigsci_launch.plan.shape.setup import UNFUSED_2021, Setup
 from bigsci_launch.topology import Topology
 
 ROOT = Path(__file__).parents[3]
@@ -51,4 +51,5 @@ def bloom() -> Setup:
         global_batch_size=2048,
         ranks_per_node=8,
         partition_method="type:transformer|embedding",
+        technique=UNFUSED_2021,
     )

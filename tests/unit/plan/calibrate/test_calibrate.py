@@ -16,7 +16,8 @@ from bigsci_launch.plan.calibrate.report import constant_cells, fit_lines
 from bigsci_launch.plan.calibrate.rows import Measurement
 from bigsci_launch.plan.calibrate.score import error_figures, rank_figures
 from bigsci_launch.plan.price.calibration import Calibration, ErrorSummary, dump_calibration, quantile, read_calibration
-from bigsci_launch.plan.price.constants import A100, CONSTANTS
+from bigsci_launch.plan.price.constants import CONSTANTS
+from bigsci_launch.plan.price.hardware import A100
 from bigsci_launch.plan.price.price import price_setup
 
 

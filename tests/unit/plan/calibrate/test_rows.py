@@ -81,7 +81,7 @@ def test_bf16_accumulates_in_fp32_since_there_is_an_optimizer_for_it() -> None:
     for cells in ({"date": "2022-02-17"}, {"date": "2022-02-28"}, {}, {"notes": "BF16 optimizer"}):
         setup = setup_of(row(precision="bf16", zero="0", **cells))
         assert not isinstance(setup, str)
-        found.append((setup.has_fp32_gradients, setup.shards_optimizer))
+        found.append((setup.has_fp32_gradients, setup.technique.zero_stage > 0))
     assert found == [(False, False), (True, True), (True, True), (True, True)]
 
 

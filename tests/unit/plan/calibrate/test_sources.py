@@ -11,7 +11,7 @@ import pytest
 from bigsci_launch.config.load import dump_resolved, load_run
 from bigsci_launch.errors import BslError, ConfigError, DataError
 from bigsci_launch.plan.calibrate.sources import gpu_of_site, read_sources
-from bigsci_launch.plan.price.constants import A100
+from bigsci_launch.plan.price.hardware import A100
 from bigsci_launch.runs.layout import AttemptDir, RunDir, write_json
 from bigsci_launch.topology import Topology
 

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bigsci_launch.plan.price.constants import A100, PRIOR
+from bigsci_launch.plan.price.constants import PRIOR
+from bigsci_launch.plan.price.hardware import A100
 from bigsci_launch.plan.price.memory import (
     MemoryTerms,
     count_memory,
@@ -17,7 +18,7 @@ from bigsci_launch.plan.price.memory import (
     weigh_memory,
 )
 from bigsci_launch.plan.shape.parameters import ModelShape
-from bigsci_launch.plan.shape.setup import Setup
+from bigsci_launch.plan.shape.setup import Setup, Technique
 from bigsci_launch.topology import Topology
 
 
@@ -38,7 +39,7 @@ def test_more_nodes_never_need_more_memory(tp: int, pp: int, dp: int, more: int)
 
 
 def test_unsharded_optimizer_state_is_not_shared_out(bloom: Setup) -> None:
-    assert need(replace(bloom, shards_optimizer=False)) > need(bloom) + 30
+    assert need(replace(bloom, technique=replace(bloom.technique, zero_stage=0))) > need(bloom) + 30
 
 
 def test_the_first_stage_keeps_most_micro_batches(bloom: Setup) -> None:
@@ -49,7 +50,7 @@ def test_the_first_stage_keeps_most_micro_batches(bloom: Setup) -> None:
 
 def test_a_gate_and_shared_keys_change_what_a_layer_keeps(bloom: Setup) -> None:
     """Per token in 16 bits: 8 bytes of an output of the MLP instead of 4, and 4 of each element of a key head."""
-    kept = replace(bloom, recomputes_activations=False)
+    kept = replace(bloom, technique=Technique("unfused"))
     shape, tp = kept.shape, kept.topology.tp
     gated = replace(kept, shape=replace(shape, activation="swiglu"))
     grouped = replace(kept, shape=replace(shape, num_key_value_heads=shape.num_attention_heads // 4))
@@ -63,7 +64,7 @@ def test_a_gate_and_shared_keys_change_what_a_layer_keeps(bloom: Setup) -> None:
 
 def test_without_recomputation_activations_fill_the_gpu(bloom: Setup) -> None:
     assert not is_out_of_memory(need(bloom), A100, is_measured=True)
-    assert is_out_of_memory(need(replace(bloom, recomputes_activations=False)), A100, is_measured=False)
+    assert is_out_of_memory(need(replace(bloom, technique=Technique("unfused"))), A100, is_measured=False)
 
 
 def test_a_guess_must_be_farther_off_to_be_called_out_of_memory() -> None:

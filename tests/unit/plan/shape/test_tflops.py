@@ -36,7 +36,7 @@ def test_without_recomputation_the_layers_have_three_passes_and_the_head_as_befo
 
     setup = setup_of(next(row for row in chronicle_rows if row.name == "r614"))
     assert not isinstance(setup, str)
-    without = tflops_of(replace(setup, recomputes_activations=False), 100)
+    without = tflops_of(replace(setup, technique=replace(setup.technique, recomputation="none")), 100)
     assert without.weights == pytest.approx(tflops_of(setup, 100).weights * 3 / 4)
     tokens = setup.global_batch_size * setup.shape.sequence_length
     head = 6 * tokens * setup.shape.hidden_size * setup.shape.padded_vocab_size(setup.topology.tp)

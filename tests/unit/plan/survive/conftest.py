@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from bigsci_launch.plan.price.calibration import Calibration, read_calibration
-from bigsci_launch.plan.price.constants import GpuModel
+from bigsci_launch.plan.price.hardware import GpuModel
 from bigsci_launch.plan.shape.parameters import ModelShape
-from bigsci_launch.plan.shape.setup import Setup
+from bigsci_launch.plan.shape.setup import UNFUSED_2021, Setup
 from bigsci_launch.plan.survive.cut import CutModel
 from bigsci_launch.plan.survive.replica import Replica
 from bigsci_launch.plan.survive.schedule import StageTime
@@ -110,6 +110,7 @@ def toy_replica() -> Callable[..., Replica]:
             global_batch_size=batch,
             ranks_per_node=ranks,
             partition_method="uniform",
+            technique=UNFUSED_2021,
         )
         return Replica(setup, Calibration(gpu=GpuModel("toy", memory_gib, 312)), failures)
 

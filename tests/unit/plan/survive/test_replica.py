@@ -11,6 +11,7 @@ from bigsci_launch.errors import ConfigError
 from bigsci_launch.plan.price.memory import count_memory, is_out_of_memory, weigh_memory
 from bigsci_launch.plan.price.price import price_setup, price_stage_memory
 from bigsci_launch.plan.shape.parameters import count_stage_parameters
+from bigsci_launch.plan.shape.setup import Technique
 from bigsci_launch.plan.survive.replica import Replica
 from bigsci_launch.plan.survive.templates import Template
 from bigsci_launch.topology import Topology
@@ -82,7 +83,7 @@ def test_a_stage_takes_as_many_layers_as_fit(bloom_replica: Replica) -> None:
 
 def test_uneven_pipelines_keep_more_micro_batches_than_even_ones(toy_replica: Callable[..., Replica]) -> None:
     """12 micro batches may be split 1 and 11: a stage may keep 11 of them, not 6."""
-    replica = replace(toy_replica(batch=12), setup=replace(toy_replica(batch=12).setup, recomputes_activations=False))
+    replica = replace(toy_replica(batch=12), setup=replace(toy_replica(batch=12).setup, technique=Technique("unfused")))
     even = replace(replica.setup, topology=Topology(tp=2, pp=16, dp=2))
     uneven = replace(even, global_batch_size=22)
     needs = []
