@@ -99,6 +99,8 @@ def _layer_bytes(setup: Setup) -> float:
     held = stream * (34 / tp if technique.sequence_parallel else 10 + 24 / tp) + _changed_bytes(setup) / tp
     if technique.attention == "unfused" and technique.recomputation != "selective":
         held += 5 * shape.num_attention_heads * shape.sequence_length * tokens / tp
+    if setup.framework == "torchtitan" and technique.recomputation == "selective":
+        held /= 2  # the results of every other product are kept
     return held * setup.element_bytes / 2
 
 
