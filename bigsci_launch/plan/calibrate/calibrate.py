@@ -15,7 +15,7 @@ from datetime import date
 from bigsci_launch.plan.calibrate.fit import Fit, Prior, fit_constants
 from bigsci_launch.plan.calibrate.rows import Measurement
 from bigsci_launch.plan.price.calibration import Calibration, ErrorSummary
-from bigsci_launch.plan.price.constants import CONSTANTS, MEMORY_CONSTANTS, TIME_CONSTANTS, Constants
+from bigsci_launch.plan.price.constants import CONSTANTS, MEMORY_CONSTANTS, TIME_CONSTANTS, Constants, priors_for
 from bigsci_launch.plan.price.hardware import GpuModel
 from bigsci_launch.plan.price.memory import count_memory, outer_stages, weigh_memory
 from bigsci_launch.plan.price.neighbours import (
@@ -32,7 +32,9 @@ from bigsci_launch.plan.price.neighbours import (
     leave_one_out,
     point_of,
 )
-from bigsci_launch.plan.price.step_time import StepWork, count_work, drift_on, rates_of, step_seconds
+from bigsci_launch.plan.price.step_time import drift_on, step_seconds
+from bigsci_launch.plan.price.work.count import StepWork, count_work
+from bigsci_launch.plan.price.work.terms import rates_of
 from bigsci_launch.progress import Progress, no_progress
 
 DRIFT_GAIN = 20.0
@@ -58,6 +60,7 @@ class _Task:
     points: tuple[Point, ...]
     scales: Point
     nugget: float
+    expected: Constants
 
     def subset(self, indices: Sequence[int]) -> _Task:
         return _Task(
@@ -67,6 +70,7 @@ class _Task:
             tuple(self.points[index] for index in indices),
             self.scales,
             self.nugget,
+            self.expected,
         )
 
 
@@ -162,6 +166,7 @@ def _time_task(timed: Sequence[Measurement], gpu: GpuModel, drift_from: date | N
         tuple(point_of(measurement.setup) for measurement in timed),
         TIME_SCALES,
         TIME_NUGGET,
+        priors_for(gpu),
     )
 
 
@@ -181,6 +186,7 @@ def _memory_task(weighed: Sequence[Measurement], gpu: GpuModel) -> _Task:
         tuple(point_of(measurement.setup) for measurement in weighed),
         MEMORY_SCALES,
         MEMORY_NUGGET,
+        priors_for(gpu),
     )
 
 
@@ -190,7 +196,8 @@ def _residuals(task: _Task, values: Sequence[float]) -> list[float]:
 
 
 def _priors(task: _Task) -> list[Prior]:
-    return [Prior(constant.prior, constant.spread) for constant in CONSTANTS if constant.name in task.names]
+    expected = task.expected.as_dict()
+    return [Prior(expected[constant.name], constant.spread) for constant in CONSTANTS if constant.name in task.names]
 
 
 def _fit_only(task: _Task, start: Sequence[float] | None = None, num_iterations: int = 20) -> Fit:

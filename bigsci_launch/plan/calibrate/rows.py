@@ -7,18 +7,28 @@ columns are kept unchanged.
 from __future__ import annotations
 
 import csv
+import math
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from datetime import date
 from pathlib import Path
 from typing import Literal
 
-from bigsci_launch.config.schema.technique import Precision
 from bigsci_launch.errors import DataError
-from bigsci_launch.plan.shape.parameters import ModelShape
+from bigsci_launch.plan.calibrate.cells import Cells
+from bigsci_launch.plan.calibrate.columns import (
+    Program,
+    expert_shards_of,
+    method_of,
+    precision_of,
+    program_of,
+    shape_of,
+    technique_of,
+    topology_of,
+)
 from bigsci_launch.plan.shape.partition import PartitionRule
-from bigsci_launch.plan.shape.setup import UNFUSED_2021, Setup
+from bigsci_launch.plan.shape.setup import Setup, Technique
 from bigsci_launch.topology import Topology
 
 REQUIRED = ("nlayers", "nhidden", "nheads", "seq", "vocab", "dp", "tp", "pp", "mbs", "gbs")
@@ -31,25 +41,8 @@ BALANCE_DAY = date(2023, 12, 15)
 
 
 @dataclass(frozen=True, slots=True)
-class MeasuredRow:
-    """One line of the table: its original cells, its place for messages, and the assumed values of empty cells."""
-
-    cells: dict[str, str]
-    where: str
-    assumed: dict[str, str] = field(default_factory=dict)
-
-    def text(self, column: str) -> str:
-        return (self.cells.get(column) or self.assumed.get(column) or "").strip()
-
-    def number(self, column: str) -> float | None:
-        """Return the number in a cell, or None."""
-        try:
-            return float(self.text(column))
-        except ValueError:
-            return None
-
-    def flag(self, column: str) -> bool:
-        return self.number(column) == 1
+class MeasuredRow(Cells):
+    """One line of the table."""
 
     @property
     def name(self) -> str:
@@ -73,8 +66,12 @@ class MeasuredRow:
 
     @property
     def seconds(self) -> float | None:
-        """Measured seconds of a step, or None."""
+        """Measured seconds of a step, or those that its tokens per second and GPU give, or None."""
         seconds = self.number("sec_per_it")
+        if seconds is None and (rate := self.number("tokens_per_s_per_gpu")):
+            tokens = math.prod(self.number(column) or 0 for column in ("gbs", "seq"))
+            ranks = math.prod(self.number(column) or 1 for column in ("dp", "tp", "pp", "cp"))
+            seconds = tokens / (rate * ranks)
         return seconds if seconds and seconds > 0 else None
 
     @property
@@ -116,75 +113,94 @@ def _cells(line: dict[str, str | list[str]]) -> dict[str, str]:
 
 def setup_of(row: MeasuredRow) -> Setup | str:
     """Return the setup that a row describes, or why it cannot be priced."""
-    sizes: dict[str, int] = {}
-    for column in REQUIRED:
-        number = row.number(column)
-        if number is None:
-            return f"{column} is empty" if not row.text(column) else f"{column} is not a number: {row.text(column)!r}"
-        if number < 1 or number != int(number):
-            return f"{column} is {row.text(column)}, not a positive whole number"
-        sizes[column] = int(number)
-    ranks_per_node = _ranks_per_node(row, sizes)
-    problem = _problem(row, sizes, ranks_per_node)
-    return problem or _build(row, sizes, ranks_per_node)
-
-
-def _ranks_per_node(row: MeasuredRow, sizes: dict[str, int]) -> int:
-    """Return the GPUs per node that the row gives, else 8, or all ranks if they are fewer."""
-    gpus, nodes = row.number("gpus"), row.number("nodes")
-    if gpus and nodes and gpus % nodes == 0:
-        return int(gpus / nodes)
-    return min(8, sizes["dp"] * sizes["tp"] * sizes["pp"])
-
-
-def _problem(row: MeasuredRow, sizes: dict[str, int], ranks_per_node: int) -> str | None:
-    """Return why the sizes cannot be a run, or None."""
-    world, gpus = sizes["dp"] * sizes["tp"] * sizes["pp"], row.number("gpus")
-    micro = sizes["mbs"] * sizes["dp"]
-    if gpus and world != gpus:
-        return f"dp {sizes['dp']} x tp {sizes['tp']} x pp {sizes['pp']} = {world}, but gpus is {gpus:g}"
-    if sizes["tp"] > ranks_per_node:
-        return f"tp {sizes['tp']} is more than the {ranks_per_node} GPUs of a node"
-    if sizes["gbs"] % micro:
-        return f"gbs {sizes['gbs']} is not a multiple of mbs {sizes['mbs']} x dp {sizes['dp']} = {micro}"
-    if sizes["pp"] > 1 and (row.number("zero") or 0) > 1:
-        return f"ZeRO stage {row.text('zero')} cannot be used with a pipeline"
-    if sizes["nheads"] % sizes["tp"]:
-        return f"{sizes['nheads']} heads are not a multiple of tp {sizes['tp']}"
-    return None
-
-
-def _build(row: MeasuredRow, sizes: dict[str, int], ranks_per_node: int) -> Setup | str:
-    day, precision = row.day, row.text("precision") or "fp16"
-    if precision not in ("fp16", "bf16", "fp32"):
-        return f"precision {precision!r} is not one of fp16, bf16, fp32"
-    accumulates = precision == "bf16" and _has_bf16_optimizer(row)
-    setup = Setup(
-        shape=ModelShape(
-            sizes["nlayers"], sizes["nhidden"], sizes["nheads"], 4 * sizes["nhidden"], sizes["seq"], sizes["vocab"]
-        ),
-        topology=Topology(tp=sizes["tp"], pp=sizes["pp"], dp=sizes["dp"]),
-        micro_batch_size=sizes["mbs"],
-        global_batch_size=sizes["gbs"],
-        ranks_per_node=ranks_per_node,
-        partition_method=row.text("partition_method") or "type:transformer",
-        precision=_precision(precision),
-        has_fp32_gradients=accumulates,
-        technique=replace(UNFUSED_2021, zero_stage=1 if accumulates or row.number("zero") != 0 else 0),
-        partition_rule=PartitionRule.FILL if day and day < BALANCE_DAY else PartitionRule.BALANCE,
-        has_blocking_launches=row.flag("launch_blocking"),
-        framework="deepspeed",
-        day=day,
-    )
     try:
+        for column in REQUIRED:
+            row.size(column)
+        setup = _build(row)
         num_empty = setup.layers_per_stage.count(0)
     except ValueError as error:
         return str(error)
     return f"{num_empty} of {setup.topology.pp} stages have no transformer layer" if num_empty else setup
 
 
-def _precision(text: str) -> Precision:
-    return "fp16" if text == "fp16" else "bf16" if text == "bf16" else "fp32"
+def _build(row: MeasuredRow) -> Setup:
+    """Return the setup of a row.
+
+    Raises:
+        ValueError: the row describes no run, or one that is not modelled.
+    """
+    program, topology, day = program_of(row), topology_of(row), row.day
+    ranks_per_node = _ranks_per_node(row, topology)
+    shape, technique = shape_of(row, program), technique_of(row, program, topology)
+    _require_run(row, program, topology, ranks_per_node)
+    precision = precision_of(row, program)
+    accumulates = precision in ("bf16", "fp8") and (not program.is_deepspeed or _has_bf16_optimizer(row))
+    return Setup(
+        shape=shape,
+        topology=topology,
+        micro_batch_size=row.size("mbs"),
+        global_batch_size=row.size("gbs"),
+        ranks_per_node=ranks_per_node,
+        partition_method=method_of(row, program, shape.num_layers, topology.pp, technique.chunks_per_rank),
+        precision=precision,
+        has_fp32_gradients=accumulates,
+        technique=_with_optimizer(technique, program, accumulates),
+        partition_rule=PartitionRule.FILL if day and day < BALANCE_DAY else PartitionRule.BALANCE,
+        has_blocking_launches=row.flag("launch_blocking") if program.named is None else _says_blocking(row),
+        framework=program.framework,
+        expert_shards=expert_shards_of(row, shape, topology),
+        day=day,
+    )
+
+
+def _ranks_per_node(row: MeasuredRow, topology: Topology) -> int:
+    """Return the GPUs per node that the row gives, else 8, or all ranks if they are fewer."""
+    gpus, nodes = row.number("gpus"), row.number("nodes")
+    if gpus and nodes and gpus % nodes == 0:
+        return int(gpus / nodes)
+    return min(8, topology.world_size)
+
+
+def _require_run(row: MeasuredRow, program: Program, topology: Topology, ranks_per_node: int) -> None:
+    """Raise ValueError if the sizes cannot be a run. A row that names its framework and its nodes is believed where
+    tensor parallelism leaves a node, as in the domains of GB200."""
+    world, gpus, tp, dp = topology.world_size, row.number("gpus"), topology.tp, topology.dp
+    heads, sharing = row.size("nheads"), row.optional_size("kv_heads") or row.size("nheads")
+    micro, batch, length = row.size("mbs"), row.size("gbs"), row.size("seq")
+    is_replicated = program.framework in ("megatron", "fsdp") and tp % sharing == 0
+    is_believed = program.named is not None and bool(row.number("nodes"))
+    problems = (
+        (gpus and world != gpus, f"{_product(topology)} = {world}, but gpus is {gpus or 0:g}"),
+        (tp > ranks_per_node and not is_believed, f"tp {tp} is more than the {ranks_per_node} GPUs of a node"),
+        (batch % (micro * dp), f"gbs {batch} is not a multiple of mbs {micro} x dp {dp} = {micro * dp}"),
+        (
+            program.is_deepspeed and topology.pp > 1 and (row.number("zero") or 0) > 1,
+            f"ZeRO stage {row.text('zero')} cannot be used with a pipeline",
+        ),
+        (heads % tp, f"{heads} heads are not a multiple of tp {tp}"),
+        (sharing % tp and not is_replicated, f"kv_heads {sharing} is not a multiple of tp {tp}"),
+        (length % topology["cp"], f"seq {length} is not a multiple of cp {topology['cp']}"),
+    )
+    for is_wrong, reason in problems:
+        if is_wrong:
+            raise ValueError(reason)
+
+
+def _product(topology: Topology) -> str:
+    sizes = [("dp", topology.dp), ("tp", topology.tp), ("pp", topology.pp), ("cp", topology["cp"])]
+    return " x ".join(f"{axis} {size}" for axis, size in sizes if axis != "cp" or size > 1)
+
+
+def _with_optimizer(technique: Technique, program: Program, accumulates: bool) -> Technique:
+    """Return the technique with what DeepSpeed's BF16 optimizer always does: it shards its state."""
+    if program.is_deepspeed and accumulates and technique.zero_stage == 0:
+        return replace(technique, zero_stage=1)
+    return technique
+
+
+def _says_blocking(row: MeasuredRow) -> bool:
+    """Return whether the row itself says that launches blocked, whatever is assumed of others."""
+    return row.cells.get("launch_blocking", "").strip() == "1"
 
 
 def _has_bf16_optimizer(row: MeasuredRow) -> bool:
@@ -195,7 +211,8 @@ def _has_bf16_optimizer(row: MeasuredRow) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """A setup with its measurements. `section` groups rows that were compared with each other at the time."""
+    """A setup with its measurements. `section` groups rows that were compared with each other at the time. `gpu`,
+    `site` and `network_gb_per_s`, the nominal rate of a node's adapters, are where it ran, as far as a row says it."""
 
     name: str
     section: str
@@ -203,6 +220,9 @@ class Measurement:
     seconds: float | None
     memory_gib: float | None
     ran_out_of_memory: bool
+    gpu: str = ""
+    site: str = ""
+    network_gb_per_s: float | None = None
 
 
 def measurements_of(rows: Sequence[MeasuredRow]) -> tuple[list[Measurement], list[str]]:
@@ -217,5 +237,6 @@ def measurements_of(rows: Sequence[MeasuredRow]) -> tuple[list[Measurement], lis
         elif seconds is None and memory is None and not row.flag("oom"):
             left.append(f"{row.name}: no measurement that counts")
         else:
-            found.append(Measurement(row.name, row.section, setup, seconds, memory, row.flag("oom")))
+            place = row.text("gpu"), row.text("site"), row.number("network_gb_per_s")
+            found.append(Measurement(row.name, row.section, setup, seconds, memory, row.flag("oom"), *place))
     return found, left

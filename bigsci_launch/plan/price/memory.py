@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from bigsci_launch.plan.price.constants import Constants
 from bigsci_launch.plan.price.hardware import GpuModel
+from bigsci_launch.plan.price.work.held import expert_weights, layer_weights, shard_ranks
 from bigsci_launch.plan.shape.parameters import count_position_parameters
 from bigsci_launch.plan.shape.setup import Setup
 
@@ -55,52 +56,112 @@ class StageMemory:
 def count_memory(setup: Setup, stage: int, num_layers: int | None = None) -> MemoryTerms:
     """Return what a rank of `stage` keeps with `num_layers` transformer layers; default: those that it has.
 
-    1F1B keeps one micro batch for each stage from here to the end. With recomputation, each is one input per layer,
-    plus one layer's activations while they are recomputed (Korthikanti et al., arXiv 2205.05198, section 4).
+    1F1B keeps one micro batch for each stage from here to the end, interleaved chunks a little more. With
+    recomputation, each is one input per layer, plus one layer's activations while they are recomputed (Korthikanti et
+    al., arXiv 2205.05198, section 4).
     """
-    shape, topology = setup.shape, setup.topology
-    h, tp = shape.hidden_size, topology.tp
+    shape, topology, technique = setup.shape, setup.topology, setup.technique
     num_layers = setup.layers_per_stage[stage] if num_layers is None else num_layers
     is_last = stage == topology.pp - 1
-    in_flight = min(setup.num_micro_batches, topology.pp - stage)
-    parameters = _parameters(setup, stage, num_layers)
-    stream = setup.tokens_per_micro_batch * h
-    scores = shape.num_attention_heads * shape.sequence_length**2 * setup.micro_batch_size / tp
-    one_layer = (stream * (10 + 24 / tp) + _changed_bytes(setup) / tp + 5 * scores) * (setup.element_bytes / 2)
-    kept = (
-        in_flight
-        * num_layers
-        * (setup.element_bytes * stream if setup.technique.recomputation == "full" else one_layer)
-    )
-    recomputed = one_layer if setup.technique.recomputation == "full" else 0.0
-    logits = 2 * setup.tokens_per_micro_batch * shape.padded_vocab_size(tp) / tp if is_last else 0.0
-    gradients = FP32_GRADIENT_BYTES if setup.has_fp32_gradients and setup.precision != "fp32" else 0.0
+    in_flight = _in_flight(setup, stage)
+    tokens, tp = setup.tokens_per_micro_batch, topology.tp
+    stream = tokens * shape.hidden_size / (tp if technique.sequence_parallel else 1)
+    one_layer = _layer_bytes(setup)
+    full = technique.recomputation == "full"
+    recomputed = min(num_layers, technique.recomputed_layers or num_layers) if full else 0
+    kept = in_flight * (recomputed * setup.element_bytes * stream + (num_layers - recomputed) * one_layer)
+    logits = _logit_bytes(setup) * tokens * shape.padded_vocab_size(tp) / tp if is_last else 0.0
+    resident, sharded = _state(setup, stage, num_layers)
     return MemoryTerms(
-        resident_gib=parameters * (2 * setup.element_bytes + gradients) / GIB,
-        optimizer_gib_per_byte=parameters / (topology.dp if setup.technique.zero_stage else 1) / GIB,
+        resident_gib=resident / GIB,
+        optimizer_gib_per_byte=sharded / GIB,
         kept_gib=kept / GIB,
-        working_gib=(recomputed + logits + in_flight * setup.element_bytes * stream) / GIB,
+        working_gib=((one_layer if recomputed else 0.0) + logits + in_flight * setup.element_bytes * stream) / GIB,
     )
 
 
-def _changed_bytes(setup: Setup) -> int:
-    """Return what a layer keeps in 16 bits beyond a GELU layer in which every head has its own keys and values.
+def _in_flight(setup: Setup, stage: int) -> float:
+    """Return the micro batches that a stage keeps at the same time."""
+    pp, chunks = setup.topology.pp, setup.technique.chunks_per_rank
+    more = (pp - 1) / chunks if chunks > 1 else 0
+    return min(setup.num_micro_batches, pp - stage + more)
 
-    Shared keys and values are narrower. A gate doubles what the MLP keeps: its two products, SiLU of one, and the
-    result, instead of one product and GELU of it.
+
+def _layer_bytes(setup: Setup) -> float:
+    """Return what one layer keeps of one micro batch where nothing is recomputed.
+
+    A fused attention kernel keeps no scores, and neither does a layer that recomputes them. Without tensor
+    parallelism's sequence part, ten bytes of every element of the stream are on all of its ranks.
     """
-    shape = setup.shape
-    narrower = 4 * (shape.hidden_size - shape.key_value_size)
-    return setup.tokens_per_micro_batch * (4 * (shape.mlp_inputs - 1) * shape.ffn_hidden_size - narrower)
+    shape, technique, tp = setup.shape, setup.technique, setup.topology.tp
+    tokens = setup.tokens_per_micro_batch
+    stream = tokens * shape.hidden_size
+    held = stream * (34 / tp if technique.sequence_parallel else 10 + 24 / tp) + _changed_bytes(setup) / tp
+    if technique.attention == "unfused" and technique.recomputation != "selective":
+        held += 5 * shape.num_attention_heads * shape.sequence_length * tokens / tp
+    if setup.framework == "torchtitan" and technique.recomputation == "selective":
+        held /= 2  # the results of every other product are kept
+    return held * setup.element_bytes / 2
+
+
+def _changed_bytes(setup: Setup) -> float:
+    """Return what a layer keeps in 16 bits beyond a layer with a GELU MLP of 4 h in which every head has its own keys
+    and values: an input of 4 h and a result of 4 h, 16 bytes per element of the stream.
+
+    Shared keys and values are narrower. A gate keeps its two products, SiLU of one, and the result. Experts keep that,
+    their inputs and their results for every token that visits them.
+    """
+    shape, experts = setup.shape, setup.shape.experts
+    per_width = 8 if shape.mlp_inputs == 2 else 4
+    attention = 4 * (shape.key_value_size - shape.hidden_size) + 6 * (shape.query_size - shape.hidden_size)
+    dense = float(per_width * shape.ffn_hidden_size)
+    if experts:
+        share = shape.expert_layers / shape.num_layers
+        width = experts.ffn_hidden_size * experts.per_token + experts.shared_ffn_hidden_size
+        dense = (1 - share) * dense + share * (per_width * width + 4 * experts.per_token * shape.hidden_size)
+    return setup.tokens_per_micro_batch * (attention + dense - 16 * shape.hidden_size)
+
+
+def _logit_bytes(setup: Setup) -> int:
+    """Return the bytes of a logit while the loss is computed: in 16 bits with a fused loss, which Megatron-DeepSpeed
+    and `bsl train` have, and in fp32 as well otherwise."""
+    return 2 if setup.framework in ("bsl", "deepspeed") else 6
+
+
+def _state(setup: Setup, stage: int, num_layers: int) -> tuple[float, float]:
+    """Return the bytes of weights and gradients on a rank, and the bytes of optimizer state per byte of a parameter's.
+
+    ZeRO shards the state from stage 1 on, gradients from stage 2 on, and weights with stage 3, where the rank has two
+    layers' weights at a time.
+    """
+    technique, parameters = setup.technique, _parameters(setup, stage, num_layers)
+    shards = shard_ranks(setup)
+    accumulated = FP32_GRADIENT_BYTES if setup.has_fp32_gradients and setup.precision != "fp32" else 0.0
+    weights, gradients = float(setup.element_bytes), setup.element_bytes + accumulated
+    if technique.zero_stage >= 2:
+        gradients = (4 if setup.framework in ("torchtitan", "fsdp") else gradients) / shards
+    resident = parameters * (weights + gradients)
+    if technique.zero_stage == 3:
+        resident = parameters * gradients + 2 * layer_weights(setup) * setup.element_bytes
+    return resident, _expert_shares(setup, parameters, num_layers, shards if technique.zero_stage else 1)
+
+
+def _expert_shares(setup: Setup, parameters: float, num_layers: int, shards: int) -> float:
+    """Return the parameters whose optimizer state a rank holds. Experts have fewer replicas, so fewer shards."""
+    experts = num_layers * expert_weights(setup)
+    own = max(1.0, shards * setup.topology.tp / setup.expert_shards) if shards > 1 else 1.0
+    return (parameters - experts) / shards + experts / own
 
 
 def _parameters(setup: Setup, stage: int, num_layers: int) -> float:
     """Return the parameters of a rank of `stage` with `num_layers` layers; counts layers and tables, the rest is
     tiny."""
     h, tp, last = setup.shape.hidden_size, setup.topology.tp, setup.topology.pp - 1
-    ffn = setup.shape.ffn_hidden_size
-    count = num_layers * (setup.shape.layer_matrices + 9 * h + ffn) / tp
+    vectors = 9 * h + setup.shape.ffn_hidden_size if setup.shape.biases else 2 * h
+    count = num_layers * (layer_weights(setup) + vectors / tp)
     if stage in (0, last):
+        count += setup.shape.padded_vocab_size(tp) / tp * h
+    if stage == last == 0 and not setup.shape.tied_embeddings:
         count += setup.shape.padded_vocab_size(tp) / tp * h
     if stage == 0:
         count += count_position_parameters(setup.shape)

@@ -12,7 +12,8 @@ from itertools import groupby
 from bigsci_launch.plan.price.balance import settle_method
 from bigsci_launch.plan.price.calibration import Calibration
 from bigsci_launch.plan.price.memory import count_memory, weigh_memory
-from bigsci_launch.plan.price.step_time import count_work, predict_step
+from bigsci_launch.plan.price.step_time import predict_step
+from bigsci_launch.plan.price.work.count import count_work
 from bigsci_launch.plan.shape.parameters import cut_model
 from bigsci_launch.plan.shape.setup import Setup
 

@@ -66,8 +66,8 @@ class Setup:
 
     `has_fp32_gradients`: 16-bit weights accumulate their gradients in fp32 (DeepSpeed's BF16 optimizer).
     `has_blocking_launches`: the host waits for every kernel (CUDA_LAUNCH_BLOCKING=1). `expert_shards`: ranks over which
-    the experts of a layer are spread inside the others. `day` is when it ran; None means now, in the newest state of
-    the cluster.
+    the experts of a layer are spread inside the others. `nodes_per_domain`: nodes whose GPUs NVLink connects. `day` is
+    when it ran; None means now, in the newest state of the cluster.
     """
 
     shape: ModelShape
@@ -83,6 +83,7 @@ class Setup:
     partition_rule: PartitionRule = PartitionRule.BALANCE
     framework: Framework = "bsl"
     expert_shards: int = 1
+    nodes_per_domain: int = 1
     day: date | None = None
 
     @classmethod
@@ -106,6 +107,11 @@ class Setup:
     @property
     def num_nodes(self) -> int:
         return -(-self.topology.world_size // self.ranks_per_node)
+
+    @property
+    def domain_ranks(self) -> int:
+        """Ranks that NVLink connects."""
+        return self.ranks_per_node * self.nodes_per_domain
 
     @property
     def num_micro_batches(self) -> int:

@@ -14,13 +14,9 @@ from bigsci_launch.errors import ConfigError
 from bigsci_launch.plan.price.calibration import Calibration
 from bigsci_launch.plan.price.memory import count_memory, is_out_of_memory, weigh_memory
 from bigsci_launch.plan.price.neighbours import point_of
-from bigsci_launch.plan.price.step_time import (
-    STEP_CONSTANT_S,
-    count_work,
-    drift_on,
-    layer_and_head_seconds,
-    rates_of,
-)
+from bigsci_launch.plan.price.step_time import drift_on, layer_and_head_seconds, step_constant
+from bigsci_launch.plan.price.work.count import count_work
+from bigsci_launch.plan.price.work.terms import rates_of, weigh_work
 from bigsci_launch.plan.shape.parameters import count_stage_parameters
 from bigsci_launch.plan.shape.setup import Setup
 from bigsci_launch.plan.survive.cut import CutModel, find_cut
@@ -94,13 +90,13 @@ class Replica:
     def _hop(self) -> float:
         """Seconds of one message between stages. The planner's hop is a pair of them, there and back."""
         work = count_work(self._uniform(2, 1), self.calibration.gpu)
-        return self._factor * sum(map(float.__mul__, work.hop, rates_of(self.calibration.constants))) / 2
+        return self._factor * weigh_work(work.hop, rates_of(self.calibration.constants)) / 2
 
     def once_per_step(self, num_stages: int, num_pipelines: int) -> float:
         """Return the seconds of a step outside the pipelines: gradients and weights between replicas, the optimizer."""
         work = count_work(self._uniform(num_stages, num_pipelines), self.calibration.gpu)
-        reduced = sum(map(float.__mul__, work.step, rates_of(self.calibration.constants)))
-        return self._factor * (reduced + STEP_CONSTANT_S)
+        reduced = weigh_work(work.step, rates_of(self.calibration.constants))
+        return self._factor * (reduced + step_constant(work))
 
     def _uniform(self, pp: int, dp: int) -> Setup:
         topology = Topology(tp=self.setup.topology.tp, pp=pp, dp=dp)

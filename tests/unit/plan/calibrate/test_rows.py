@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from bigsci_launch.errors import DataError
 from bigsci_launch.plan.calibrate.predict import PREDICTED, predict_row, predicted_csv
-from bigsci_launch.plan.calibrate.rows import MeasuredRow, measurements_of, read_rows, setup_of
+from bigsci_launch.plan.calibrate.rows import MeasuredRow, Measurement, measurements_of, read_rows, setup_of
 from bigsci_launch.plan.calibrate.score import error_figures, rank_figures, score_rows
 from bigsci_launch.plan.price.calibration import Calibration
+from bigsci_launch.plan.shape.parameters import Experts, ModelShape
 from bigsci_launch.plan.shape.partition import PartitionRule
+from bigsci_launch.plan.shape.setup import UNFUSED_2021, Setup, Technique
+from bigsci_launch.topology import Topology
 
 GOOD = {
     "row_id": "x1",
@@ -49,6 +53,22 @@ def row(**cells: str) -> MeasuredRow:
         ({"precision": "int8"}, "precision 'int8'"),
         ({"zero": "2"}, "ZeRO stage 2 cannot be used with a pipeline"),
         ({"partition_method": "type:mamba"}, "matches no layer"),
+        ({"framework": "mamba"}, "framework 'mamba' is not modelled; bsl, deepspeed, megatron, torchtitan, fsdp are"),
+        ({"framework": "megatron", "precision": "nvfp4"}, "precision 'nvfp4' is not modelled"),
+        ({"framework": "megatron", "activation": "geglu"}, "activation 'geglu' is not modelled; gelu, swiglu, relu2"),
+        ({"framework": "megatron", "activation": "swiglu"}, "ffn is empty, and swiglu has no usual width"),
+        ({"framework": "megatron", "recompute": "mlp"}, "recompute 'mlp' is not modelled"),
+        ({"framework": "megatron", "overlap": "dp ep"}, "overlap 'ep' is not modelled"),
+        ({"framework": "deepspeed", "zero": "2"}, "ZeRO stage 2 cannot be used with a pipeline"),
+        ({"framework": "torchtitan", "kv_heads": "4"}, "kv_heads 4 is not a multiple of tp 8"),
+        ({"framework": "megatron", "kv_heads": "48"}, "64 heads are not a multiple of kv_heads 48"),
+        ({"framework": "megatron", "cp": "2"}, "dp 8 x tp 8 x pp 6 x cp 2 = 768, but gpus is 384"),
+        ({"framework": "megatron", "ep": "8"}, "ep 8, but the row has no experts"),
+        ({"framework": "megatron", "experts": "8"}, "experts_per_token is empty"),
+        ({"framework": "megatron", "schedule": "interleaved"}, "virtual_stages is empty or 1"),
+        ({"framework": "megatron", "schedule": "zero_bubble", "virtual_stages": "2"}, "virtual_stages 2 with schedule"),
+        ({"framework": "megatron", "nlayers": "73"}, "73 layers cannot be cut evenly into 6 parts"),
+        ({"framework": "fsdp", "shard_group": "3"}, "shard_group 3 does not divide dp 8"),
         ({"date": "2022-02-20", "pp": "48", "tp": "1", "partition_method": ""}, "12 of 48 stages"),
     ],
 )
@@ -65,6 +85,111 @@ def test_what_a_row_leaves_out_is_filled_in() -> None:
     assert setup.precision == "fp16"
     assert setup.partition_method == "type:transformer"
     assert setup.day is None
+
+
+def setup(**cells: str) -> Setup:
+    found = setup_of(row(**cells))
+    assert isinstance(found, Setup), found
+    return found
+
+
+def test_tables_without_a_framework_are_of_2022(chronicle: list[Measurement], vtrain: list[Measurement]) -> None:
+    setups = [measured.setup for measured in chronicle + vtrain]
+    assert {replace(setup.technique, zero_stage=1) for setup in setups} == {UNFUSED_2021}
+    assert {(setup.framework, setup.expert_shards) for setup in setups} == {("deepspeed", 1)}
+    for shape in {setup.shape for setup in setups}:
+        plain = ModelShape(
+            shape.num_layers, shape.hidden_size, shape.num_attention_heads, 4 * shape.hidden_size, 2048, 1
+        )
+        assert replace(shape, vocab_size=1) == plain
+
+
+def test_a_framework_brings_its_own_defaults() -> None:
+    megatron, titan = (
+        setup(framework="megatron", precision=""),
+        setup(framework="torchtitan", pp="1", gpus="64", nodes="8"),
+    )
+    assert megatron.technique == Technique(zero_stage=1)
+    assert (megatron.precision, megatron.has_fp32_gradients) == ("bf16", True)
+    assert titan.technique == Technique(zero_stage=3, sequence_parallel=True, overlap=frozenset(("dp",)))
+    assert titan.shape.vocab_size_multiple == 1
+    assert setup(framework="deepspeed").technique == Technique(zero_stage=1)
+    # What is assumed of rows that do not say it, is not assumed of another program.
+    assumed = replace(row(framework="megatron"), assumed={"launch_blocking": "1"})
+    found = setup_of(assumed)
+    assert isinstance(found, Setup)
+    assert not found.has_blocking_launches
+
+
+def test_every_column_of_a_model_of_today_is_read() -> None:
+    mixtral = {
+        **{"framework": "megatron", "nlayers": "32", "nhidden": "4096", "nheads": "32", "kv_heads": "8"},
+        **{"head_dim": "160", "ffn": "14336", "activation": "swiglu", "norm": "rmsnorm", "positions": "rotary"},
+        **{"biases": "0", "tied": "0", "seq": "4096", "vocab": "32000", "experts": "8", "experts_per_token": "2"},
+        **{"expert_ffn": "14336", "shared_expert_ffn": "2048", "dense_layers": "1", "ep": "4", "cp": "2"},
+        **{
+            "dp": "8",
+            "tp": "2",
+            "pp": "4",
+            "gpus": "128",
+            "nodes": "16",
+            "mbs": "1",
+            "gbs": "256",
+            "precision": "mxfp8",
+        },
+        **{"attention": "unfused", "recompute": "2", "sequence_parallel": "1", "zero": "2", "shard_group": "4"},
+        **{"schedule": "interleaved", "virtual_stages": "2", "overlap": "dp tp"},
+    }
+    found = setup(**mixtral)
+    assert found.shape == ModelShape(
+        *(32, 4096, 32, 14336, 4096, 32000),
+        tied_embeddings=False,
+        positions="rotary",
+        num_key_value_heads=8,
+        activation="swiglu",
+        norm="rmsnorm",
+        biases=False,
+        head_size=160,
+        experts=Experts(8, 2, 14336, 2048, 1),
+    )
+    assert found.topology == Topology(tp=2, pp=4, dp=8, cp=2)
+    assert (found.precision, found.expert_shards, found.framework) == ("fp8", 4, "megatron")
+    assert found.technique == Technique(
+        "unfused", "full", 2, True, 2, 4, "interleaved", 2, overlap=frozenset(("dp", "tp"))
+    )
+
+
+def test_layers_are_cut_as_the_framework_cuts_them() -> None:
+    layout = {"tp": "8", "dp": "1", "pp": "4", "gpus": "32", "nodes": "4", "gbs": "64"}
+    cut = {
+        (framework, layers): setup(framework=framework, nlayers=layers, **layout).layers_per_stage
+        for framework, layers in (("megatron", "32"), ("megatron", "30"), ("megatron", "31"), ("torchtitan", "32"))
+    }
+    assert cut == {
+        ("megatron", "32"): (8, 8, 8, 8),
+        ("megatron", "30"): (7, 8, 8, 7),
+        ("megatron", "31"): (8, 8, 8, 7),
+        ("torchtitan", "32"): (8, 9, 8, 7),
+    }
+    interleaved = setup(framework="megatron", nlayers="62", virtual_stages="2", **layout)
+    assert interleaved.layers_per_stage == (15, 16, 16, 15)
+    assert setup(framework="megatron", nlayers="33", partition_method="time:9,8,8,8", **layout).layers_per_stage[0] == 9
+
+
+def test_other_programs_run_layouts_that_deepspeed_refuses() -> None:
+    across = setup(framework="megatron", tp="16", dp="4", kv_heads="8")
+    assert (across.topology.tp, across.ranks_per_node) == (16, 8)
+    assert setup(framework="megatron", zero="3").technique.zero_stage == 3
+    unsaid = setup_of(row(framework="megatron", tp="16", dp="4", nodes=""))
+    assert unsaid == "tp 16 is more than the 8 GPUs of a node"
+
+
+def test_seconds_follow_from_tokens_per_second_and_where_they_were_measured_is_kept() -> None:
+    place = {"gpu": "H100-SXM5-80GB", "site": "here", "network_gb_per_s": "400"}
+    (found,), _ = measurements_of([row(framework="megatron", tokens_per_s_per_gpu="100", **place)])
+    assert found.seconds == pytest.approx(2048 * 2048 / (100 * 384))
+    assert (found.gpu, found.site, found.network_gb_per_s) == ("H100-SXM5-80GB", "here", 400)
+    assert row(tokens_per_s_per_gpu="100", sec_per_it="7").seconds == 7
 
 
 def test_the_partitioner_is_that_of_the_day() -> None:

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from bigsci_launch.plan.price.balance import PRICED_METHODS, price_stages, settle_method, share_out_layers
 from bigsci_launch.plan.price.calibration import Calibration
 from bigsci_launch.plan.price.memory import predict_stage_memory
-from bigsci_launch.plan.price.step_time import count_work, predict_step
+from bigsci_launch.plan.price.step_time import predict_step
+from bigsci_launch.plan.price.work.count import count_work
 from bigsci_launch.plan.shape.partition import Layer, Stages, cut_balanced, cut_layers
 from bigsci_launch.plan.shape.setup import Setup
 from bigsci_launch.topology import Topology

@@ -11,17 +11,14 @@ from hypothesis import strategies as st
 
 from bigsci_launch.plan.price.constants import PRIOR
 from bigsci_launch.plan.price.hardware import A100
-from bigsci_launch.plan.price.step_time import (
-    STEP_CONSTANT_S,
-    count_work,
-    drift_on,
-    predict_step,
-    rates_of,
-    step_seconds,
-)
+from bigsci_launch.plan.price.step_time import STEP_S, drift_on, predict_step, step_seconds
+from bigsci_launch.plan.price.work.count import count_work
+from bigsci_launch.plan.price.work.terms import LAUNCHES, TERMS, rates_of
 from bigsci_launch.plan.shape.parameters import ModelShape
 from bigsci_launch.plan.shape.setup import Setup, Technique
 from bigsci_launch.topology import Topology
+
+NETWORK = TERMS.index("network")
 
 
 def seconds(setup: Setup) -> float:
@@ -31,7 +28,7 @@ def seconds(setup: Setup) -> float:
 def test_terms_and_the_quick_path_agree(bloom: Setup) -> None:
     work = count_work(bloom, A100)
     step = predict_step(work, PRIOR)
-    assert sum(step.terms) + STEP_CONSTANT_S == pytest.approx(step.seconds)
+    assert sum(step.terms) + STEP_S == pytest.approx(step.seconds)
     assert step_seconds(work, rates_of(PRIOR)) == pytest.approx(step.seconds)
 
 
@@ -81,8 +78,8 @@ def test_recomputation_costs_a_forward_pass(bloom: Setup) -> None:
 
 def test_only_replicas_pay_for_gradients(bloom: Setup) -> None:
     alone = replace(bloom, topology=Topology(tp=4, pp=12, dp=1), global_batch_size=256)
-    assert count_work(alone, A100).step[4] == 0
-    assert count_work(bloom, A100).step[4] > 0
+    assert count_work(alone, A100).step[NETWORK] == 0
+    assert count_work(bloom, A100).step[NETWORK] > 0
 
 
 def test_drift_counts_from_its_day_on() -> None:
@@ -100,5 +97,5 @@ def test_launches_hide_behind_the_work_unless_each_is_waited_for(bloom: Setup) -
     tiny = replace(tiny, topology=Topology(tp=2, pp=12, dp=16), micro_batch_size=1)
     # A small model waits for its launches either way.
     assert 1 < seconds(replace(tiny, has_blocking_launches=True)) / seconds(tiny) < 2
-    assert predict_step(count_work(tiny, A100), PRIOR).terms[1] > 0.2 * seconds(tiny)
-    assert predict_step(count_work(bloom, A100), PRIOR).terms[1] < 0.01 * free
+    assert predict_step(count_work(tiny, A100), PRIOR).terms[LAUNCHES] > 0.2 * seconds(tiny)
+    assert predict_step(count_work(bloom, A100), PRIOR).terms[LAUNCHES] < 0.01 * free

@@ -1,0 +1,258 @@
+"""Counts the work of a step: what is computed, moved and sent, before any rate weighs it.
+
+Work is counted for one layer and micro batch (the mean over the layers), for the head, for a hop between stages, and
+once per step. What runs while the GPU computes is counted apart, as `hidden`.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+
+from bigsci_launch.plan.price.hardware import GpuModel
+from bigsci_launch.plan.price.work.communication import (
+    expert_exchange,
+    gathered_weights,
+    gradient_exchange,
+    hop_traffic,
+    key_value_exchange,
+    tensor_parallel_exchange,
+)
+from bigsci_launch.plan.price.work.held import heaviest_stage, layer_weights, shard_ranks
+from bigsci_launch.plan.price.work.terms import NO_WORK, WorkByTerm, add_work, work_of
+from bigsci_launch.plan.shape.setup import Setup
+
+# Output tiles (rows, columns) from which cuBLAS chooses. The best one counts, with its last wave over the GPU's
+# multiprocessors rounded up.
+_TILES = ((256, 128), (128, 256), (128, 128), (64, 256), (256, 64))
+
+# Bytes that memory-bound kernels move per element in the forward and in the backward pass, 16-bit activations:
+# attention scores (softmax, dropout), the residual stream (norms, dropout, adds), the MLP's inside (GELU), queries and
+# keys that are rotated, what is sorted by experts, the logits.
+_SCORE_BYTES, _INNER_BYTES, _ROTARY_BYTES, _SORTED_BYTES, _LOGIT_BYTES = (13, 10), (6, 8), (4, 4), (14, 14), 20
+_STREAM_BYTES, _COMPILED_STREAM_BYTES, _EAGER_STREAM_BYTES = (25, 20), (30, 30), (55, 44)
+
+CAUSAL = 0.5
+"""Share of the scores that a fused kernel computes, since none of them look ahead."""
+
+FUSED_BACKWARD = 2.5
+"""Work of the fused kernel's backward pass over its forward pass: it computes the scores again (FlashAttention)."""
+
+FP8_SHARE = 0.92
+"""Efficiency of fp8 products relative to that of bf16 products: scaling and casts."""
+
+GROUPED_SHARE = 0.6
+"""Efficiency of the products of many experts relative to that of one large product."""
+
+OPTIMIZER_TRAFFIC = 34
+"""Bytes per parameter that AdamW moves: gradient, master and two moments in fp32 are read, all but the gradient are
+written, and the 16-bit weight; the norm reads the gradient again."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepWork:
+    """The work of a setup. `rounds` divides the time to fill and drain the pipeline: chunks of layers per rank, or what
+    a zero-bubble schedule gains. `hidden` of a layer and `hidden_step` run while the GPU computes."""
+
+    layer: WorkByTerm
+    hidden: WorkByTerm
+    head: WorkByTerm
+    hop: WorkByTerm
+    step: WorkByTerm
+    hidden_step: WorkByTerm
+    layers_per_stage: tuple[int, ...]
+    num_micro_batches: int
+    rounds: int
+    day_ordinal: int | None
+    is_blocking: bool
+
+
+ZERO_BUBBLE_ROUNDS = 3
+"""ZB-H1 leaves a third of the bubble: weight gradients, a third of the work, wait for no other stage (Qi et al.)."""
+
+
+def count_work(setup: Setup, gpu: GpuModel) -> StepWork:
+    """Return the work of one step of `setup`.
+
+    Raises:
+        ValueError: the layers cannot be cut into stages.
+    """
+    technique = setup.technique
+    gradients = gradient_exchange(setup)
+    is_hidden = "dp" in technique.overlap
+    return StepWork(
+        layer=_layer_work(setup, gpu),
+        hidden=add_work(gathered_weights(setup), key_value_exchange(setup)),
+        head=_head_work(setup, gpu),
+        hop=hop_traffic(setup, gpu),
+        step=add_work(_optimizer_work(setup), NO_WORK if is_hidden else gradients),
+        hidden_step=gradients if is_hidden else NO_WORK,
+        layers_per_stage=setup.layers_per_stage,
+        num_micro_batches=setup.num_micro_batches,
+        rounds=ZERO_BUBBLE_ROUNDS if technique.schedule == "zero_bubble" else technique.chunks_per_rank,
+        day_ordinal=setup.day.toordinal() if setup.day else None,
+        is_blocking=setup.has_blocking_launches,
+    )
+
+
+def _layer_work(setup: Setup, gpu: GpuModel) -> WorkByTerm:
+    """Return the work of one layer and micro batch, with what is recomputed in the backward pass."""
+    shape = setup.shape
+    forwards = setup.num_passes - 2
+    if setup.framework == "torchtitan" and setup.technique.recomputation == "selective":
+        forwards += 0.5  # every other product is repeated
+    products = _dense_products(setup, gpu, forwards) + _expert_products(setup, gpu, forwards)
+    is_misaligned = shape.head_dim % 8 != 0
+    return add_work(
+        add_work(_attention_work(setup, gpu, forwards, is_misaligned=is_misaligned), tensor_parallel_exchange(setup)),
+        add_work(
+            expert_exchange(setup, gpu),
+            work_of(
+                products=products / _product_peak(setup, gpu),
+                launches=1.0 if setup.has_blocking_launches else ASYNCHRONOUS_LAUNCHES,
+                traffic=_layer_traffic(setup, forwards) + _accumulation(setup),
+            ),
+        ),
+    )
+
+
+ASYNCHRONOUS_LAUNCHES = 0.35
+"""Launch time of a layer without waiting for each kernel, relative to waiting."""
+
+
+def _dense_products(setup: Setup, gpu: GpuModel, forwards: float) -> float:
+    """Return the FLOPs of attention's matrices and of the MLP, or of the share of layers that has one."""
+    shape, tp, tokens = setup.shape, setup.topology.tp, setup.tokens_per_micro_batch
+    h, query, inputs = shape.hidden_size, shape.query_size, shape.mlp_inputs
+    products = [(1.0, (query + 2 * shape.key_value_size) // tp, h), (1.0, h, query // tp)]
+    dense = 1 - shape.expert_layers / shape.num_layers
+    widths = [(dense, shape.ffn_hidden_size)]
+    if shape.experts and shape.experts.shared_ffn_hidden_size:
+        widths.append((1 - dense, shape.experts.shared_ffn_hidden_size))
+    for share, width in widths if dense < 1 else widths[:1]:
+        products += [(share, inputs * width // tp, h), (share, h, max(1, width // tp))]
+    return sum(
+        share * _trained_product(tokens, columns, inner, forwards, gpu) for share, columns, inner in products if share
+    )
+
+
+def _expert_products(setup: Setup, gpu: GpuModel, forwards: float) -> float:
+    """Return the FLOPs of the experts of one rank, if tokens spread evenly. Ranks hold whole experts."""
+    shape, experts = setup.shape, setup.shape.experts
+    if experts is None:
+        return 0.0
+    tokens = setup.tokens_per_micro_batch / setup.topology.tp * experts.per_token * (experts.capacity_factor or 1.0)
+    held = max(1, experts.count // setup.expert_shards)
+    rows = max(1, round(tokens / held))
+    width, h = experts.ffn_hidden_size, shape.hidden_size
+    one = _trained_product(rows, shape.mlp_inputs * width, h, forwards, gpu)
+    one += _trained_product(rows, h, width, forwards, gpu)
+    return shape.expert_layers / shape.num_layers * held * one / GROUPED_SHARE
+
+
+def _attention_work(setup: Setup, gpu: GpuModel, forwards: float, *, is_misaligned: bool) -> WorkByTerm:
+    """Return the work of scores and values. A fused kernel leaves out those that look ahead, and keeps no scores."""
+    shape, technique = setup.shape, setup.technique
+    scores = setup.tokens_per_micro_batch * shape.sequence_length * shape.num_attention_heads / setup.topology.tp
+    repeats = forwards + (1 if technique.recomputation == "selective" else 0)
+    forward = 4 * scores * shape.head_dim / _peak(setup, gpu)
+    if technique.attention == "fused":
+        work = CAUSAL * forward * (repeats + FUSED_BACKWARD)
+        return work_of(misaligned=work) if is_misaligned else work_of(attention=work)
+    traffic = scores * _both(_SCORE_BYTES, repeats) * _width(setup) / 1e12
+    work = forward * (repeats + 2)
+    return work_of(misaligned=work, traffic=traffic) if is_misaligned else work_of(products=work, traffic=traffic)
+
+
+def _layer_traffic(setup: Setup, forwards: float) -> float:
+    """Return the terabytes that norms, dropout, adds, the MLP's activation and the sorting by experts move."""
+    shape, tp, tokens = setup.shape, setup.topology.tp, setup.tokens_per_micro_batch
+    h, experts = shape.hidden_size, shape.experts
+    dense = 1 - shape.expert_layers / shape.num_layers
+    inner = dense * shape.ffn_hidden_size / tp
+    moved = 0.0
+    if experts:
+        visits = experts.per_token * (experts.capacity_factor or 1.0)
+        width = experts.ffn_hidden_size * visits + experts.shared_ffn_hidden_size
+        inner += (1 - dense) * width / tp
+        moved = (1 - dense) * visits * h / tp * _both(_SORTED_BYTES, forwards)
+    rotated = (shape.query_size + shape.key_value_size) / tp if shape.positions == "rotary" else 0
+    stream = h / (tp if setup.technique.sequence_parallel else 1)
+    moved += stream * _both(_stream_bytes(setup), forwards) + rotated * _both(_ROTARY_BYTES, forwards)
+    moved += inner * (shape.mlp_inputs + 1) / 2 * _both(_INNER_BYTES, forwards)
+    return tokens * moved * _width(setup) / 1e12
+
+
+def _accumulation(setup: Setup) -> float:
+    """Return the terabytes of adding a micro batch's gradients to those before it."""
+    if setup.technique.zero_stage >= 2 or _has_fused_kernels(setup):
+        return 4 * layer_weights(setup) / 1e12
+    return (12 if setup.has_fp32_gradients else 6) * layer_weights(setup) / 1e12
+
+
+def _stream_bytes(setup: Setup) -> tuple[float, float]:
+    if _has_fused_kernels(setup):
+        return _COMPILED_STREAM_BYTES
+    return _STREAM_BYTES if setup.technique.attention == "unfused" else _EAGER_STREAM_BYTES
+
+
+def _has_fused_kernels(setup: Setup) -> bool:
+    """Return whether norms, adds and the MLP's activation are compiled into few kernels, and products add their
+    gradients up themselves: Megatron since it has fused attention, and torchtitan."""
+    return setup.framework in ("megatron", "torchtitan") and setup.technique.attention == "fused"
+
+
+def _both(forward_backward: tuple[float, float], forwards: float) -> float:
+    return forward_backward[0] * forwards + forward_backward[1]
+
+
+def _width(setup: Setup) -> float:
+    """Return the bytes of an activation relative to 16 bits."""
+    return setup.element_bytes / 2
+
+
+def _peak(setup: Setup, gpu: GpuModel) -> float:
+    """Return the peak FLOP/s of attention; fp32 runs at half the 16-bit rate (TF32)."""
+    return gpu.peak_tflops * 1e12 / (2 if setup.precision == "fp32" else 1)
+
+
+def _product_peak(setup: Setup, gpu: GpuModel) -> float:
+    """Return the peak FLOP/s of a layer's matrix products, in units of the efficiency of bf16."""
+    if setup.precision == "fp8" and gpu.fp8_tflops:
+        return FP8_SHARE * gpu.fp8_tflops * 1e12
+    return _peak(setup, gpu)
+
+
+def _head_work(setup: Setup, gpu: GpuModel) -> WorkByTerm:
+    """Return the work of the product with the vocabulary and of the logits, which are never recomputed or in fp8."""
+    tokens, tp = setup.tokens_per_micro_batch, setup.topology.tp
+    columns = setup.shape.padded_vocab_size(tp) // tp
+    products = _trained_product(tokens, columns, setup.shape.hidden_size, 1, gpu)
+    return work_of(products=products / _peak(setup, gpu), traffic=_LOGIT_BYTES * tokens * columns / 1e12)
+
+
+def _optimizer_work(setup: Setup) -> WorkByTerm:
+    """Return the work of AdamW on the heaviest stage's share of a rank."""
+    shards = shard_ranks(setup) if setup.technique.zero_stage else 1
+    return work_of(traffic=OPTIMIZER_TRAFFIC * heaviest_stage(setup) / shards / 1e12)
+
+
+def _trained_product(rows: int, columns: int, inner: int, forwards: float, gpu: GpuModel) -> float:
+    """Return the FLOPs of (rows x inner) by (inner x columns): forward, gradient of the input and of the weight."""
+    count = gpu.num_multiprocessors
+    return (
+        forwards * _tiled_flops(rows, columns, inner, count)
+        + _tiled_flops(rows, inner, columns, count)
+        + _tiled_flops(inner, columns, rows, count)
+    )
+
+
+@lru_cache(maxsize=65536)
+def _tiled_flops(rows: int, columns: int, inner: int, num_multiprocessors: int) -> float:
+    """Return the FLOPs of one product with the best tile, rounded up to whole tiles and whole waves of them."""
+    waves = (
+        (-(-math.ceil(rows / high) * math.ceil(columns / wide) // num_multiprocessors)) * high * wide
+        for high, wide in _TILES
+    )
+    return 2.0 * min(waves) * num_multiprocessors * inner

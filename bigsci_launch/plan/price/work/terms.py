@@ -1,0 +1,59 @@
+"""What the time of a step is spent on, in one order for work, for rates and for reports."""
+
+from __future__ import annotations
+
+from bigsci_launch.plan.price.constants import Constants
+
+TERMS = (
+    "matrix products",
+    "attention",
+    "launch overhead",
+    "memory traffic",
+    "NVLink",
+    "network",
+    "misaligned heads",
+)
+
+WorkByTerm = tuple[float, float, float, float, float, float, float]
+"""Products and attention in seconds at the peak rate, launches in 1e-3 of the overhead of a layer, traffic in TB,
+NVLink and network in GB, misaligned attention in seconds at the peak rate."""
+
+NO_WORK: WorkByTerm = (0.0,) * 7
+LAUNCHES = TERMS.index("launch overhead")
+
+
+def work_of(
+    products: float = 0.0,
+    attention: float = 0.0,
+    launches: float = 0.0,
+    traffic: float = 0.0,
+    nvlink: float = 0.0,
+    network: float = 0.0,
+    misaligned: float = 0.0,
+) -> WorkByTerm:
+    """Return work with these amounts; `launches` counts layers."""
+    return (products, attention, launches / 1e3, traffic, nvlink, network, misaligned)
+
+
+def add_work(one: WorkByTerm, other: WorkByTerm) -> WorkByTerm:
+    """Return the sum, term by term."""
+    a, b, c, d, e, f, g = (left + right for left, right in zip(one, other, strict=True))
+    return (a, b, c, d, e, f, g)
+
+
+def rates_of(constants: Constants) -> tuple[float, ...]:
+    """Return the seconds per unit of work, in the order of `TERMS`."""
+    return (
+        1 / constants.gemm_efficiency,
+        1 / constants.attention_efficiency,
+        constants.layer_overhead_ms,
+        1 / constants.hbm_tb_per_s,
+        1 / constants.nvlink_gb_per_s,
+        1 / constants.network_gb_per_s,
+        constants.misaligned_heads,
+    )
+
+
+def weigh_work(work: WorkByTerm, rates: tuple[float, ...]) -> float:
+    """Return the seconds of work at these rates, one thing after the other."""
+    return sum(map(float.__mul__, work, rates))
