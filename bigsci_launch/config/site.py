@@ -12,6 +12,7 @@ from bigsci_launch.config.schema.run import RunConfig
 from bigsci_launch.config.schema.site import SiteConfig
 from bigsci_launch.content import content_folders, packaged
 from bigsci_launch.errors import ConfigError
+from bigsci_launch.gpus import gpu_named
 from bigsci_launch.topology import Topology
 
 TEMPLATE = "template"
@@ -135,10 +136,17 @@ def site_layer(site: Site) -> Node:
             "ulimits": config.ulimits.model_dump(exclude_none=True) or None,
             "stage_in": [each.model_dump() for each in config.stage_in] or None,
         },
-        "monitor": {"peak_tflops_per_rank": config.gpu.peak_tflops if config.gpu else None},
+        "monitor": {"peak_tflops_per_rank": _peak_tflops(config)},
         "env": {name: variable.model_dump() for name, variable in config.environment.items()},
     }
     sections = {
         section: {key: value for key, value in values.items() if value is not None} for section, values in given.items()
     }
     return at_one_place(sections, f"site {site.name}")
+
+
+def _peak_tflops(config: SiteConfig) -> float | None:
+    if config.gpu is None or config.gpu.peak_tflops:
+        return config.gpu.peak_tflops if config.gpu else None
+    known = gpu_named(config.gpu.name)
+    return known.peak_tflops if known else None

@@ -13,16 +13,29 @@ from bigsci_launch.config.schema.values import EnvironmentName, EnvironmentVaria
 
 
 class Gpu(Section):
-    """The accelerator of a site's nodes."""
+    """The accelerator of a site's nodes. Figures that are left out are those of `slurm/hardware/gpus.yaml`; `bsl plan`
+    says which it had to assume for a name that is not there."""
 
     name: str
-    """Marketing name."""
+    """Marketing name, such as `H100-SXM5-80GB`, or the name that CUDA or HIP gives."""
 
-    memory_gib: PositiveFloat
+    memory_gib: PositiveFloat | None = None
     """Usable memory, GiB."""
 
-    peak_tflops: PositiveFloat
+    peak_tflops: PositiveFloat | None = None
     """Dense bf16 peak, TFLOP/s."""
+
+    fp8_tflops: PositiveFloat | None = None
+    """Dense fp8 peak, TFLOP/s."""
+
+    hbm_tb_per_s: PositiveFloat | None = None
+    """Nominal bandwidth of the GPU's memory, TB/s."""
+
+    multiprocessors: PositiveInt | None = None
+    """Streaming multiprocessors; on AMD, compute units."""
+
+    nvlink_gb_per_s: PositiveFloat | None = None
+    """Nominal GB/s that one GPU can send to the others of its node."""
 
     vendor: Literal["nvidia", "amd"] = "nvidia"
     """Whose driver a container needs: `apptainer exec --nv` or `--rocm`."""
@@ -106,6 +119,9 @@ class SiteConfig(Section):
     nvlink_domain_nodes: PositiveInt = 1
     """Nodes whose GPUs are connected by one NVLink fabric. If more than 1, a tensor-parallel group may cross nodes of
     the same domain, and `--segment` keeps these nodes together."""
+
+    network_gb_per_s: PositiveFloat | None = None
+    """Nominal GB/s of all network adapters of a node together, in one direction: four of 200 Gb/s are 100."""
 
     activation: list[str] = []
     """Shell lines that make the software available: modules, conda, a virtual environment."""

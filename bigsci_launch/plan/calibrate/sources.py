@@ -11,13 +11,11 @@ from statistics import median
 from typing import TypeVar
 
 from bigsci_launch.config.load import load_resolved
-from bigsci_launch.config.site import load_site
-from bigsci_launch.errors import BslError, ConfigError, DataError
+from bigsci_launch.errors import BslError, DataError
 from bigsci_launch.iteration_line import parse_iterations
 from bigsci_launch.plan.calibrate.rows import MeasuredRow, Measurement, measurements_of, read_rows
 from bigsci_launch.plan.price.balance import settle_method
 from bigsci_launch.plan.price.calibration import Calibration
-from bigsci_launch.plan.price.hardware import A100, GpuModel
 from bigsci_launch.plan.price.memory import GIB
 from bigsci_launch.plan.shape.setup import Setup, require_framework
 from bigsci_launch.runs.events import read_events
@@ -43,20 +41,6 @@ _COLUMN_ARGUMENTS = {
     "gpus": "world_size",
     "partition_method": "pp_partition_method",
 }
-
-
-def gpu_of_site(name: str | None) -> GpuModel:
-    """Return the GPU of a site, or A100-80GB if no site is named.
-
-    Raises:
-        ConfigError: there is no such site, or it has no GPU.
-    """
-    if name is None:
-        return A100
-    gpu = load_site(name).config.gpu
-    if gpu is None:
-        raise ConfigError(f"site {name} has no GPU to calibrate", hint="name the site on which the runs were measured")
-    return GpuModel(gpu.name, gpu.memory_gib, gpu.peak_tflops)
 
 
 def read_sources(paths: Sequence[Path]) -> tuple[list[Measurement], list[str]]:

@@ -17,7 +17,7 @@ from bigsci_launch.plan.choose.automatic import with_fastest_size
 from bigsci_launch.plan.choose.search import Plan, SearchResult, make_plan, search, with_free_heads, with_free_layers
 from bigsci_launch.plan.price.balance import settle_method
 from bigsci_launch.plan.price.calibration import Calibration, read_calibration
-from bigsci_launch.plan.price.hardware import GpuModel
+from bigsci_launch.plan.price.hardware import gpu_of_site
 from bigsci_launch.plan.shape.legality import NO_START, Limits, find_refusal
 from bigsci_launch.plan.shape.ramp import count_samples, phases_of
 from bigsci_launch.plan.shape.setup import Setup, require_framework
@@ -49,26 +49,19 @@ class Answer:
     configured: Plan | None
 
 
-def site_gpu(site: Site) -> GpuModel | None:
-    """Return the accelerator of a site, or None."""
-    gpu = site.config.gpu
-    return GpuModel(gpu.name, gpu.memory_gib, gpu.peak_tflops) if gpu else None
-
-
 def calibration_of(site: Site, path: Path | None = None) -> Calibration | None:
     """Return the calibration for `site`: the file at `path`, else the site's own, else priors; None without a GPU.
 
     Raises:
-        DataError: the file is not a calibration.
+        DataError: the file is not a calibration, or it is for another GPU.
     """
-    gpu = site_gpu(site)
+    gpu = gpu_of_site(site.config)
     own = site.path.parent / site.config.calibration if site.config.calibration else None
     chosen = path or own
     if chosen is None:
         return Calibration(gpu=gpu) if gpu else None
     calibration = read_calibration(chosen)
-    # The constants were fitted for the calibration's peak, so only the memory is taken from this site.
-    return replace(calibration, gpu=replace(calibration.gpu, memory_gib=gpu.memory_gib)) if gpu else calibration
+    return calibration.at_site(site.name, gpu) if gpu else calibration
 
 
 def parse_nodes(text: str | None, configured: int) -> range:

@@ -2,7 +2,24 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from bigsci_launch.config.schema.site import SiteConfig
+from bigsci_launch.gpus import gpu_named
+
+NETWORK = "network_gb_per_s"
+
+_KEYS = {
+    "peak_tflops": "gpu.peak_tflops",
+    "memory_gib": "gpu.memory_gib",
+    "hbm_tb_per_s": "gpu.hbm_tb_per_s",
+    "num_multiprocessors": "gpu.multiprocessors",
+    "nvlink_gb_per_s": "gpu.nvlink_gb_per_s",
+    NETWORK: NETWORK,
+}
+"""The figures of a `GpuModel` that every price needs, and the key of the site file that gives each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,3 +43,77 @@ class GpuModel:
 
 
 A100 = GpuModel("A100-SXM4-80GB", 79.15, 312.0)
+
+
+def model_named(name: str, ranks_per_node: int = 8) -> GpuModel | None:
+    """Return the accelerator with that name in nodes of so many; None if `slurm/hardware/gpus.yaml` lacks it."""
+    figures = _table_figures(name, ranks_per_node)
+    return _model(name, figures) if figures else None
+
+
+def gpu_of_site(config: SiteConfig) -> GpuModel | None:
+    """Return the accelerator and the network of a site; None if it has no accelerator.
+
+    What the site file says counts, then the table. What neither says is that of an A100, and `assumed` names it.
+    """
+    if config.gpu is None:
+        return None
+    table = _table_figures(config.gpu.name, config.ranks_per_node)
+    known = gpu_named(config.gpu.name)
+    return _model(known.name if known else config.gpu.name, {**table, **_site_figures(config)})
+
+
+def is_same_gpu(one: str, other: str) -> bool:
+    """Return whether two names mean the same accelerator."""
+    known = gpu_named(one)
+    return known == gpu_named(other) if known else one.strip().lower() == other.strip().lower()
+
+
+def assumed_line(gpu: GpuModel) -> str | None:
+    """Return a line with the figures that nobody gave and the keys that give them, or None if there are none."""
+    if not gpu.assumed:
+        return None
+    figures = (f"{_KEYS[name]} {getattr(gpu, name):g}" for name in gpu.assumed if getattr(gpu, name) is not None)
+    unsaid = (_KEYS[name] for name in gpu.assumed if getattr(gpu, name) is None)
+    return f"assumed, since the site file does not say: {', '.join((*figures, *unsaid))}"
+
+
+def _table_figures(name: str, ranks_per_node: int) -> dict[str, Any]:
+    known = gpu_named(name)
+    if known is None:
+        return {}
+    return _given(
+        {
+            "peak_tflops": known.peak_tflops,
+            "memory_gib": known.memory_gib,
+            "fp8_tflops": known.fp8_tflops,
+            "hbm_tb_per_s": known.hbm_tb_per_s,
+            "num_multiprocessors": known.multiprocessors,
+            "nvlink_gb_per_s": known.node_gb_per_s(ranks_per_node),
+        }
+    )
+
+
+def _site_figures(config: SiteConfig) -> dict[str, Any]:
+    gpu = config.gpu
+    if gpu is None:
+        return {}
+    return _given(
+        {
+            "peak_tflops": gpu.peak_tflops,
+            "memory_gib": gpu.memory_gib,
+            "fp8_tflops": gpu.fp8_tflops,
+            "hbm_tb_per_s": gpu.hbm_tb_per_s,
+            "num_multiprocessors": gpu.multiprocessors,
+            "nvlink_gb_per_s": gpu.nvlink_gb_per_s,
+            NETWORK: config.network_gb_per_s,
+        }
+    )
+
+
+def _given(figures: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in figures.items() if value is not None}
+
+
+def _model(name: str, figures: Mapping[str, Any]) -> GpuModel:
+    return replace(A100, name=name, assumed=tuple(key for key in _KEYS if key not in figures), **figures)

@@ -50,7 +50,8 @@ def price_setup(setup: Setup, calibration: Calibration) -> Price:
     """
     point = point_of(setup)
     step = _step(setup, calibration)
-    time_factor, closeness = calibration.time_neighbours.look_up(point)
+    time_factor, nearest = calibration.time_neighbours.look_up(point)
+    closeness = calibration.closeness_of(setup, nearest)
     memory_factor, _ = calibration.memory_neighbours.look_up(point)
     stages = [price_stage_memory(setup, stage, calibration, memory_factor) for stage in outer_stages(setup)]
     need = max(stage.need_gib for stage in stages)

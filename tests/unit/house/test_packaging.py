@@ -19,7 +19,7 @@ import bigsci_launch
 from bigsci_launch.config.site import list_sites
 assets = files("bigsci_launch") / "assets"
 print(bigsci_launch.__file__)
-content = ("configs/demo.yaml", "slurm/templates/slurm.sbatch.j2", "slurm/sites/local.yaml")
+content = ("configs/demo.yaml", "slurm/templates/slurm.sbatch.j2", "slurm/sites/local.yaml", "slurm/hardware/gpus.yaml")
 for path in content:
     assert (assets / path).read_text(), path
 assert list_sites()

@@ -13,6 +13,7 @@ GROUND = {
     "content",
     "errors",
     "file_names",
+    "gpus",
     "iteration_line",
     "loss_jump",
     "lost_peer",
