@@ -17,7 +17,7 @@ from typing import Any
 
 from bigsci_launch.config.schema.technique import Attention, Framework
 from bigsci_launch.errors import DataError
-from bigsci_launch.plan.price.constants import CONSTANTS, PRIOR, Constants
+from bigsci_launch.plan.price.constants import CONSTANTS, PRIOR, Constants, priors_for
 from bigsci_launch.plan.price.hardware import A100, NETWORK, GpuModel, is_same_gpu
 from bigsci_launch.plan.price.neighbours import MEMORY_SCALES, TIME_SCALES, Neighbours, Point
 from bigsci_launch.plan.shape.setup import Setup
@@ -167,10 +167,13 @@ class Calibration:
         network = gpu.network_gb_per_s or (self.gpu.network_gb_per_s if is_own else None)
         fitted = [name for name in self.gpu.assumed if name not in ("memory_gib", NETWORK)]
         unsaid = [name for name in gpu.assumed if name == "memory_gib" or (name == NETWORK and not is_own)]
-        adapted = replace(
-            self.gpu, memory_gib=gpu.memory_gib, network_gb_per_s=network, assumed=(*fitted, *unsaid)
-        )
+        adapted = replace(self.gpu, memory_gib=gpu.memory_gib, network_gb_per_s=network, assumed=(*fitted, *unsaid))
         return replace(self, gpu=adapted, asked_site=site)
+
+
+def expected_on(gpu: GpuModel) -> Calibration:
+    """Return what is expected of `gpu` before anything was measured with it."""
+    return Calibration(gpu=gpu, constants=priors_for(gpu))
 
 
 def counted_framework(framework: Framework) -> Framework:
