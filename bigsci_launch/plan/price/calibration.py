@@ -160,8 +160,7 @@ class Calibration:
         if not is_same_gpu(self.gpu.name, gpu.name):
             raise DataError(
                 f"the calibration is for {self.gpu.name}, but site {site} has {gpu.name}",
-                hint=f"`bsl plan calibrate ROWS.csv --site {site} -o FILE` makes one; without a calibration, figures are "
-                "guesses",
+                hint=f"`bsl plan calibrate ROWS.csv --site {site} -o FILE` makes one; figures are guesses without",
             )
         is_own = self.site == site
         network = gpu.network_gb_per_s or (self.gpu.network_gb_per_s if is_own else None)

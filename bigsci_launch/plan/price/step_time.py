@@ -17,7 +17,7 @@ from bigsci_launch.plan.price.constants import Constants
 from bigsci_launch.plan.price.work.count import StepWork
 from bigsci_launch.plan.price.work.terms import LAUNCHES, NETWORK, TERMS, rates_of, weigh_work
 
-BLOCKING_STEP_S, STEP_S = 0.3, 0.1
+BLOCKING_STEP_S, STEP_S = 0.3, 0.03
 """Seconds of a step outside the pipeline where the host waits for every kernel, and where it does not: clipping, the
 log line, the next batch."""
 
@@ -72,14 +72,15 @@ def _layer_seconds(work: StepWork, rates: tuple[float, ...]) -> float:
     launching = work.layer[LAUNCHES] * rates[LAUNCHES]
     working = weigh_work(work.layer, rates) - launching
     hidden = weigh_work(work.hidden, rates)
+    working += EXPOSED_SHARE * hidden
     if work.is_blocking:
         return _at_once(working, hidden) + launching
     return _at_once(working, hidden, launching)
 
 
 HOP_SPEEDUP = 4.0
-"""Rate of messages between two ranks relative to the collectives of many, where the network's nominal rate is not known:
-3.8 and 6 when fitted separately on Jean Zay."""
+"""Rate of messages between two ranks relative to the collectives of many, if the nominal rate is not known: 3.8 and 6
+when fitted separately on Jean Zay."""
 
 
 def hop_seconds(work: StepWork, rates: tuple[float, ...]) -> float:
@@ -99,6 +100,10 @@ def _at_once(*seconds: float) -> float:
     if longest <= 0:
         return 0.0
     return longest * float(sum((each / longest) ** HIDING_NORM for each in seconds) ** (1 / HIDING_NORM))
+
+
+EXPOSED_SHARE = 0.5
+"""Share of a layer's hidden messages that it waits for anyway, because the next layer needs them."""
 
 
 def step_constant(work: StepWork) -> float:

@@ -54,8 +54,8 @@ written, and the 16-bit weight; the norm reads the gradient again."""
 @dataclass(frozen=True, slots=True)
 class StepWork:
     """The work of a setup. `rounds` divides the time to fill and drain the pipeline: chunks of layers per rank, or what
-    a zero-bubble schedule gains. `hidden` of a layer and `hidden_step` run while the GPU computes. `direct_seconds_per_gb`
-    is what the network needs for messages between two ranks, if that is known."""
+    a zero-bubble schedule gains. `hidden` of a layer and `hidden_step` run while the GPU computes. The network
+    needs `direct_seconds_per_gb` for messages between two ranks, if that is known."""
 
     layer: WorkByTerm
     hidden: WorkByTerm
