@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from bigsci_launch.config.schema.site import SiteConfig
-from bigsci_launch.gpus import gpu_named
+from bigsci_launch.gpus import KnownGpu, gpu_named
 
 NETWORK = "network_gb_per_s"
 
@@ -47,8 +47,8 @@ A100 = GpuModel("A100-SXM4-80GB", 79.15, 312.0)
 
 def model_named(name: str, ranks_per_node: int = 8) -> GpuModel | None:
     """Return the accelerator with that name in nodes of so many; None if `slurm/hardware/gpus.yaml` lacks it."""
-    figures = _table_figures(name, ranks_per_node)
-    return _model(name, figures) if figures else None
+    known = gpu_named(name)
+    return _model(known.name, _table_figures(known, ranks_per_node)) if known else None
 
 
 def gpu_of_site(config: SiteConfig) -> GpuModel | None:
@@ -58,9 +58,10 @@ def gpu_of_site(config: SiteConfig) -> GpuModel | None:
     """
     if config.gpu is None:
         return None
-    table = _table_figures(config.gpu.name, config.ranks_per_node)
     known = gpu_named(config.gpu.name)
-    return _model(known.name if known else config.gpu.name, {**table, **_site_figures(config)})
+    if known is None:
+        return _model(config.gpu.name, _site_figures(config))
+    return _model(known.name, {**_table_figures(known, config.ranks_per_node), **_site_figures(config)})
 
 
 def is_same_gpu(one: str, other: str) -> bool:
@@ -78,10 +79,7 @@ def assumed_line(gpu: GpuModel) -> str | None:
     return f"assumed, since the site file does not say: {', '.join((*figures, *unsaid))}"
 
 
-def _table_figures(name: str, ranks_per_node: int) -> dict[str, Any]:
-    known = gpu_named(name)
-    if known is None:
-        return {}
+def _table_figures(known: KnownGpu, ranks_per_node: int) -> dict[str, Any]:
     return _given(
         {
             "peak_tflops": known.peak_tflops,
