@@ -55,7 +55,7 @@ _PROGRAMS = {
     for program in (
         Program("bsl", Technique()),
         Program("deepspeed", Technique()),
-        Program("megatron", Technique()),
+        Program("megatron", Technique(sequence_parallel=True, overlap=frozenset(("dp",)))),
         Program("torchtitan", replace(_SHARDED, sequence_parallel=True)),
         Program("fsdp", _SHARDED),
     )
