@@ -2,7 +2,7 @@
 
     python benchmarks/plan_external.py                  prints the tables
     python benchmarks/plan_external.py --write          and puts them into docs/explanation/planner.md
-    python benchmarks/plan_external.py --source nemo    prints every row of one source of the half for building
+    python benchmarks/plan_external.py --source nemo    prints one source's rows of the half for building
 
 The rows are in `benchmarks/rows/published`, with source and date. A hash of a row's name puts it into one of two halves.
 Everything that the model assumes was chosen on the first half; the second one only says how good it is. A row without
@@ -23,8 +23,7 @@ from pathlib import Path
 from bigsci_launch.plan.calibrate.calibrate import calibrate
 from bigsci_launch.plan.calibrate.rows import MeasuredRow, Measurement, read_rows, setup_of
 from bigsci_launch.plan.calibrate.score import rank_figures
-from bigsci_launch.plan.price.calibration import UNCALIBRATED_BAND, Calibration
-from bigsci_launch.plan.price.constants import priors_for
+from bigsci_launch.plan.price.calibration import UNCALIBRATED_BAND, Calibration, expected_on
 from bigsci_launch.plan.price.hardware import GpuModel, model_named
 from bigsci_launch.plan.price.price import price_setup
 from bigsci_launch.plan.shape.setup import Setup
@@ -90,7 +89,7 @@ def _published(row: MeasuredRow, source: str) -> Published | str:
 
 def priced(row: Published, calibration: Calibration | None = None) -> tuple[float, float]:
     """Return the predicted seconds and the band of a row."""
-    known = calibration or Calibration(gpu=row.gpu, constants=priors_for(row.gpu))
+    known = calibration or expected_on(row.gpu)
     price = price_setup(row.setup, known)
     return price.seconds, price.band
 
@@ -176,7 +175,8 @@ def table() -> Iterator[str]:
     )
     yield ""
     tau, pairs = order_of(halves[1])
-    yield f"Order of held-out runs that trained the same model on as many GPUs: Kendall tau {tau or 0:.2f} over {pairs} pairs."
+    order = f"Kendall tau {tau or 0:.2f} over {pairs} pairs"
+    yield f"Order of held-out runs that trained the same model on as many GPUs: {order}."
     yield ""
     yield from peers(rows)
 

@@ -29,6 +29,7 @@ class KnownGpu:
     nvlink_gb_per_s: float | None
     nvlink_domain: int | None
     pcie_gb_per_s: float | None
+    adapter_gb_per_s: float | None
 
     def node_gb_per_s(self, ranks_per_node: int) -> float | None:
         """Return what one GPU can send to the others of a node: over PCIe where NVLink does not connect them all."""
@@ -74,4 +75,5 @@ def _entry(name: str, figures: dict[str, Any]) -> KnownGpu:
         nvlink_gb_per_s=figures.get("nvlink_gb_per_s"),
         nvlink_domain=figures.get("nvlink_domain"),
         pcie_gb_per_s=figures.get("pcie_gb_per_s"),
+        adapter_gb_per_s=figures.get("adapter_gb_per_s"),
     )

@@ -137,7 +137,7 @@ def _fit_both(measurements: Sequence[Measurement], gpu: GpuModel) -> tuple[Calib
     time_fit, memory_fit = _fit(time_task), _fit(memory_task)
     calibration = Calibration(
         gpu=gpu,
-        constants=Constants.of_values({**_values(time_task, time_fit.fit), **_values(memory_task, memory_fit.fit)}),
+        constants=replace(priors_for(gpu), **_values(time_task, time_fit.fit), **_values(memory_task, memory_fit.fit)),
         spreads=_spreads(time_task, time_fit.fit, memory_task, memory_fit.fit),
         drift_from=drift_from,
         has_blocking_launches=2 * sum(measurement.setup.has_blocking_launches for measurement in timed) > len(timed),

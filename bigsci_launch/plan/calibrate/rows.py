@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Literal
 
 from bigsci_launch.errors import DataError
+from bigsci_launch.gpus import gpu_named
 from bigsci_launch.plan.calibrate.cells import Cells
 from bigsci_launch.plan.calibrate.columns import (
     Program,
@@ -141,6 +142,7 @@ def _build(row: MeasuredRow) -> Setup:
         micro_batch_size=row.size("mbs"),
         global_batch_size=row.size("gbs"),
         ranks_per_node=ranks_per_node,
+        nodes_per_domain=_nodes_per_domain(row, ranks_per_node),
         partition_method=method_of(row, program, shape.num_layers, topology.pp, technique.chunks_per_rank),
         precision=precision,
         has_fp32_gradients=accumulates,
@@ -151,6 +153,12 @@ def _build(row: MeasuredRow) -> Setup:
         expert_shards=expert_shards_of(row, shape, topology),
         day=day,
     )
+
+
+def _nodes_per_domain(row: MeasuredRow, ranks_per_node: int) -> int:
+    """Return the nodes that NVLink connects, by what is known of the row's GPU."""
+    known = gpu_named(row.text("gpu"))
+    return max(1, (known.nvlink_domain or 1) // ranks_per_node) if known else 1
 
 
 def _ranks_per_node(row: MeasuredRow, topology: Topology) -> int:

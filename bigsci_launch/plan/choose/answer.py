@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -16,8 +16,7 @@ from bigsci_launch.errors import ConfigError
 from bigsci_launch.plan.choose.automatic import with_fastest_size
 from bigsci_launch.plan.choose.search import Plan, SearchResult, make_plan, search, with_free_heads, with_free_layers
 from bigsci_launch.plan.price.balance import settle_method
-from bigsci_launch.plan.price.calibration import Calibration, read_calibration
-from bigsci_launch.plan.price.constants import priors_for
+from bigsci_launch.plan.price.calibration import Calibration, expected_on, read_calibration
 from bigsci_launch.plan.price.hardware import gpu_of_site
 from bigsci_launch.plan.shape.legality import NO_START, Limits, find_refusal
 from bigsci_launch.plan.shape.ramp import count_samples, phases_of
@@ -60,7 +59,7 @@ def calibration_of(site: Site, path: Path | None = None) -> Calibration | None:
     own = site.path.parent / site.config.calibration if site.config.calibration else None
     chosen = path or own
     if chosen is None:
-        return Calibration(gpu=gpu, constants=priors_for(gpu)) if gpu else None
+        return expected_on(gpu) if gpu else None
     calibration = read_calibration(chosen)
     return calibration.at_site(site.name, gpu) if gpu else calibration
 

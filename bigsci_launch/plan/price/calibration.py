@@ -17,7 +17,7 @@ from typing import Any
 
 from bigsci_launch.config.schema.technique import Attention, Framework
 from bigsci_launch.errors import DataError
-from bigsci_launch.plan.price.constants import CONSTANTS, PRIOR, Constants
+from bigsci_launch.plan.price.constants import CONSTANTS, PRIOR, Constants, priors_for
 from bigsci_launch.plan.price.hardware import A100, NETWORK, GpuModel, is_same_gpu
 from bigsci_launch.plan.price.neighbours import MEMORY_SCALES, TIME_SCALES, Neighbours, Point
 from bigsci_launch.plan.shape.setup import Setup
@@ -161,11 +161,10 @@ class Calibration:
         if not is_same_gpu(self.gpu.name, gpu.name):
             raise DataError(
                 f"the calibration is for {self.gpu.name}, but site {site} has {gpu.name}",
-                hint=f"`bsl plan calibrate ROWS.csv --site {site} -o FILE` makes one; without a calibration, figures are "
-                "guesses",
+                hint=f"`bsl plan calibrate ROWS.csv --site {site} -o FILE` makes one; without any, figures are guesses",
             )
-        is_own = self.site == site
-        network = gpu.network_gb_per_s or (self.gpu.network_gb_per_s if is_own else None)
+        is_own, is_said = self.site == site, NETWORK not in gpu.assumed
+        network = self.gpu.network_gb_per_s if is_own and not is_said else gpu.network_gb_per_s
         fitted = [name for name in self.gpu.assumed if name not in ("memory_gib", NETWORK)]
         unsaid = [name for name in gpu.assumed if name == "memory_gib" or (name == NETWORK and not is_own)]
         adapted = replace(self.gpu, memory_gib=gpu.memory_gib, network_gb_per_s=network, assumed=(*fitted, *unsaid))
@@ -177,6 +176,11 @@ class Calibration:
             return self.constants
         rate = self.constants.network_gb_per_s * network / self.gpu.network_gb_per_s
         return replace(self.constants, network_gb_per_s=rate)
+
+
+def expected_on(gpu: GpuModel) -> Calibration:
+    """Return what is expected of `gpu` before anything was measured with it."""
+    return Calibration(gpu=gpu, constants=priors_for(gpu))
 
 
 def counted_framework(framework: Framework) -> Framework:

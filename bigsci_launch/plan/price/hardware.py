@@ -28,7 +28,7 @@ class GpuModel:
 
     `peak_tflops` is that of dense bf16, `fp8_tflops` that of dense fp8 (None: it has none, or it is not known).
     `nvlink_gb_per_s` is what one GPU can send to the others of its node, `network_gb_per_s` what all adapters of a node
-    can send together (None: nobody said). `assumed` names the figures that nobody gave.
+    can send together (None: not known). `assumed` names the figures that nobody gave.
     """
 
     name: str
@@ -48,7 +48,7 @@ A100 = GpuModel("A100-SXM4-80GB", 79.15, 312.0)
 def model_named(name: str, ranks_per_node: int = 8) -> GpuModel | None:
     """Return the accelerator with that name in nodes of so many; None if `slurm/hardware/gpus.yaml` lacks it."""
     known = gpu_named(name)
-    return _model(known.name, _table_figures(known, ranks_per_node)) if known else None
+    return _model(name, known, {}, ranks_per_node) if known else None
 
 
 def gpu_of_site(config: SiteConfig) -> GpuModel | None:
@@ -59,9 +59,7 @@ def gpu_of_site(config: SiteConfig) -> GpuModel | None:
     if config.gpu is None:
         return None
     known = gpu_named(config.gpu.name)
-    if known is None:
-        return _model(config.gpu.name, _site_figures(config))
-    return _model(known.name, {**_table_figures(known, config.ranks_per_node), **_site_figures(config)})
+    return _model(config.gpu.name, known, _site_figures(config), config.ranks_per_node)
 
 
 def is_same_gpu(one: str, other: str) -> bool:
@@ -113,5 +111,13 @@ def _given(figures: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in figures.items() if value is not None}
 
 
-def _model(name: str, figures: Mapping[str, Any]) -> GpuModel:
-    return replace(A100, name=name, assumed=tuple(key for key in _KEYS if key not in figures), **figures)
+def _model(name: str, known: KnownGpu | None, written: Mapping[str, Any], ranks_per_node: int) -> GpuModel:
+    """Return the accelerator with the written figures, else the known ones, else an A100's.
+
+    Its network, if nobody gave it, is that of the vendor's system, if there is one.
+    """
+    figures = {**(_table_figures(known, ranks_per_node) if known else {}), **written}
+    assumed = tuple(key for key in _KEYS if key not in figures)
+    if NETWORK in assumed and known and known.adapter_gb_per_s:
+        figures[NETWORK] = known.adapter_gb_per_s * ranks_per_node
+    return replace(A100, name=known.name if known else name, assumed=assumed, **figures)

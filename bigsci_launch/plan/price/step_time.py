@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from bigsci_launch.plan.price.constants import Constants
 from bigsci_launch.plan.price.work.count import StepWork
-from bigsci_launch.plan.price.work.terms import LAUNCHES, TERMS, rates_of, weigh_work
+from bigsci_launch.plan.price.work.terms import LAUNCHES, NETWORK, TERMS, rates_of, weigh_work
 
 BLOCKING_STEP_S, STEP_S = 0.3, 0.1
 """Seconds of a step outside the pipeline where the host waits for every kernel, and where it does not: clipping, the
@@ -61,7 +61,7 @@ def _weigh(work: StepWork, rates: tuple[float, ...]) -> _Pieces:
     return _Pieces(
         _layer_seconds(work, rates),
         weigh_work(work.head, rates),
-        weigh_work(work.hop, rates),
+        hop_seconds(work, rates),
         weigh_work(work.step, rates) + step_constant(work),
         weigh_work(work.hidden_step, rates),
     )
@@ -75,6 +75,22 @@ def _layer_seconds(work: StepWork, rates: tuple[float, ...]) -> float:
     if work.is_blocking:
         return _at_once(working, hidden) + launching
     return _at_once(working, hidden, launching)
+
+
+HOP_SPEEDUP = 4.0
+"""Rate of messages between two ranks relative to the collectives of many, where the network's nominal rate is not known:
+3.8 and 6 when fitted separately on Jean Zay."""
+
+
+def hop_seconds(work: StepWork, rates: tuple[float, ...]) -> float:
+    """Return the seconds of sending to the next stage and back: near the nominal rate, whatever collectives reach."""
+    return weigh_work(work.hop, _hop_rates(work, rates))
+
+
+def _hop_rates(work: StepWork, rates: tuple[float, ...]) -> tuple[float, ...]:
+    slow = rates[NETWORK]
+    direct = work.direct_seconds_per_gb
+    return (*rates[:NETWORK], min(slow, direct) if direct else slow / HOP_SPEEDUP, *rates[NETWORK + 1 :])
 
 
 def _at_once(*seconds: float) -> float:
@@ -142,10 +158,11 @@ def _terms(work: StepWork, rates: tuple[float, ...], pieces: _Pieces, slowest: i
     """Return the seconds of the step by term, before drift; without the constant of a step."""
     stages, m = work.layers_per_stage, work.num_micro_batches
     layer = _layer_terms(work, rates, pieces.layer)
-    head, hop, step, hidden = (
+    head, step, hidden = (
         [amount * rate for amount, rate in zip(part, rates, strict=True)]
-        for part in (work.head, work.hop, work.step, work.hidden_step)
+        for part in (work.head, work.step, work.hidden_step)
     )
+    hop = [amount * rate for amount, rate in zip(work.hop, _hop_rates(work, rates), strict=True)]
     longest = stages[slowest] * pieces.layer + (pieces.head if slowest == len(stages) - 1 else 0.0)
     exposed = _exposed(longest, pieces.hidden_step) / pieces.hidden_step if pieces.hidden_step else 0.0
     has_head = float(slowest == len(stages) - 1)

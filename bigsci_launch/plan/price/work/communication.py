@@ -22,9 +22,8 @@ TP_EXPOSED = 0.55
 PP_EXPOSED = 0.2
 """The same for hops. Megatron sends the messages of interleaved chunks while it computes another one."""
 
-JEAN_ZAY_HOPS = 4.0
-"""Rate of point-to-point messages relative to the gradient collectives where the network's nominal rate is not known:
-3.8 and 6 when fitted separately on Jean Zay."""
+DIRECT_SHARE = 0.96
+"""Share of the nominal network rate that messages between two ranks reach: that of Jean Zay, fitted separately."""
 
 
 def tensor_parallel_exchange(setup: Setup) -> WorkByTerm:
@@ -71,7 +70,8 @@ def expert_exchange(setup: Setup, gpu: GpuModel) -> WorkByTerm:
     # A token goes once to every domain that has one of its experts.
     domains = shards / setup.domain_ranks
     others = domains * (1 - (1 - 1 / domains) ** experts.per_token) * (1 - 1 / domains)
-    return work_of(network=sent * others * setup.ranks_per_node / _direct_speedup(gpu) / 1e9)
+    speedup = 1 / NETWORK_SHARE if gpu.network_gb_per_s else 1.0
+    return work_of(network=sent * others * setup.ranks_per_node / speedup / 1e9)
 
 
 def gathered_weights(setup: Setup) -> WorkByTerm:
@@ -130,7 +130,7 @@ def _by_place(setup: Setup, ranks: int, sent: float) -> WorkByTerm:
     return work_of(network=sent * setup.ranks_per_node / 1e9)
 
 
-def hop_traffic(setup: Setup, gpu: GpuModel) -> WorkByTerm:
+def hop_traffic(setup: Setup) -> WorkByTerm:
     """Return what a rank sends to the next stage, and the gradients that come back.
 
     Megatron sends each tensor-parallel rank's part, DeepSpeed all of it from every one.
@@ -145,10 +145,10 @@ def hop_traffic(setup: Setup, gpu: GpuModel) -> WorkByTerm:
     sent *= exposed * technique.chunks_per_rank
     if topology.world_size <= setup.domain_ranks:
         return work_of(nvlink=sent / 1.75 / 1e9)
-    return work_of(network=sent * setup.ranks_per_node / _direct_speedup(gpu) / 1e9)
+    return work_of(network=sent * setup.ranks_per_node / 1e9)
 
 
-def _direct_speedup(gpu: GpuModel) -> float:
-    """Return the rate of messages from rank to rank relative to the collectives of many ranks: they come near the
-    nominal rate."""
-    return 1 / NETWORK_SHARE if gpu.network_gb_per_s else JEAN_ZAY_HOPS
+def direct_seconds_per_gb(gpu: GpuModel) -> float | None:
+    """Return the seconds in which a node sends a GB from rank to rank, near the nominal rate; None if that is not
+    known."""
+    return 1 / (DIRECT_SHARE * gpu.network_gb_per_s) if gpu.network_gb_per_s else None

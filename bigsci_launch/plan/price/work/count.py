@@ -12,6 +12,7 @@ from functools import lru_cache
 
 from bigsci_launch.plan.price.hardware import GpuModel
 from bigsci_launch.plan.price.work.communication import (
+    direct_seconds_per_gb,
     expert_exchange,
     gathered_weights,
     gradient_exchange,
@@ -53,7 +54,8 @@ written, and the 16-bit weight; the norm reads the gradient again."""
 @dataclass(frozen=True, slots=True)
 class StepWork:
     """The work of a setup. `rounds` divides the time to fill and drain the pipeline: chunks of layers per rank, or what
-    a zero-bubble schedule gains. `hidden` of a layer and `hidden_step` run while the GPU computes."""
+    a zero-bubble schedule gains. `hidden` of a layer and `hidden_step` run while the GPU computes. `direct_seconds_per_gb`
+    is what the network needs for messages between two ranks, if that is known."""
 
     layer: WorkByTerm
     hidden: WorkByTerm
@@ -64,6 +66,7 @@ class StepWork:
     layers_per_stage: tuple[int, ...]
     num_micro_batches: int
     rounds: int
+    direct_seconds_per_gb: float | None
     day_ordinal: int | None
     is_blocking: bool
 
@@ -85,12 +88,13 @@ def count_work(setup: Setup, gpu: GpuModel) -> StepWork:
         layer=_layer_work(setup, gpu),
         hidden=add_work(gathered_weights(setup), key_value_exchange(setup)),
         head=_head_work(setup, gpu),
-        hop=hop_traffic(setup, gpu),
+        hop=hop_traffic(setup),
         step=add_work(_optimizer_work(setup), NO_WORK if is_hidden else gradients),
         hidden_step=gradients if is_hidden else NO_WORK,
         layers_per_stage=setup.layers_per_stage,
         num_micro_batches=setup.num_micro_batches,
         rounds=ZERO_BUBBLE_ROUNDS if technique.schedule == "zero_bubble" else technique.chunks_per_rank,
+        direct_seconds_per_gb=direct_seconds_per_gb(gpu),
         day_ordinal=setup.day.toordinal() if setup.day else None,
         is_blocking=setup.has_blocking_launches,
     )

@@ -19,7 +19,7 @@ WorkByTerm = tuple[float, float, float, float, float, float, float]
 NVLink and network in GB, misaligned attention in seconds at the peak rate."""
 
 NO_WORK: WorkByTerm = (0.0,) * 7
-LAUNCHES = TERMS.index("launch overhead")
+LAUNCHES, NETWORK = TERMS.index("launch overhead"), TERMS.index("network")
 
 
 def work_of(
