@@ -14,6 +14,8 @@ import click
 from bigsci_launch.cli import console
 
 if TYPE_CHECKING:
+    from bigsci_launch.config.schema.run import RunConfig
+    from bigsci_launch.config.site import Site
     from bigsci_launch.plan.choose.answer import Answer
     from bigsci_launch.plan.choose.search import SearchResult
     from bigsci_launch.plan.generations.findings import SurvivePrice
@@ -97,11 +99,11 @@ def search(
         _survive(config, overrides, calibration, nodes, survive, lose, trace, html, as_json=as_json)
         return
     from bigsci_launch.config.load import resolve_run
-    from bigsci_launch.plan.choose.answer import calibration_of, find_plans
+    from bigsci_launch.plan.choose.answer import find_plans
     from bigsci_launch.plan.generations.findings import price_of_survive, survive_lines
 
     run, site, _ = resolve_run(config, overrides)
-    answer = find_plans(run, site, calibration_of(site, calibration), nodes=nodes, free=free)
+    answer = find_plans(run, site, _calibration_for(run, site, calibration), nodes=nodes, free=free)
     price = price_of_survive(run, site, answer.calibration) if answer.request.refusal is None else None
     if html:
         _write_page(answer, html)
@@ -113,6 +115,21 @@ def search(
             console.answer_lines(survive_lines(price))
     if answer.result is not None and not answer.result.plans:
         ctx.exit(1)
+
+
+def _calibration_for(run: RunConfig, site: Site, path: Path | None) -> Calibration | None:
+    """Return the calibration in the file at `path`, or that of the site, or one on the runs under `run.root`."""
+    from bigsci_launch.plan.choose.answer import calibration_of
+
+    found, root = calibration_of(site, path), Path(run.run.root)
+    if found is None or path or site.config.calibration or not root.is_dir():
+        return found
+    from bigsci_launch.plan.calibrate.own_runs import calibrate_on_runs
+
+    own = calibrate_on_runs(root, site.name, found.gpu)
+    if own and own.problem:
+        console.talk(own.problem)
+    return own.calibration or found if own else found
 
 
 def _survive(
@@ -128,12 +145,11 @@ def _survive(
     as_json: bool,
 ) -> None:
     from bigsci_launch.config.load import resolve_run
-    from bigsci_launch.plan.choose.answer import calibration_of
     from bigsci_launch.plan.show import survival as words
     from bigsci_launch.plan.survive.answer import answer_survival
 
     run, site, _ = resolve_run(config, overrides)
-    found = calibration_of(site, calibration)
+    found = _calibration_for(run, site, calibration)
     with console.late_progress("planning", 100) as report_progress:
         answer = answer_survival(
             run, site, found, nodes=nodes, survive=survive, lose=lose, trace=trace, report_progress=report_progress
@@ -149,6 +165,7 @@ def _survive(
         return
     for line in words.head_lines(answer):
         console.answer(line)
+    _say_assumed(found)
     console.answer_table(words.TEMPLATE_COLUMNS, words.template_cells(answer.survival))
     shown = words.shown_numbers(answer.survival)
     console.answer_table(words.NODES_COLUMNS, words.nodes_cells(answer.survival, shown))
@@ -194,7 +211,9 @@ def _answer_text(answer: Answer, top: int, *, explain: bool, rejected: bool) -> 
     if answer.result is None or answer.calibration is None:
         console.answer(f"site {request.site_name} has no GPU: time and memory are not predicted")
         return
-    console.answer(f"site {request.site_name}, {answer.calibration.gpu.name}: {_trust(answer.calibration)}")
+    trust = report.calibration_line(answer.calibration, setup)
+    console.answer(f"site {request.site_name}, {answer.calibration.gpu.name}: {trust}")
+    _say_assumed(answer.calibration)
     _answer_plans(answer, answer.result, answer.calibration, top)
     if rejected:
         console.answer_table(report.REFUSED_COLUMNS, report.refused_cells(answer.result))
@@ -205,10 +224,13 @@ def _answer_text(answer: Answer, top: int, *, explain: bool, rejected: bool) -> 
             console.answer(line)
 
 
-def _trust(calibration: Calibration) -> str:
-    from bigsci_launch.plan.show.report import calibration_line
+def _say_assumed(calibration: Calibration | None) -> None:
+    """Say which figures of the hardware nobody gave."""
+    from bigsci_launch.plan.price.hardware import assumed_line
 
-    return calibration_line(calibration)
+    line = assumed_line(calibration.gpu) if calibration else None
+    if line:
+        console.answer(line)
 
 
 def _answer_plans(answer: Answer, result: SearchResult, calibration: Calibration, top: int) -> None:
@@ -239,31 +261,44 @@ def _write_page(answer: Answer, path: Path) -> None:
 @plan.command(epilog="Example: bsl plan calibrate rows.csv --site jean-zay-a100 -o jean-zay-a100.json")
 @click.argument("sources", nargs=-1, required=True, metavar="(ROWS.csv|RUN|LOG)...", type=FROM_FILE)
 @click.option("-o", "--output", type=PATH, required=True, metavar="FILE", help="Where to write the calibration.")
-@click.option("--site", "site_name", metavar="NAME", help="Site whose GPU the runs used; default: A100-80GB.")
+@click.option("--site", "site_name", metavar="NAME", help="Site on which the runs were measured.")
 def calibrate(sources: tuple[Path, ...], output: Path, site_name: str | None) -> None:
-    """Fit the ten constants of a cluster to measured runs.
+    """Fit the constants of a cluster to measured runs.
 
     A source is a CSV of measured rows, a run directory of bsl, or a log in Megatron's format that begins with its
     arguments. Prints each constant with its interval, the error on left-out runs, drift, and which runs would help.
+    Without --site, the site and the GPU are those that the rows name; a calibration that names no site has the band of
+    none everywhere.
     """
     from bigsci_launch.plan.calibrate.calibrate import calibrate as fit
+    from bigsci_launch.plan.calibrate.physics import require_possible
+    from bigsci_launch.plan.calibrate.place import place_of
     from bigsci_launch.plan.calibrate.report import CONSTANT_COLUMNS, constant_cells, fit_lines
-    from bigsci_launch.plan.calibrate.sources import gpu_of_site, read_sources
+    from bigsci_launch.plan.calibrate.sources import read_sources
     from bigsci_launch.plan.price.calibration import dump_calibration
 
     measurements, left = read_sources(sources)
     for reason in left:
         console.talk(f"not used: {reason}")
+    place = place_of(measurements, site_name)
+    for remark in place.remarks:
+        console.talk(remark)
     command = " ".join(["bsl", "plan", *sys.argv[2:]])
     with console.late_progress("calibrating", 100) as report_progress:
         found = fit(
-            measurements, gpu_of_site(site_name), sources=[str(path) for path in sources], command=command,
+            measurements,
+            place.gpu,
+            site=place.site,
+            sources=[str(path) for path in sources],
+            command=command,
             report_progress=report_progress,
-        )  # fmt: skip
+        )
+    require_possible(found.constants, found.gpu)
     output.write_text(dump_calibration(found), encoding="utf-8")
     console.answer_table(CONSTANT_COLUMNS, constant_cells(found))
     for line in fit_lines(found):
         console.answer(line)
+    _say_assumed(found)
     console.talk(f"wrote {output}")
 
 
@@ -274,19 +309,31 @@ def calibrate(sources: tuple[Path, ...], output: Path, site_name: str | None) ->
 @click.argument("rows", type=PATH)
 @click.option("--calibration", type=PATH, required=True, metavar="FILE", help="Constants to use.")
 @click.option("-o", "--output", type=PATH, required=True, metavar="FILE", help="Where to write the table.")
-def predict(rows: Path, calibration: Path, output: Path) -> None:
-    """Append predictions to every row that can be priced, and say why for those that cannot."""
-    from bigsci_launch.plan.calibrate.predict import predict_row, predicted_csv
+@click.option("--site", "site_name", metavar="NAME", help="Where the rows are from; default: where the runs were.")
+def predict(rows: Path, calibration: Path, output: Path, site_name: str | None) -> None:
+    """Append predictions to every row that can be priced, and say why for those that cannot.
+
+    pred_band is the half-width of the band as a fraction: 9 of 10 measurements lie within. pred_closeness is 1 for a
+    setup that was measured, and 0 for one that is like none, or from another site, with another framework or attention.
+    """
+    from bigsci_launch.plan.calibrate.place import place_named
+    from bigsci_launch.plan.calibrate.predict import far_line, predict_row, predicted_csv
     from bigsci_launch.plan.calibrate.rows import read_rows
     from bigsci_launch.plan.price.calibration import read_calibration
 
     known = read_calibration(calibration)
+    if site_name is not None:
+        place = place_named(site_name)
+        known = known.at_site(place.site or site_name, place.gpu)
     columns, table = read_rows(rows)
     predicted = [predict_row(row, known) for row in table]
     output.write_text(predicted_csv(columns, predicted), encoding="utf-8")
     missing = [one for one in predicted if one.reason]
     for one in missing:
         console.talk(f"not priced: {one.row.name}: {one.reason}")
+    if far := far_line(predicted):
+        console.talk(f"warning: {far}")
+    _say_assumed(known)
     console.answer(f"{len(predicted) - len(missing)} of {len(predicted)} rows priced: {output}")
 
 
@@ -333,13 +380,12 @@ def check(
 
     from bigsci_launch.config.finding import worst_first
     from bigsci_launch.config.load import resolve_run
-    from bigsci_launch.plan.choose.answer import calibration_of
     from bigsci_launch.plan.choose.check import check_document, check_everything, check_lines
     from bigsci_launch.plan.generations.findings import survive_findings
 
     run, site, _ = resolve_run(config, overrides)
     day = starts.date() if isinstance(starts, datetime) else None
-    known = calibration_of(site, calibration)
+    known = _calibration_for(run, site, calibration)
     findings = check_everything(run, site, known, starts=day)
     if not any(finding.is_error for finding in findings):
         findings = worst_first([*findings, *survive_findings(run, site, known)])
@@ -348,5 +394,6 @@ def check(
     else:
         for line in check_lines(run.run.name, findings):
             console.answer(line)
+        _say_assumed(known)
     if any(finding.is_error for finding in findings):
         ctx.exit(1)

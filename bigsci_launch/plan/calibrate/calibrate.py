@@ -1,4 +1,4 @@
-"""Fits the ten constants of a cluster to measured runs, and estimates their errors.
+"""Fits the constants of a cluster to measured runs, and estimates their errors.
 
 Time and memory are fitted separately. Errors are those of left-out rows: constants and neighbours of all other rows
 predict each row.
@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import date
+from typing import TypeVar
 
 from bigsci_launch.plan.calibrate.fit import Fit, Prior, fit_constants
 from bigsci_launch.plan.calibrate.rows import Measurement
-from bigsci_launch.plan.price.calibration import Calibration, ErrorSummary
+from bigsci_launch.plan.price.calibration import Calibration, ErrorSummary, counted_framework
 from bigsci_launch.plan.price.constants import CONSTANTS, MEMORY_CONSTANTS, TIME_CONSTANTS, Constants, priors_for
 from bigsci_launch.plan.price.hardware import GpuModel
 from bigsci_launch.plan.price.memory import count_memory, outer_stages, weigh_memory
@@ -36,6 +37,8 @@ from bigsci_launch.plan.price.step_time import drift_on, step_seconds
 from bigsci_launch.plan.price.work.count import StepWork, count_work
 from bigsci_launch.plan.price.work.terms import rates_of
 from bigsci_launch.progress import Progress, no_progress
+
+_Value = TypeVar("_Value")
 
 DRIFT_GAIN = 20.0
 """How much a change of the cluster on some day must lower the discord of similar setups to be believed."""
@@ -93,11 +96,12 @@ def calibrate(
     measurements: Sequence[Measurement],
     gpu: GpuModel,
     *,
+    site: str | None = None,
     sources: Sequence[str] = (),
     command: str = "",
     report_progress: Progress = no_progress,
 ) -> Calibration:
-    """Return the calibration of the cluster on which `measurements` were made, with the errors of left-out rows.
+    """Return the calibration of `site`, on which `measurements` were made, with the errors of left-out rows.
 
     `report_progress` gets the number of parts done, of 100.
     """
@@ -114,6 +118,7 @@ def calibrate(
         time_errors=time_errors,
         memory_errors=memory_errors,
         learning_curve=learning_curve,
+        site=site,
         sources=tuple(sources),
         command=command,
     )
@@ -138,8 +143,16 @@ def _fit_both(measurements: Sequence[Measurement], gpu: GpuModel) -> tuple[Calib
         has_blocking_launches=2 * sum(measurement.setup.has_blocking_launches for measurement in timed) > len(timed),
         time_neighbours=time_fit.neighbours,
         memory_neighbours=memory_fit.neighbours,
+        framework=_only(counted_framework(measurement.setup.framework) for measurement in measurements),
+        attention=_only(measurement.setup.technique.attention for measurement in measurements),
     )
     return calibration, time_task, time_fit, memory_task, memory_fit
+
+
+def _only(values: Iterable[_Value]) -> _Value | None:
+    """Return what all rows have in common, or None if they differ."""
+    distinct = set(values)
+    return distinct.pop() if len(distinct) == 1 else None
 
 
 def _values(task: _Task, fit: Fit) -> dict[str, float]:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from bigsci_launch.plan.calibrate.physics import find_excesses
 from bigsci_launch.plan.price.calibration import ENOUGH_ROWS, Calibration, ErrorSummary
 from bigsci_launch.plan.price.constants import CONSTANTS
 
 CONSTANT_COLUMNS = ("constant", ">value", ">from", ">to (95 %)", "unit", "meaning")
+
+MARK = "!"
 
 UNLEARNED = 0.6
 """Share of a prior's spread above which a constant counts as not measured."""
 
 _ADVICE = {
     "gemm_efficiency": "time any run",
+    "attention_efficiency": "time fused attention with a long and a short sequence, if you mean to use it",
     "layer_overhead_ms": "time one setup with micro batches 1, 2 and 4",
     "hbm_tb_per_s": "time one setup with few and with many heads",
     "nvlink_gb_per_s": "time one setup with two tensor-parallel sizes",
@@ -25,16 +29,16 @@ _ADVICE = {
 
 
 def constant_cells(calibration: Calibration) -> list[tuple[str, ...]]:
-    """Return one line per constant, in the order of `CONSTANT_COLUMNS`."""
+    """Return one line per constant, in the order of `CONSTANT_COLUMNS`. A value above the nominal one has a mark."""
+    marked = {excess.name for excess in find_excesses(calibration.constants, calibration.gpu)}
     rows: list[tuple[str, ...]] = []
     for constant in CONSTANTS:
         low, high = calibration.interval(constant.name)
         value = getattr(calibration.constants, constant.name)
         if constant.name == "drift" and calibration.drift_from is None:
             continue
-        rows.append(
-            (constant.name, *(f"{number:.3g}" for number in (value, low, high)), constant.unit, constant.meaning)
-        )
+        shown = f"{value:.3g}{MARK if constant.name in marked else ''}"
+        rows.append((constant.name, shown, f"{low:.3g}", f"{high:.3g}", constant.unit, constant.meaning))
     return rows
 
 
@@ -44,6 +48,7 @@ def fit_lines(calibration: Calibration) -> list[str]:
         _error_line("time", calibration.time_errors),
         _error_line("memory", calibration.memory_errors),
         _drift_line(calibration),
+        *(f"{MARK} {excess.text}" for excess in find_excesses(calibration.constants, calibration.gpu)),
         *_learning_lines(calibration),
         *_advice_lines(calibration),
     ]

@@ -152,7 +152,8 @@ class Calibration:
     def at_site(self, site: str, gpu: GpuModel) -> Calibration:
         """Return this calibration as it is used at `site`, whose GPU is `gpu`.
 
-        The constants were fitted for the calibration's peak and rates, so only memory and network are the site's.
+        The constants were fitted for the calibration's peak and rates, so only memory and network are the site's. On
+        another network, the same share of the nominal rate is expected.
 
         Raises:
             DataError: the site has another GPU.
@@ -160,14 +161,21 @@ class Calibration:
         if not is_same_gpu(self.gpu.name, gpu.name):
             raise DataError(
                 f"the calibration is for {self.gpu.name}, but site {site} has {gpu.name}",
-                hint=f"`bsl plan calibrate ROWS.csv --site {site} -o FILE` makes one; figures are guesses without",
+                hint=f"`bsl plan calibrate ROWS.csv --site {site} -o FILE` makes one; without any, figures are guesses",
             )
-        is_own = self.site == site
-        network = gpu.network_gb_per_s or (self.gpu.network_gb_per_s if is_own else None)
+        is_own, is_said = self.site == site, NETWORK not in gpu.assumed
+        network = self.gpu.network_gb_per_s if is_own and not is_said else gpu.network_gb_per_s
         fitted = [name for name in self.gpu.assumed if name not in ("memory_gib", NETWORK)]
         unsaid = [name for name in gpu.assumed if name == "memory_gib" or (name == NETWORK and not is_own)]
         adapted = replace(self.gpu, memory_gib=gpu.memory_gib, network_gb_per_s=network, assumed=(*fitted, *unsaid))
-        return replace(self, gpu=adapted, asked_site=site)
+        return replace(self, gpu=adapted, constants=self._constants_on(network), asked_site=site)
+
+    def _constants_on(self, network: float | None) -> Constants:
+        """Return the constants on a network of that nominal rate; the fitted ones if a rate is not known."""
+        if network is None or self.gpu.network_gb_per_s is None:
+            return self.constants
+        rate = self.constants.network_gb_per_s * network / self.gpu.network_gb_per_s
+        return replace(self.constants, network_gb_per_s=rate)
 
 
 def expected_on(gpu: GpuModel) -> Calibration:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from bigsci_launch.config.schema.site import SiteConfig
-from bigsci_launch.gpus import gpu_named
+from bigsci_launch.gpus import KnownGpu, gpu_named
 
 NETWORK = "network_gb_per_s"
 
@@ -47,8 +47,8 @@ A100 = GpuModel("A100-SXM4-80GB", 79.15, 312.0)
 
 def model_named(name: str, ranks_per_node: int = 8) -> GpuModel | None:
     """Return the accelerator with that name in nodes of so many; None if `slurm/hardware/gpus.yaml` lacks it."""
-    figures = _table_figures(name, ranks_per_node)
-    return _model(name, figures, ranks_per_node) if figures else None
+    known = gpu_named(name)
+    return _model(name, known, {}, ranks_per_node) if known else None
 
 
 def gpu_of_site(config: SiteConfig) -> GpuModel | None:
@@ -58,9 +58,8 @@ def gpu_of_site(config: SiteConfig) -> GpuModel | None:
     """
     if config.gpu is None:
         return None
-    table = _table_figures(config.gpu.name, config.ranks_per_node)
     known = gpu_named(config.gpu.name)
-    return _model(known.name if known else config.gpu.name, {**table, **_site_figures(config)}, config.ranks_per_node)
+    return _model(config.gpu.name, known, _site_figures(config), config.ranks_per_node)
 
 
 def is_same_gpu(one: str, other: str) -> bool:
@@ -78,10 +77,7 @@ def assumed_line(gpu: GpuModel) -> str | None:
     return f"assumed, since the site file does not say: {', '.join((*figures, *unsaid))}"
 
 
-def _table_figures(name: str, ranks_per_node: int) -> dict[str, Any]:
-    known = gpu_named(name)
-    if known is None:
-        return {}
+def _table_figures(known: KnownGpu, ranks_per_node: int) -> dict[str, Any]:
     return _given(
         {
             "peak_tflops": known.peak_tflops,
@@ -115,10 +111,13 @@ def _given(figures: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in figures.items() if value is not None}
 
 
-def _model(name: str, figures: Mapping[str, Any], ranks_per_node: int) -> GpuModel:
-    """Return the accelerator with these figures. Its network, if nobody gave it, is that of the vendor's system."""
+def _model(name: str, known: KnownGpu | None, written: Mapping[str, Any], ranks_per_node: int) -> GpuModel:
+    """Return the accelerator with the written figures, else the known ones, else an A100's.
+
+    Its network, if nobody gave it, is that of the vendor's system, if there is one.
+    """
+    figures = {**(_table_figures(known, ranks_per_node) if known else {}), **written}
     assumed = tuple(key for key in _KEYS if key not in figures)
-    known = gpu_named(name)
     if NETWORK in assumed and known and known.adapter_gb_per_s:
-        figures = {**figures, NETWORK: known.adapter_gb_per_s * ranks_per_node}
-    return replace(A100, name=name, assumed=assumed, **figures)
+        figures[NETWORK] = known.adapter_gb_per_s * ranks_per_node
+    return replace(A100, name=known.name if known else name, assumed=assumed, **figures)

@@ -10,6 +10,7 @@ from bigsci_launch import pages
 from bigsci_launch.plan.choose.answer import Answer, reference_plans
 from bigsci_launch.plan.choose.search import Plan, SearchResult
 from bigsci_launch.plan.price.calibration import Calibration
+from bigsci_launch.plan.price.hardware import assumed_line
 from bigsci_launch.plan.price.neighbours import point_of
 from bigsci_launch.plan.price.price import price_setup, price_stage_memory
 from bigsci_launch.plan.shape.legality import Limits
@@ -71,8 +72,11 @@ def render_page(answer: Answer) -> str:
 
 
 def _sections(answer: Answer, result: SearchResult, calibration: Calibration) -> list[str]:
+    trust = calibration_line(calibration, answer.request.configured)
+    assumed = assumed_line(calibration.gpu)
     parts = [
-        f'<p class="soft">{escape(calibration.gpu.name)}: {escape(calibration_line(calibration))}</p>',
+        f'<p class="soft">{escape(calibration.gpu.name)}: {escape(trust)}</p>',
+        *([f'<p class="soft">{escape(assumed)}</p>'] if assumed else []),
         f"<p>{escape(summary_line(result))}</p>",
     ]
     shown = reference_plans(answer)

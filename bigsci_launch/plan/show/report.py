@@ -45,18 +45,24 @@ def _heads(shape: ModelShape) -> str:
     return f"{shape.num_attention_heads} heads" + (f" on {shared} key/value heads" if shared else "")
 
 
-def calibration_line(calibration: Calibration) -> str:
-    """Return one line on how far the figures can be trusted."""
+def calibration_line(calibration: Calibration, setup: Setup) -> str:
+    """Return one line on how far the figures for `setup` can be trusted."""
     errors = calibration.time_errors
     if not calibration.is_measured:
         return (
             "uncalibrated: every time and memory figure is a guess within 40 % or more; "
             "`bsl plan calibrate` learns from measured runs"
         )
+    basis = calibration.origin or f"{len(errors.pairs)} timed runs"
+    different = "; ".join(calibration.differences(setup))
+    if different:
+        return f"calibrated on {basis} of something else, so every figure is a guess within 40 % or more: {different}"
+    if not errors.pairs:
+        return f"calibrated on {basis}, too few to know the error"
     mean, most = 100 * errors.mean, 100 * errors.quantile(0.9)
     return (
-        f"calibrated on {len(errors.pairs)} timed runs; predicting each from the others gives a mean error of "
-        f"{mean:.1f} %, 9 of 10 within {most:.1f} %"
+        f"calibrated on {basis}; predicting each from the others gives a mean error of {mean:.1f} %, 9 of 10 within "
+        f"{most:.1f} %"
     )
 
 
@@ -246,7 +252,7 @@ def search_document(
     return {
         "schema_version": SCHEMA_VERSION,
         **request_document(request, calibration),
-        "calibration": calibration_document(calibration),
+        "calibration": calibration_document(calibration, request.configured),
         "configured": plan_document(configured, calibration) if configured else None,
         "rank_of_configured": rank_of(result, configured.setup) if configured else None,
         "num_plans": len(result.plans),
@@ -296,8 +302,8 @@ def _stage_documents(setup: Setup, calibration: Calibration | None) -> list[dict
     ]
 
 
-def calibration_document(calibration: Calibration) -> dict[str, Any]:
-    """Return how far the figures can be trusted, for JSON."""
+def calibration_document(calibration: Calibration, setup: Setup) -> dict[str, Any]:
+    """Return how far the figures for `setup` can be trusted, for JSON."""
     errors = calibration.time_errors
     return {
         "is_measured": calibration.is_measured,
@@ -306,4 +312,9 @@ def calibration_document(calibration: Calibration) -> dict[str, Any]:
         "constants": calibration.constants.as_dict(),
         "drift_from": calibration.drift_from.isoformat() if calibration.drift_from else None,
         "gpu": calibration.gpu.name,
+        "assumed": list(calibration.gpu.assumed),
+        "site": calibration.site,
+        "framework": calibration.framework,
+        "attention": calibration.attention,
+        "differences": list(calibration.differences(setup)),
     }

@@ -1,0 +1,87 @@
+"""Where rows were measured: the site and the GPU of a new calibration, and whether a row is from the place of one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from bigsci_launch.config.site import load_site
+from bigsci_launch.errors import ConfigError, DataError
+from bigsci_launch.gpus import gpu_named
+from bigsci_launch.plan.calibrate.cells import Cells
+from bigsci_launch.plan.calibrate.rows import Measurement
+from bigsci_launch.plan.price.calibration import Calibration
+from bigsci_launch.plan.price.hardware import A100, NETWORK, GpuModel, gpu_of_site, is_same_gpu, model_named
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """The site and the GPU of measured rows. `site` is None if nobody said it. `remarks` are what was assumed."""
+
+    site: str | None
+    gpu: GpuModel
+    remarks: tuple[str, ...] = ()
+
+
+def place_named(name: str) -> Place:
+    """Return the site with that name, or in that file.
+
+    Raises:
+        ConfigError: there is no such site, or it has no GPU.
+    """
+    site = load_site(name)
+    gpu = gpu_of_site(site.config)
+    if gpu is None:
+        raise ConfigError(f"site {name} has no GPU to calibrate", hint="name the site on which the runs were measured")
+    return Place(site.name, gpu)
+
+
+def place_of(measurements: Sequence[Measurement], site: str | None) -> Place:
+    """Return where the rows were measured: on `site` if it is given, else where they say.
+
+    Raises:
+        ConfigError: there is no such site, or it has no GPU.
+        DataError: the rows are of several places, or of another GPU than the site's, or of one that is not known.
+    """
+    gpus = (gpu_named(measurement.gpu) or measurement.gpu for measurement in measurements if measurement.gpu)
+    name = _only("GPUs", {gpu if isinstance(gpu, str) else gpu.name for gpu in gpus})
+    said = _only("sites", {measurement.site for measurement in measurements if measurement.site})
+    if site is not None:
+        place = place_named(site)
+        if name and not is_same_gpu(name, place.gpu.name):
+            raise DataError(
+                f"the rows are of {name}, but site {place.site} has {place.gpu.name}", hint="name the site of the rows"
+            )
+        if said and said != place.site:
+            raise DataError(f"the rows are from {said}, not from {place.site}", hint=f"--site {said}")
+        return place
+    ranks = max((measurement.setup.ranks_per_node for measurement in measurements), default=8)
+    gpu = model_named(name, ranks) if name else A100
+    if gpu is None:
+        raise DataError(f"GPU {name} is not known", hint="--site NAME, of a site file that has its figures")
+    remark = f"nothing says on which GPU the runs were measured: {A100.name} is assumed; --site NAME says it"
+    return Place(said or None, _with_network(gpu, measurements), () if name else (remark,))
+
+
+def _only(what: str, names: set[str]) -> str:
+    if len(names) > 1:
+        raise DataError(
+            f"the rows are of several {what}: {', '.join(sorted(names))}", hint="calibrate each of them alone"
+        )
+    return next(iter(names), "")
+
+
+def _with_network(gpu: GpuModel, measurements: Sequence[Measurement]) -> GpuModel:
+    """Return the GPU with the network that the rows name, if they agree."""
+    rates = {measurement.network_gb_per_s for measurement in measurements if measurement.network_gb_per_s}
+    if len(rates) != 1:
+        return gpu
+    return replace(gpu, network_gb_per_s=rates.pop(), assumed=tuple(name for name in gpu.assumed if name != NETWORK))
+
+
+def calibration_at(calibration: Calibration, row: Cells) -> Calibration | str:
+    """Return the calibration as it holds for a row of a table, or why it does not."""
+    gpu, site = row.text("gpu"), row.text("site")
+    if gpu and not is_same_gpu(gpu, calibration.gpu.name):
+        return f"measured on {gpu}, but the calibration is for {calibration.gpu.name}"
+    return replace(calibration, asked_site=site) if site else calibration
