@@ -17,10 +17,6 @@ from bigsci_launch.plan.price.constants import Constants
 from bigsci_launch.plan.price.work.count import StepWork
 from bigsci_launch.plan.price.work.terms import LAUNCHES, NETWORK, TERMS, rates_of, weigh_work
 
-BLOCKING_STEP_S, STEP_S = 0.3, 0.03
-"""Seconds of a step outside the pipeline where the host waits for every kernel, and where it does not: clipping, the
-log line, the next batch."""
-
 HIDING_NORM = 4
 """Things that run at the same time take the norm of this order of their times: nearly the longest of them."""
 
@@ -62,7 +58,7 @@ def _weigh(work: StepWork, rates: tuple[float, ...]) -> _Pieces:
         _layer_seconds(work, rates),
         weigh_work(work.head, rates),
         hop_seconds(work, rates),
-        weigh_work(work.step, rates) + step_constant(work),
+        weigh_work(work.step, rates) + work.unexplained_seconds,
         weigh_work(work.hidden_step, rates),
     )
 
@@ -104,11 +100,6 @@ def _at_once(*seconds: float) -> float:
 
 EXPOSED_SHARE = 0.5
 """Share of a layer's hidden messages that it waits for anyway, because the next layer needs them."""
-
-
-def step_constant(work: StepWork) -> float:
-    """Return the seconds of a step that nothing explains."""
-    return BLOCKING_STEP_S if work.is_blocking else STEP_S
 
 
 def step_seconds(work: StepWork, rates: tuple[float, ...]) -> float:
