@@ -6,7 +6,7 @@ import re
 
 from bigsci_launch.iteration_line import MILLISECONDS, SECONDS, parse_iterations
 from bigsci_launch.plan.calibrate.logs.arguments import NEEDED, columns_of
-from bigsci_launch.plan.calibrate.logs.steps import WARM_UP_STEPS, typical_step
+from bigsci_launch.plan.calibrate.logs.steps import AS_A_ROW, WARM_UP_STEPS, typical_step
 
 STEP_SIGNS = (SECONDS, MILLISECONDS)
 
@@ -37,7 +37,7 @@ def read_megatron(text: str) -> dict[str, str]:
     missing = [name for name in NEEDED if arguments.get(name, "None") == "None"]
     missing += ["global_batch_size"] if batch == "None" else []
     if missing:
-        raise ValueError(f"the log does not begin with Megatron's arguments (no {', '.join(missing)})")
+        raise ValueError(f"the log does not begin with Megatron's arguments (no {', '.join(missing)}); {AS_A_ROW}")
     is_deepspeed = arguments.get("deepspeed") == "True" or "pp_partition_method" in arguments
     cells = columns_of(arguments, "deepspeed" if is_deepspeed else "megatron")
     return {**cells, "gbs": batch, "sec_per_it": f"{typical[1]:.6g}"}

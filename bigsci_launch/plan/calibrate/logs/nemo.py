@@ -16,7 +16,7 @@ from bigsci_launch.plan.calibrate.logs.steps import WARM_UP_STEPS, require_sizes
 
 STEP_SIGNS = ("train_step_timing in s",)
 
-_STEP = re.compile(r"global_step[:=]\s*([\d.e+]+)[^\r\n]*?train_step_timing in s[:=]\s*([\d.]+)")
+_STEP = re.compile(r"[|,] global_step[:=]\s*([\d.e+]+)[^\r\n]*?train_step_timing in s[:=]\s*([\d.]+)")
 _BATCH = re.compile(r"global_batch_size: (\d+) \|")
 _VOCABULARY = re.compile(r"Padded vocab_size: (\d+)")
 _RANK = re.compile(r"^\d+: ?")

@@ -24,12 +24,15 @@ def typical_step(steps: Iterable[tuple[_Kind, float]]) -> tuple[_Kind, float] | 
     return kind, median(figure for other, figure in counted if other == kind)
 
 
+AS_A_ROW = "give the run as a row of a CSV file (docs/how-to/plan.md lists its columns)"
+"""What to do with a log that leaves something out."""
+
+
 def require_sizes(cells: Mapping[str, str], program: str) -> None:
     """Raise ValueError if a log leaves out what a setup needs; the reason says what it has, which makes a row."""
     missing = [column for column in REQUIRED if not cells.get(column)]
     if missing:
         said = ", ".join(f"{column} {text}" for column, text in cells.items() if text)
         raise ValueError(
-            f"this log of {program} does not say {', '.join(missing)}; it says {said}. "
-            "Give the run as a row of a CSV file (docs/how-to/plan.md lists its columns)"
+            f"this log of {program} does not say {', '.join(missing)}; it says {said}; with the rest, {AS_A_ROW}"
         )
