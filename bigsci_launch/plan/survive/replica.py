@@ -89,7 +89,8 @@ class Replica:
     @cached_property
     def _hop(self) -> float:
         """Seconds of one message between stages. The planner's hop is a pair of them, there and back."""
-        work = count_work(self._uniform(2, 1), self.calibration.gpu)
+        # Stages of two nodes at least, since others send over NVLink.
+        work = count_work(self._uniform(2 * self.stages_per_node, 1), self.calibration.gpu)
         return self._factor * hop_seconds(work, rates_of(self.calibration.constants)) / 2
 
     def once_per_step(self, num_stages: int, num_pipelines: int) -> float:
