@@ -18,8 +18,9 @@ from bigsci_launch.plan.choose.search import Plan, SearchResult, make_plan, sear
 from bigsci_launch.plan.price.balance import settle_method
 from bigsci_launch.plan.price.calibration import Calibration, read_calibration
 from bigsci_launch.plan.price.hardware import GpuModel
-from bigsci_launch.plan.shape.legality import NO_START, Limits, find_refusal
+from bigsci_launch.plan.shape.legality import NO_START, find_refusal
 from bigsci_launch.plan.shape.ramp import count_samples, phases_of
+from bigsci_launch.plan.shape.rule import Limits
 from bigsci_launch.plan.shape.setup import Setup, require_framework
 from bigsci_launch.topology import Topology
 

@@ -12,8 +12,8 @@ from bigsci_launch.plan.choose.search import Plan, SearchResult
 from bigsci_launch.plan.price.calibration import Calibration
 from bigsci_launch.plan.price.neighbours import point_of
 from bigsci_launch.plan.price.price import price_setup, price_stage_memory
-from bigsci_launch.plan.shape.legality import Limits
 from bigsci_launch.plan.shape.ramp import filling_batch_size
+from bigsci_launch.plan.shape.rule import Limits
 from bigsci_launch.plan.shape.setup import Setup
 from bigsci_launch.plan.shape.tflops import tflops_of
 from bigsci_launch.plan.show.charts import Bar, Marker, bars, scatter, stairs
@@ -30,7 +30,6 @@ from bigsci_launch.plan.show.report import (
 )
 
 SHOWN_PLANS = 20
-SHOWN_REFUSED = 150
 SLOWEST_SHOWN = 3.0
 """Plans that take more than this many times as long as the best are left out of the plot, which they would flatten."""
 
@@ -133,11 +132,10 @@ def _marker(setup: Setup, memory: float, seconds: float, css_class: str, shape: 
 
 def _refused_markers(result: SearchResult, calibration: Calibration) -> list[Marker]:
     """Return an even sample of the refused setups that have a price."""
-    priced = [setup for rule, setup in result.refused_setups if rule in _PRICED_RULES and setup.num_micro_batches]
-    step = max(1, len(priced) // SHOWN_REFUSED)
+    priced = [setup for entry in result.refused if entry.rule.name in _PRICED_RULES for setup in entry.samples]
     markers = []
-    for setup in priced[::step]:
-        if 0 in setup.layers_per_stage:
+    for setup in priced:
+        if not setup.num_micro_batches or setup.topology.pp > setup.shape.num_layers or 0 in setup.layers_per_stage:
             continue
         price = price_setup(setup, calibration)
         markers.append(_marker(setup, price.need_gib, price.seconds, "refused", "cross", "refused"))

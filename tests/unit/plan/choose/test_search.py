@@ -17,9 +17,10 @@ from bigsci_launch.config.site import Site, load_site
 from bigsci_launch.plan.choose.answer import calibration_of, find_plans
 from bigsci_launch.plan.choose.search import search, topologies_of, with_free_heads, with_free_layers
 from bigsci_launch.plan.price.calibration import Calibration
-from bigsci_launch.plan.shape.legality import HARD_RULES, Limits
+from bigsci_launch.plan.shape.legality import HARD_RULES
 from bigsci_launch.plan.shape.parameters import ModelShape
 from bigsci_launch.plan.shape.ramp import phases_of
+from bigsci_launch.plan.shape.rule import Limits
 from bigsci_launch.plan.shape.setup import Setup
 from bigsci_launch.topology import Topology
 
