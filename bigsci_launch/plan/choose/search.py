@@ -6,7 +6,7 @@ So a plan unlike anything measured comes first only if it is predicted to be fas
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from bigsci_launch.plan.choose.screen import Candidate, Refusals, Screen, Tally, divisors
@@ -74,7 +74,7 @@ def with_free_heads(base: Setup) -> Iterator[Setup]:
 
 
 def search(
-    bases: Iterable[Setup],
+    bases: Sequence[Setup],
     nodes: Sequence[int],
     limits: Limits,
     calibration: Calibration,
@@ -90,14 +90,15 @@ def search(
         limits: the site's nodes and the phases of the run.
         calibration: the basis of prices.
         per_parameter: rank by time per parameter, for models of different sizes.
-        report_progress: told how many numbers of nodes are done, of all bases together.
+        report_progress: is called with percents.
     """
     found: list[Plan] = []
     tally = Tally()
     for index, base in enumerate(bases):
         screen = Screen(base, limits, tally)
         for done, num_nodes in enumerate(nodes):
-            report_progress(index * len(nodes) + done, f"{len(found)} plans, {num_nodes} nodes")
+            share = (index * len(nodes) + done) / (len(bases) * len(nodes))
+            report_progress(int(100 * share), f"%, {num_nodes} nodes, {len(found)} layouts priced")
             for candidate in screen.candidates(num_nodes):
                 found += _price_cuts(candidate, screen, limits, calibration)
     fitting = [plan for plan in found if not plan.price.is_out_of_memory]

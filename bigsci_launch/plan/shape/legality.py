@@ -111,7 +111,7 @@ HARD_RULES: tuple[Rule, ...] = (
         "the ranks fill whole nodes",
         "Megatron-DeepSpeed arguments",
         (DP, NODES),
-        ("nodes", "tp", "pp", "dp"),
+        ("nodes",),
         _world_size,
     ),
     Rule(

@@ -23,7 +23,8 @@ class Limits:
 class Rule:
     """A rule: its name in lists, what it requires, where that comes from, the keys of the run file that it concerns,
     the check, which returns what is wrong or None, and what of a layout the check looks at: `nodes`, the sizes of axes,
-    `size` (of micro-batches), `cut` (the partition method). A search asks once for all layouts that agree in these."""
+    `size` (of micro-batches), `cut` (the partition method). A search asks once for all layouts that agree in these; all
+    its layouts use all ranks of their nodes."""
 
     name: str
     asks: str
