@@ -13,25 +13,23 @@ from bigsci_launch.plan.price.calibration import Calibration
 from bigsci_launch.plan.price.hardware import assumed_line
 from bigsci_launch.plan.price.neighbours import point_of
 from bigsci_launch.plan.price.price import price_setup, price_stage_memory
-from bigsci_launch.plan.shape.legality import Limits
 from bigsci_launch.plan.shape.ramp import filling_batch_size
+from bigsci_launch.plan.shape.rule import Limits
 from bigsci_launch.plan.shape.setup import Setup
 from bigsci_launch.plan.shape.tflops import tflops_of
 from bigsci_launch.plan.show.charts import Bar, Marker, bars, scatter, stairs
+from bigsci_launch.plan.show.explain import EXPLAIN_COLUMNS, explain_cells, explain_lines
 from bigsci_launch.plan.show.report import (
-    EXPLAIN_COLUMNS,
     REFUSED_COLUMNS,
     calibration_line,
-    explain_cells,
-    explain_lines,
     model_line,
-    plan_table,
     refused_cells,
     summary_line,
 )
+from bigsci_launch.plan.show.table import plan_table
+from bigsci_launch.plan.show.throughput import throughput_line
 
 SHOWN_PLANS = 20
-SHOWN_REFUSED = 150
 SLOWEST_SHOWN = 3.0
 """Plans that take more than this many times as long as the best are left out of the plot, which they would flatten."""
 
@@ -64,10 +62,10 @@ def render_page(answer: Answer) -> str:
         f"<h1>{escape(request.name)} on {escape(request.site_name)}</h1>",
         f"<p>{escape(model_line(shape, tp))}</p>",
     ]
-    if answer.result is None or answer.calibration is None:
+    if answer.result is None or request.calibration is None:
         parts.append("<p>The site has no GPU: time and memory are not predicted.</p>")
     else:
-        parts += _sections(answer, answer.result, answer.calibration)
+        parts += _sections(answer, answer.result, request.calibration)
     return pages.render_page(f"bsl plan: {request.name}", STYLE, "\n".join(parts))
 
 
@@ -83,12 +81,13 @@ def _sections(answer: Answer, result: SearchResult, calibration: Calibration) ->
     if result.plans or result.out_of_memory:
         parts += ["<h2>Time against memory</h2>", _KEY, _time_against_memory(answer, result, calibration)]
     if result.plans:
-        columns, rows = plan_table(result.plans[:SHOWN_PLANS], calibration, answer.request.configured)
-        parts += ["<h2>The best plans</h2>", table(columns, rows)]
+        columns, rows = plan_table(answer, result.plans[:SHOWN_PLANS])
+        meaning = throughput_line(answer.request.configured, calibration.gpu)
+        parts += ["<h2>The best plans</h2>", table(columns, rows), f'<p class="soft">{escape(meaning)}</p>']
     for plan in shown:
         parts += _balance(plan, calibration)
     if shown:
-        parts += _ramp(shown[0], answer.limits)
+        parts += _ramp(shown[0], answer.request.limits)
     if len(result.plans) > 1:
         best, other = result.plans[:2]
         parts += ["<h2>The winner and the runner-up</h2>", table(EXPLAIN_COLUMNS, explain_cells(best, other))]
@@ -137,11 +136,10 @@ def _marker(setup: Setup, memory: float, seconds: float, css_class: str, shape: 
 
 def _refused_markers(result: SearchResult, calibration: Calibration) -> list[Marker]:
     """Return an even sample of the refused setups that have a price."""
-    priced = [setup for rule, setup in result.refused_setups if rule in _PRICED_RULES and setup.num_micro_batches]
-    step = max(1, len(priced) // SHOWN_REFUSED)
+    priced = [setup for entry in result.refused if entry.rule.name in _PRICED_RULES for setup in entry.samples]
     markers = []
-    for setup in priced[::step]:
-        if 0 in setup.layers_per_stage:
+    for setup in priced:
+        if not setup.num_micro_batches or setup.topology.pp > setup.shape.num_layers or 0 in setup.layers_per_stage:
             continue
         price = price_setup(setup, calibration)
         markers.append(_marker(setup, price.need_gib, price.seconds, "refused", "cross", "refused"))
