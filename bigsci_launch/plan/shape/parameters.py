@@ -169,9 +169,24 @@ def count_parameters(shape: ModelShape, tp: int = 1) -> int:
 
 def count_active_parameters(shape: ModelShape, tp: int = 1) -> int:
     """Return the parameters that a token meets: all of a dense model, and with experts those that it visits."""
-    parts, experts = _layer_parts(shape), shape.experts
-    visited = parts.experts * experts.per_token // experts.count if experts else 0
-    return _layers_outside(shape, tp) + shape.num_layers * (parts.sharded + parts.replicated + visited)
+    return _layers_outside(shape, tp) + shape.num_layers * active_layer_parameters(shape)
+
+
+def active_layer_parameters(shape: ModelShape) -> int:
+    """Return the parameters of a layer that a token meets, the mean over the layers."""
+    parts = _layer_parts(shape)
+    return parts.sharded + parts.replicated + _visited(shape)
+
+
+def active_layer_matrices(shape: ModelShape) -> int:
+    """Return the weights in the matrices of a layer that a token meets, the mean over the layers; without routers."""
+    return _layer_parts(shape).sharded + _visited(shape) if shape.experts else shape.layer_matrices
+
+
+def _visited(shape: ModelShape) -> int:
+    """Return the parameters of the experts that a token visits."""
+    experts = shape.experts
+    return _layer_parts(shape).experts * experts.per_token // experts.count if experts else 0
 
 
 def _layers_outside(shape: ModelShape, tp: int) -> int:
