@@ -37,7 +37,15 @@ def lay_out_stages(setup: Setup, calibration: Calibration | None = None) -> tupl
     """
     setup = settle_method(setup, calibration or Calibration())
     pp, tied = setup.topology.pp, setup.shape.tied_embeddings
-    cut = cut_model(setup.shape, setup.partition_method, pp, setup.partition_rule, setup.topology.tp, setup.framework)
+    cut = cut_model(
+        setup.shape,
+        setup.partition_method,
+        pp,
+        setup.partition_rule,
+        setup.topology.tp,
+        setup.framework,
+        setup.expert_shards,
+    )
     prices = _prices(setup, calibration) if calibration else [(None, None)] * pp
     found = []
     for stage, (milliseconds, need) in enumerate(prices):

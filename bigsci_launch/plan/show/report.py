@@ -6,13 +6,15 @@ from typing import Any
 
 from bigsci_launch.plan.choose.answer import Answer, PlanRequest
 from bigsci_launch.plan.choose.search import Plan, SearchResult
-from bigsci_launch.plan.price.calibration import Calibration
+from bigsci_launch.plan.price.calibration import UNCALIBRATED_BAND, Calibration
 from bigsci_launch.plan.price.hardware import assumed_line
 from bigsci_launch.plan.price.price import TERM_NAMES, price_stage_memory
 from bigsci_launch.plan.price.stages import lay_out_stages, layout_lines
+from bigsci_launch.plan.price.work.held import shard_ranks
 from bigsci_launch.plan.shape.legality import advise
 from bigsci_launch.plan.shape.parameters import (
     ModelShape,
+    StateBytes,
     checkpoint_bytes,
     count_parameters,
     count_stage_parameters,
@@ -63,13 +65,13 @@ def calibration_line(calibration: Calibration, setup: Setup) -> str:
     errors = calibration.time_errors
     if not calibration.is_measured:
         return (
-            "uncalibrated: every time and memory figure is a guess within 40 % or more; "
-            "`bsl plan calibrate` learns from measured runs"
+            f"uncalibrated: every time and memory figure is a guess within {_guess()}; `bsl plan calibrate` learns from "
+            "measured runs"
         )
     basis = calibration.origin or f"{len(errors.pairs)} timed runs"
     different = "; ".join(calibration.differences(setup))
     if different:
-        return f"calibrated on {basis} of something else, so every figure is a guess within 40 % or more: {different}"
+        return f"calibrated on {basis} of something else, so every figure is a guess within {_guess()}: {different}"
     if not errors.pairs:
         return f"calibrated on {basis}, too few to know the error"
     mean, most = 100 * errors.mean, 100 * errors.quantile(0.9)
@@ -79,11 +81,19 @@ def calibration_line(calibration: Calibration, setup: Setup) -> str:
     )
 
 
+def _guess() -> str:
+    return f"{100 * UNCALIBRATED_BAND:.0f} % or more"
+
+
+def _state(num_parameters: int, setup: Setup) -> StateBytes:
+    return state_bytes(num_parameters, shard_ranks(setup), setup.precision, setup.technique.zero_stage)
+
+
 def sizes_lines(setup: Setup, calibration: Calibration | None = None) -> list[str]:
     """Return what a layout means: ranks, the contents of each stage, parameters and state per rank; with a calibration
     also what each stage costs."""
     topology = setup.topology
-    stages = count_stage_parameters(setup.shape, topology.tp, setup.layers_per_stage)
+    stages = count_stage_parameters(setup.shape, topology.tp, setup.layers_per_stage, setup.expert_shards)
     shown = list(dict.fromkeys((stages[0], stages[len(stages) // 2], stages[-1])))
     lines = [
         f"{topology} = {topology.world_size} ranks on {_nodes(setup)}, micro batch {setup.micro_batch_size}, "
@@ -92,7 +102,7 @@ def sizes_lines(setup: Setup, calibration: Calibration | None = None) -> list[st
         *layout_lines(lay_out_stages(setup, calibration)),
     ]
     for stage in shown:
-        state = state_bytes(stage.num_parameters, topology.dp, setup.precision)
+        state = _state(stage.num_parameters, setup)
         lines.append(
             f"a rank of stage {stage.stage}: {format_count(stage.num_parameters)} parameters; "
             f"weights {format_bytes(state.weights)}, gradients {format_bytes(state.gradients)}, "
@@ -273,7 +283,7 @@ def _stage_documents(setup: Setup, calibration: Calibration | None) -> list[dict
             "layers": list(stage.layers),
             "num_transformer_layers": counts[stage.stage],
             "parameters_per_rank": stage.num_parameters,
-            "state_bytes_per_rank": state_bytes(stage.num_parameters, setup.topology.dp, setup.precision).total,
+            "state_bytes_per_rank": _state(stage.num_parameters, setup).total,
             "micro_batch_milliseconds": stage.milliseconds,
             "need_gib": stage.need_gib,
         }
