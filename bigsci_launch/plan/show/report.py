@@ -65,8 +65,8 @@ def calibration_line(calibration: Calibration, setup: Setup) -> str:
     errors = calibration.time_errors
     if not calibration.is_measured:
         return (
-            f"uncalibrated: every time and memory figure is a guess within {_guess()}; `bsl plan calibrate` learns from "
-            "measured runs"
+            f"uncalibrated: every time and memory figure is a guess within {_guess()}; "
+            "`bsl plan calibrate` learns from measured runs"
         )
     basis = calibration.origin or f"{len(errors.pairs)} timed runs"
     different = "; ".join(calibration.differences(setup))

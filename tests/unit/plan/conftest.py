@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from bigsci_launch.plan.calibrate.calibrate import calibrate
+from bigsci_launch.plan.calibrate.place import place_named
 from bigsci_launch.plan.calibrate.rows import MeasuredRow, Measurement, measurements_of, read_rows
 from bigsci_launch.plan.price.calibration import Calibration
-from bigsci_launch.plan.price.hardware import A100
 from bigsci_launch.plan.shape.parameters import ModelShape
 from bigsci_launch.plan.shape.setup import UNFUSED_2021, Setup
 from bigsci_launch.topology import Topology
@@ -39,7 +39,8 @@ def vtrain() -> list[Measurement]:
 
 @pytest.fixture(scope="session")
 def jean_zay(chronicle: list[Measurement]) -> Calibration:
-    return calibrate(chronicle, A100)
+    place = place_named("jean-zay-a100-2022")
+    return calibrate(chronicle, place.gpu, site=place.site)
 
 
 @pytest.fixture(scope="session")

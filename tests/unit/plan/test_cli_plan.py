@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import re
 import subprocess
@@ -103,19 +104,118 @@ def test_nodes_that_are_none(nodes: str) -> None:
 
 def test_calibrate_predict_and_score(tmp_path: Path) -> None:
     calibration, predicted = tmp_path / "cal.json", tmp_path / "out.csv"
-    result = run("calibrate", ROWS, "--site", "jean-zay-a100", "-o", str(calibration))
+    result = run("calibrate", ROWS, "--site", "jean-zay-a100-2022", "-o", str(calibration))
     assert result.exit_code == 0
     assert "gemm_efficiency" in result.output
     assert "not used: p030a: nlayers is empty" in result.output
     result = run("predict", ROWS, "--calibration", str(calibration), "-o", str(predicted))
     assert result.exit_code == 0
     assert "89 of 98 rows priced" in result.output
+    timed = [row for row in table(predicted) if row["score_time"] == "1" and row["sec_per_it"] and row["pred_band"]]
+    assert {row["pred_closeness"] for row in timed} == {"1.0000"}
+    assert {row["pred_band"] for row in timed} == {timed[0]["pred_band"]}
+    assert 0.01 < float(timed[0]["pred_band"]) < 0.05
     document = json.loads(run("score", str(predicted), "--json").stdout)
     assert document["time"]["num_rows"] == 64
     assert document["oom"] == {"num_oom": 3, "num_caught": 3, "num_fitting": 47, "num_false": 0}
     assert document["tflops_weights"]["mean"] < 0.1
     assert document["tflops_full"]["mean"] < 0.1
     assert "Kendall tau" in run("score", str(predicted)).output
+
+
+def table(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="") as stream:
+        return list(csv.DictReader(stream))
+
+
+SHIPPED = ("--calibration", "slurm/calibrations/jean-zay-a100.json")
+
+
+def test_rows_of_another_place_have_the_widest_band_and_say_so(tmp_path: Path) -> None:
+    predicted = tmp_path / "out.csv"
+    result = run("predict", ROWS, *SHIPPED, "--site", "jean-zay-a100", "-o", str(predicted))
+    assert {row["pred_band"] for row in table(predicted) if row["pred_band"]} == {"0.4000"}
+    assert "89 of 89 rows are far from everything measured" in result.stderr
+    result = run("predict", ROWS, *SHIPPED, "--site", "superpod-pyxis", "-o", str(predicted))
+    assert result.exit_code == 2
+    assert "the calibration is for A100-SXM4-80GB, but site superpod-pyxis has H100-SXM5-80GB" in result.stderr
+    assert "--site superpod-pyxis" in result.stderr
+
+
+def test_rows_may_name_their_place_themselves(tmp_path: Path) -> None:
+    first = next(row for row in table(Path(ROWS)) if row["score_time"] == "1" and row["sec_per_it"])
+    places = (
+        {},
+        {
+            "gpu": "NVIDIA A100-SXM4-80GB",
+            "site": "jean-zay-a100-2022",
+            "framework": "deepspeed",
+            "attention": "unfused",
+        },
+        {"site": "selene"},
+        {"framework": "megatron", "attention": "unfused"},
+        {"gpu": "H100-SXM5-80GB"},
+    )
+    rows, predicted = tmp_path / "rows.csv", tmp_path / "out.csv"
+    with rows.open("w", newline="") as stream:
+        writer = csv.DictWriter(stream, [*first, "gpu", "site", "framework", "attention"])
+        writer.writeheader()
+        writer.writerows({**first, **place} for place in places)
+    result = run("predict", str(rows), *SHIPPED, "-o", str(predicted))
+    unsaid, own, elsewhere, another, h100 = table(predicted)
+    assert float(unsaid["pred_band"]) < 0.1 and float(own["pred_band"]) < 0.1
+    assert elsewhere["pred_band"] == another["pred_band"] == "0.4000"
+    assert (h100["pred_band"], h100["pred_sec_per_it"]) == ("", "")
+    assert "measured on H100-SXM5-80GB, but the calibration is for A100-SXM4-80GB" in result.stderr
+    assert "warning: 2 of 4 rows are far from everything measured" in result.stderr
+
+
+def test_a_calibration_of_rows_of_several_gpus_is_refused(tmp_path: Path) -> None:
+    given = [row for row in table(Path(ROWS)) if row["score_time"] == "1" and row["sec_per_it"]][:2]
+    rows, output = tmp_path / "rows.csv", tmp_path / "cal.json"
+    with rows.open("w", newline="") as stream:
+        writer = csv.DictWriter(stream, [*given[0], "gpu"])
+        writer.writeheader()
+        writer.writerows({**row, "gpu": gpu} for row, gpu in zip(given, ("A100-SXM4-80GB", "H200"), strict=True))
+    several = run("calibrate", str(rows), "-o", str(output))
+    assert "the rows are of several GPUs: A100-SXM4-80GB, H200-SXM-141GB" in several.stderr
+    assert (several.exit_code, output.exists()) == (2, False)
+
+
+def test_an_impossible_fit_is_refused(tmp_path: Path) -> None:
+    rows, output = tmp_path / "rows.csv", tmp_path / "cal.json"
+    lines = table(Path(ROWS))
+    with rows.open("w", newline="") as stream:
+        writer = csv.DictWriter(stream, lines[0])
+        writer.writeheader()
+        fast = ({**row, "sec_per_it": row["sec_per_it"] and str(float(row["sec_per_it"]) / 2.5)} for row in lines)
+        writer.writerows(fast)
+    result = run("calibrate", str(rows), "--site", "jean-zay-a100-2022", "-o", str(output))
+    assert re.search(r"gemm_efficiency is [12][\d.]* of the GPU's peak, which is impossible", result.stderr)
+    assert (result.exit_code, output.exists()) == (2, False)
+
+
+def test_the_shipped_calibration_is_not_taken_for_another_program() -> None:
+    output = run("configs/bloom-176b.yaml", "--top", "1", "--set", "training.attention=fused").output
+    assert "guess within 40 % or more: measured with unfused attention, not with fused" in output
+    assert "±40%" in output
+    document = json.loads(run("configs/bloom-176b.yaml", "--set", "training.attention=unfused", "--json").stdout)
+    assert document["calibration"]["site"] == "jean-zay-a100-2022"
+    assert (document["calibration"]["differences"], document["calibration"]["assumed"]) == ([], [])
+
+
+def test_what_a_site_does_not_say_is_said_in_every_report(tmp_path: Path, root: Path) -> None:
+    site = tmp_path / "new.yaml"
+    text = (root / "slurm/sites/jean-zay-a100-2022.yaml").read_text()
+    kept = [line for line in text.splitlines() if not line.startswith(("calibration", "network_gb_per_s", "  peak_tf"))]
+    site.write_text("\n".join(kept).replace("A100-SXM4-80GB\n", "Z9000\n"))
+    here, said = ("--set", f"slurm.site={site}"), "assumed, since the site file does not say: gpu.peak_tflops 312"
+    page = tmp_path / "page.html"
+    assert said in run("configs/bloom-176b.yaml", "--top", "1", *here, "--html", str(page)).output
+    assert said in page.read_text()
+    assert said in run("check", "configs/bloom-176b.yaml", *here).output
+    document = json.loads(run("configs/bloom-176b.yaml", *here, "--json").stdout)
+    assert {"peak_tflops", "network_gb_per_s"} <= set(document["calibration"]["assumed"])
 
 
 def test_check(tmp_path: Path) -> None:

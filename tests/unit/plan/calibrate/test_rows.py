@@ -255,7 +255,7 @@ def test_predictions_stand_beside_every_row(tmp_path: Path) -> None:
     assert again[0].text("mine") == "kept, as it is"
     assert again[0].number("pred_sec_per_it")
     assert again[0].text("pred_oom") == "0"
-    assert [again[1].text(name) for name in PREDICTED] == ["", "", "", ""]
+    assert [again[1].text(name) for name in PREDICTED] == [""] * len(PREDICTED)
     # Predicting again replaces the columns rather than adding them twice.
     assert predicted_csv(again_names, [predict_row(one, Calibration()) for one in again]) == path.read_text()
 

@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 
 from bigsci_launch.config.load import dump_resolved, load_run
-from bigsci_launch.errors import BslError, ConfigError, DataError
-from bigsci_launch.plan.calibrate.sources import gpu_of_site, read_sources
-from bigsci_launch.plan.price.hardware import A100
+from bigsci_launch.errors import BslError, DataError
+from bigsci_launch.plan.calibrate.sources import read_sources
 from bigsci_launch.plan.shape.setup import UNFUSED_2021
 from bigsci_launch.runs.layout import AttemptDir, RunDir, write_json
 from bigsci_launch.topology import Topology
@@ -127,10 +126,3 @@ def test_other_folders_and_files_are_refused(tmp_path: Path) -> None:
 def test_sources_come_together(run: RunDir, root: Path) -> None:
     found, _ = read_sources([run.path, root / "benchmarks/rows/vtrain.csv"])
     assert len(found) == 104
-
-
-def test_the_gpu_is_that_of_the_site() -> None:
-    assert gpu_of_site(None) == A100
-    assert gpu_of_site("jean-zay-a100").peak_tflops == 312
-    with pytest.raises(ConfigError, match="no GPU"):
-        gpu_of_site("local")
