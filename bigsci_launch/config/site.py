@@ -16,8 +16,8 @@ from bigsci_launch.gpus import gpu_named
 from bigsci_launch.topology import Topology
 
 TEMPLATE = "template"
-MOST_RANKS = 1_000_000
-"""More ranks than this are a slip of the keyboard. Many places list every rank."""
+MOST_RANKS = 200_000
+"""More ranks than any cluster has. Many places list every rank."""
 
 _HINT = "copy slurm/sites/template.yaml to sites/NAME.yaml next to the run file, or give the path of a site file"
 
