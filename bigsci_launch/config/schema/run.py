@@ -28,7 +28,7 @@ from bigsci_launch.config.schema.technique import (
     Attention,
     ExpertsSection,
     Framework,
-    Overlap,
+    Hidden,
     Precision,
     Recomputation,
     Schedule,
@@ -131,8 +131,8 @@ class ParallelismSection(Section):
     chunks_per_rank: PositiveInt = 1
     """Chunks of layers on each rank with `interleaved`: Megatron's virtual pipeline size."""
 
-    overlap: list[Overlap] = []
-    """Axes whose communication runs while the GPU computes: any of `tp`, `dp`, `pp`."""
+    overlap: list[Hidden] = []
+    """Whose communication runs while the GPU computes: any of `tensor`, `data` and `pipeline` parallelism."""
 
     def topology(self, num_ranks: int) -> Topology:
         """Return the sizes as a topology. If dp is left out, it is what `num_ranks` ranks allow, at least 1."""

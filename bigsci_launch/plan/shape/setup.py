@@ -8,10 +8,10 @@ from functools import cached_property
 from typing import Literal
 
 from bigsci_launch.config.check import foreign_axes
-from bigsci_launch.config.check_technique import foreign_keys
+from bigsci_launch.config.checks.technique import foreign_keys
 from bigsci_launch.config.micro_batches import assumed_size
 from bigsci_launch.config.schema.run import RunConfig
-from bigsci_launch.config.schema.technique import Attention, Framework, Overlap, Precision, Schedule, ZeroStage
+from bigsci_launch.config.schema.technique import Attention, Framework, Hidden, Precision, Schedule, ZeroStage
 from bigsci_launch.errors import ConfigError
 from bigsci_launch.plan.shape.parameters import ModelShape, cut_model
 from bigsci_launch.plan.shape.partition import PartitionRule
@@ -36,7 +36,7 @@ class Technique:
     shard_group_size: int | None = None
     schedule: Schedule = "1f1b"
     chunks_per_rank: int = 1
-    overlap: frozenset[Overlap] = frozenset()
+    overlap: frozenset[Hidden] = frozenset()
 
     @classmethod
     def of_config(cls, config: RunConfig) -> Technique:
