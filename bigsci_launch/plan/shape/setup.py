@@ -174,9 +174,20 @@ def require_framework(config: RunConfig) -> None:
         raise ConfigError(f"run.framework: {UNPRICED}", hint=hint)
 
 
+_PIPELINE_KEYS = (
+    "model.experts",
+    "parallelism.context_parallel_size",
+    "parallelism.expert_parallel_size",
+    "parallelism.zero_stage",
+    "parallelism.shard_group_size",
+    "parallelism.schedule",
+)
+"""Keys of a run whose pipelines are others than those of `bsl train`."""
+
+
 def require_plain(config: RunConfig) -> None:
     """Raise ConfigError for a run whose pipelines cannot be planned for losses: only those of `bsl train` can."""
-    if keys := _foreign(config):
+    if keys := [key for key in _foreign(config) if key in _PIPELINE_KEYS]:
         raise ConfigError(
             f"{keys[0]}: bsl plan --survive knows tensor, pipeline and data parallelism with ZeRO-1 and 1F1B only",
             hint="leave out --survive, --lose and --trace, or the key",

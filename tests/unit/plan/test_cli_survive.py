@@ -12,7 +12,7 @@ from click.testing import CliRunner, Result
 
 from bigsci_launch.cli.main import bsl
 
-BLOOM = "configs/bloom-176b.yaml"
+BLOOM = "configs/bloom-176b-2022.yaml"
 TRACE = "benchmarks/rows/gcp-a2-trace.csv"
 
 

@@ -109,7 +109,7 @@ def test_a_framework_brings_its_own_defaults() -> None:
         setup(framework="megatron", precision=""),
         setup(framework="torchtitan", pp="1", gpus="64", nodes="8"),
     )
-    assert megatron.technique == Technique(zero_stage=1)
+    assert megatron.technique == Technique(sequence_parallel=True, overlap=frozenset(("data",)))
     assert (megatron.precision, megatron.has_fp32_gradients) == ("bf16", True)
     assert titan.technique == Technique(zero_stage=3, sequence_parallel=True, overlap=frozenset(("data",)))
     assert titan.shape.vocab_size_multiple == 1

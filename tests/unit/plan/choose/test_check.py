@@ -23,7 +23,7 @@ START = date(2022, 3, 11)
 
 @pytest.fixture(scope="module")
 def bloom_run(root: Path) -> tuple[RunConfig, Site]:
-    config, site, _ = resolve_run(root / "configs/bloom-176b.yaml")
+    config, site, _ = resolve_run(root / "configs/bloom-176b-2022.yaml")
     return config, site
 
 

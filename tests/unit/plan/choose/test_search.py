@@ -29,7 +29,7 @@ from bigsci_launch.topology import Topology
 
 @pytest.fixture(scope="module")
 def bloom_run(root: Path) -> tuple[RunConfig, Site]:
-    config, site, _ = resolve_run(root / "configs/bloom-176b.yaml")
+    config, site, _ = resolve_run(root / "configs/bloom-176b-2022.yaml")
     return config, site
 
 
@@ -85,7 +85,7 @@ def test_every_plan_of_bloom_is_legal_by_the_checks_of_run_files(bloom_run: tupl
 )
 def test_every_plan_of_any_model_is_legal(nodes: int, layers: int, heads: int, hidden: int, batch: int) -> None:
     site = load_site("jean-zay-a100-2022")
-    config, _, _ = resolve_run(Path(__file__).parents[4] / "configs/bloom-176b.yaml")
+    config, _, _ = resolve_run(Path(__file__).parents[4] / "configs/bloom-176b-2022.yaml")
     config = changed(config, "model", num_layers=layers, hidden_size=hidden, num_attention_heads=heads)
     config = changed(config, "training", global_batch_size=batch, rampup=None)
     shape = ModelShape.of_config(config)
