@@ -18,7 +18,7 @@ from bigsci_launch.plan.shape.parameters import count_stage_parameters
 from bigsci_launch.plan.shape.setup import Setup
 from bigsci_launch.topology import Topology
 
-BLOOM = str(Path(__file__).parents[4] / "configs" / "bloom-176b-2022.yaml")
+BLOOM = str(Path(__file__).parents[4] / "configs" / "bloom-176b.yaml")
 
 
 def test_the_copies_of_a_node_are_those_of_its_ranks(bloom: Setup) -> None:
