@@ -26,7 +26,7 @@ from bigsci_launch.plan.choose.search import search
 from bigsci_launch.plan.price.calibration import read_calibration
 from bigsci_launch.plan.price.hardware import A100
 from bigsci_launch.plan.price.price import price_setup
-from bigsci_launch.plan.shape.legality import Limits
+from bigsci_launch.plan.shape.rule import Limits
 from bigsci_launch.plan.shape.tflops import full_flops
 
 ROOT = Path(__file__).parents[1]

@@ -4,7 +4,7 @@
     python benchmarks/plan_external.py --write          and puts them into docs/explanation/planner.md
     python benchmarks/plan_external.py --source nemo    prints one source's rows of the half for building
 
-The rows are in `benchmarks/rows/published`, with source and date. A hash of a row's name puts it into one of two halves.
+The rows are in `benchmarks/rows/published`, with source and date. A hash of its name puts a row into one of two halves.
 Everything that the model assumes was chosen on the first half; the second one only says how good it is. A row without
 the speed of its network gets that of the vendor's own system with this GPU, as `bsl plan` assumes too.
 """

@@ -7,6 +7,7 @@ import math
 import os
 import shutil
 import sys
+import textwrap
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -68,6 +69,16 @@ def answer_spans(spans: Spans) -> None:
 def answer_json(document: Any) -> None:
     """Print one JSON document on stdout."""
     click.echo(json.dumps(document, indent=2, default=str))
+
+
+def answer_wrapped(lines: Iterable[str]) -> None:
+    """Print lines of the answer; on a terminal, long ones are broken between words."""
+    width = terminal_width()
+    for line in lines:
+        indent = line[: len(line) - len(line.lstrip())] + "  "
+        folded = textwrap.wrap(line, width, subsequent_indent=indent, break_on_hyphens=False) if width else []
+        for part in folded or [line]:
+            answer(part)
 
 
 def terminal_width() -> int | None:

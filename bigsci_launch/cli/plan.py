@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from bigsci_launch.config.schema.run import RunConfig
     from bigsci_launch.config.site import Site
     from bigsci_launch.plan.choose.answer import Answer
-    from bigsci_launch.plan.choose.search import SearchResult
     from bigsci_launch.plan.generations.findings import SurvivePrice
     from bigsci_launch.plan.price.calibration import Calibration
 
@@ -53,9 +52,9 @@ class SearchByDefault(click.Group):
 def plan() -> None:
     """Rank every legal 3D layout of a run by the time to finish, before anyone waits in a queue.
 
-    Each plan shows the predicted seconds per step with an error band, TFLOP/s with attention and head (in brackets
-    without them, as in logs before 2022-02-21), memory of the first/middle/last stage, the bubble, and the days to
-    the end of the token budget. Plans are ranked by the days that 3 of 4 such plans stay within.
+    Each plan shows the predicted seconds per step with an error band, the throughput of a GPU, memory of the
+    first/middle/last stage, the bubble, and the days to the end of the token budget. Plans are ranked by the days that
+    3 of 4 such plans stay within. A narrow terminal shows fewer columns; --json has all of them.
     """
 
 
@@ -99,12 +98,17 @@ def search(
         _survive(config, overrides, calibration, nodes, survive, lose, trace, html, as_json=as_json)
         return
     from bigsci_launch.config.load import resolve_run
-    from bigsci_launch.plan.choose.answer import find_plans
+    from bigsci_launch.plan.choose.answer import find_plans, request_plans
     from bigsci_launch.plan.generations.findings import price_of_survive, survive_lines
+    from bigsci_launch.plan.show.report import head_lines
 
     run, site, _ = resolve_run(config, overrides)
-    answer = find_plans(run, site, _calibration_for(run, site, calibration), nodes=nodes, free=free)
-    price = price_of_survive(run, site, answer.calibration) if answer.request.refusal is None else None
+    request = request_plans(run, site, _calibration_for(run, site, calibration), nodes=nodes)
+    if not as_json:
+        console.answer_wrapped(head_lines(request))
+    with console.late_progress("searching", 100) as report_progress:
+        answer = find_plans(request, free=free, report_progress=report_progress)
+    price = price_of_survive(run, site, request.calibration) if request.refusal is None else None
     if html:
         _write_page(answer, html)
     if as_json:
@@ -187,41 +191,7 @@ def _answer_json(answer: Answer, price: SurvivePrice | None, top: int) -> None:
     from bigsci_launch.plan.generations.findings import survive_document
     from bigsci_launch.plan.show import report
 
-    survive = {"survive": survive_document(price)}
-    if answer.result is None or answer.calibration is None:
-        document = {"schema_version": report.SCHEMA_VERSION, **report.request_document(answer.request), "plans": None}
-        document |= survive
-        console.answer_json(document)
-        return
-    document = report.search_document(answer.request, answer.result, answer.calibration, top, answer.configured)
-    console.answer_json({**document, **survive})
-
-
-def _answer_text(answer: Answer, top: int, *, explain: bool, rejected: bool) -> None:
-    from bigsci_launch.plan.show import report
-
-    request = answer.request
-    setup = request.configured
-    console.answer(f"{request.name}: {report.model_line(setup.shape, setup.topology.tp)}")
-    if request.refusal:
-        console.answer(f"as configured: refused: {request.refusal.text}")
-    else:
-        for line in ("as configured:", *(f"  {line}" for line in report.sizes_lines(setup, answer.calibration))):
-            console.answer(line)
-    if answer.result is None or answer.calibration is None:
-        console.answer(f"site {request.site_name} has no GPU: time and memory are not predicted")
-        return
-    trust = report.calibration_line(answer.calibration, setup)
-    console.answer(f"site {request.site_name}, {answer.calibration.gpu.name}: {trust}")
-    _say_assumed(answer.calibration)
-    _answer_plans(answer, answer.result, answer.calibration, top)
-    if rejected:
-        console.answer_table(report.REFUSED_COLUMNS, report.refused_cells(answer.result))
-    if explain and len(answer.result.plans) > 1:
-        best, other = answer.result.plans[:2]
-        console.answer_table(report.EXPLAIN_COLUMNS, report.explain_cells(best, other))
-        for line in report.explain_lines(best, other):
-            console.answer(line)
+    console.answer_json({**report.answer_document(answer, top), "survive": survive_document(price)})
 
 
 def _say_assumed(calibration: Calibration | None) -> None:
@@ -233,21 +203,26 @@ def _say_assumed(calibration: Calibration | None) -> None:
         console.answer(line)
 
 
-def _answer_plans(answer: Answer, result: SearchResult, calibration: Calibration, top: int) -> None:
-    from bigsci_launch.plan.show import report
+def _answer_text(answer: Answer, top: int, *, explain: bool, rejected: bool) -> None:
+    """Print what follows the head."""
+    from bigsci_launch.plan.show import explain as words
+    from bigsci_launch.plan.show import report, table
 
+    result = answer.result
+    if result is None:
+        return
     if result.plans:
-        console.answer_table(*report.plan_table(result.plans[:top], calibration, answer.request.configured))
-    if result.plans:
-        console.answer(report.best_line(result.plans[0]))
-    console.answer(f"{report.summary_line(result)} (--rejected lists them)")
-    rank = report.rank_of(result, answer.configured.setup) if answer.configured else None
-    if rank:
-        console.answer(f"the configured layout is number {rank} of {len(result.plans)}")
-    elif answer.configured:
-        console.answer("the configured layout runs out of memory or uses another number of nodes")
+        width = console.terminal_width() or table.PIPE_WIDTH
+        console.answer_table(*table.plan_table(answer, result.plans[:top], width))
+    console.answer_wrapped(report.result_lines(answer, result))
     if not result.plans:
-        console.talk("hint: --rejected shows the rules; more nodes, or training.activation_checkpointing, save memory")
+        console.talk(f"hint: {report.out_of_memory_hint(answer.request.configured)}")
+    if rejected:
+        console.answer_table(report.REFUSED_COLUMNS, report.refused_cells(result))
+    if explain and len(result.plans) > 1:
+        best, other = result.plans[:2]
+        console.answer_table(words.EXPLAIN_COLUMNS, words.explain_cells(best, other))
+        console.answer_wrapped(words.explain_lines(best, other))
 
 
 def _write_page(answer: Answer, path: Path) -> None:

@@ -16,6 +16,9 @@ from bigsci_launch.gpus import gpu_named
 from bigsci_launch.topology import Topology
 
 TEMPLATE = "template"
+MOST_RANKS = 200_000
+"""More ranks than any cluster has. Many places list every rank."""
+
 _HINT = "copy slurm/sites/template.yaml to sites/NAME.yaml next to the run file, or give the path of a site file"
 
 
@@ -50,13 +53,20 @@ class Site:
         Raises:
             ValueError: the sizes do not fit.
         """
+        ranks = self.config.ranks_per_node
         if not self.is_local:
-            return Layout(run.slurm.nodes, self.config.ranks_per_node, run.topology(self.config.ranks_per_node))
-        ranks, topology = self.config.ranks_per_node, run.parallelism.topology(self.config.ranks_per_node)
+            self._require_countable(run.slurm.nodes * ranks, f"{run.slurm.nodes} nodes x {ranks} ranks")
+            return Layout(run.slurm.nodes, ranks, run.topology(ranks))
+        topology = run.parallelism.topology(ranks)
+        self._require_countable(topology.world_size, topology.product)
         if run.parallelism.data_parallel_size is None and topology.world_size != ranks:
             replica = topology.product.rpartition(" x dp ")[0]
             raise ValueError(f"{ranks} local ranks are not a multiple of {replica}")
         return Layout(1, topology.world_size, topology)
+
+    def _require_countable(self, num_ranks: int, words: str) -> None:
+        if num_ranks > MOST_RANKS:
+            raise ValueError(f"{words} = {num_ranks} ranks; the most is {MOST_RANKS}")
 
 
 def search_path(near: Path | None = None) -> list[Path]:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from bigsci_launch.topology.axes import AXIS_NAMES, WRITTEN
 
 _ALWAYS_WRITTEN = tuple(axis.name for axis in reversed(WRITTEN) if axis.is_always_written)
+_POSITIONS = {axis: position for position, axis in enumerate(AXIS_NAMES)}
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -104,8 +105,11 @@ class Topology:
 
     def __getitem__(self, axis: str) -> int:
         """The size of `axis`."""
-        _require_known((axis,))
-        return self.sizes[AXIS_NAMES.index(axis)]
+        try:
+            return self.sizes[_POSITIONS[axis]]
+        except KeyError:
+            _require_known((axis,))
+            raise
 
     @property
     def tp(self) -> int:

@@ -146,11 +146,14 @@ Norm = Literal["layernorm", "rmsnorm"]
 Activation = Literal["gelu", "swiglu"]
 
 
+MOST_LAYERS = 1000
+
+
 class ModelSection(Section):
     """A GPT. Sizes are counts of elements."""
 
-    num_layers: PositiveInt
-    """Transformer layers."""
+    num_layers: Annotated[int, Field(ge=1, le=MOST_LAYERS)]
+    """Transformer layers, at most 1000."""
 
     hidden_size: PositiveInt
     """Width of the residual stream."""

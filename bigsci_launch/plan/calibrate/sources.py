@@ -1,18 +1,15 @@
-"""Reads measured runs from tables of rows, run directories of bsl, and logs in Megatron's format."""
+"""Reads measured runs from tables of rows, run directories of bsl, and logs of other programs."""
 
 from __future__ import annotations
 
-import re
-from collections import Counter
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from statistics import median
-from typing import TypeVar
 
 from bigsci_launch.config.load import load_resolved
 from bigsci_launch.errors import BslError, DataError
-from bigsci_launch.iteration_line import parse_iterations
+from bigsci_launch.plan.calibrate.logs import deepspeed, megatron, nemo, torchtitan
+from bigsci_launch.plan.calibrate.logs.steps import WARM_UP_STEPS, typical_step
 from bigsci_launch.plan.calibrate.rows import MeasuredRow, Measurement, measurements_of, read_rows
 from bigsci_launch.plan.price.balance import settle_method
 from bigsci_launch.plan.price.calibration import Calibration
@@ -21,26 +18,13 @@ from bigsci_launch.plan.shape.setup import Setup, require_framework
 from bigsci_launch.runs.events import read_events
 from bigsci_launch.runs.layout import AttemptDir, open_run
 
-_Kind = TypeVar("_Kind", bound=Hashable)
-WARM_UP_STEPS = 2
-"""First steps of a job that are not counted, because they compile, allocate and fill caches."""
-
-_ARGUMENT = re.compile(r"(?:^|\s)([a-z][a-z0-9_]*) \.{3,} (\S+)")
-
-# Columns of measured rows, and the Megatron arguments with their values.
-_COLUMN_ARGUMENTS = {
-    "nlayers": "num_layers",
-    "nhidden": "hidden_size",
-    "nheads": "num_attention_heads",
-    "seq": "seq_length",
-    "vocab": "padded_vocab_size",
-    "dp": "data_parallel_size",
-    "tp": "tensor_model_parallel_size",
-    "pp": "pipeline_model_parallel_size",
-    "mbs": "micro_batch_size",
-    "gpus": "world_size",
-    "partition_method": "pp_partition_method",
-}
+_LOGS: tuple[tuple[tuple[str, ...], Callable[[str], dict[str, str]]], ...] = (
+    (megatron.STEP_SIGNS, megatron.read_megatron),
+    (torchtitan.STEP_SIGNS, torchtitan.read_torchtitan),
+    (nemo.STEP_SIGNS, nemo.read_nemo),
+    (deepspeed.STEP_SIGNS, deepspeed.read_deepspeed),
+)
+"""What the steps of a program look like, and its reader. Megatron-DeepSpeed prints steps of both."""
 
 
 def read_sources(paths: Sequence[Path]) -> tuple[list[Measurement], list[str]]:
@@ -77,7 +61,7 @@ def _read_run(path: Path) -> tuple[list[Measurement], list[str]]:
     found, left = [], []
     for attempt in run.attempts():
         name = f"{run.name}/{attempt.name}"
-        typical = _typical(_attempt_steps(attempt))
+        typical = typical_step(_attempt_steps(attempt))
         if typical is None:
             left.append(f"{name}: no step after the first {WARM_UP_STEPS}")
             continue
@@ -122,15 +106,6 @@ def _attempt_steps(attempt: AttemptDir) -> list[tuple[_Sizes, float]]:
     return []
 
 
-def _typical(steps: Iterable[tuple[_Kind, float]]) -> tuple[_Kind, float] | None:
-    """Return the most common sizes and the median seconds of their steps, without the first steps."""
-    counted = list(steps)[WARM_UP_STEPS:]
-    if not counted:
-        return None
-    sizes = Counter(sizes for sizes, _ in counted).most_common(1)[0][0]
-    return sizes, median(seconds for other, seconds in counted if other == sizes)
-
-
 def _trials(attempt: AttemptDir, name: str, section: str, setup: Setup) -> list[Measurement]:
     """Return the memory that was seen when `training.micro_batch_size: auto` tried sizes; none on a CPU."""
     found = []
@@ -144,7 +119,7 @@ def _trials(attempt: AttemptDir, name: str, section: str, setup: Setup) -> list[
 
 
 def _read_log(path: Path) -> tuple[list[Measurement], list[str]]:
-    """Return the run whose arguments and steps are in a log of Megatron-LM or Megatron-DeepSpeed.
+    """Return the run in a log, or why there is none that can be priced.
 
     Raises:
         DataError: the file cannot be read.
@@ -153,39 +128,12 @@ def _read_log(path: Path) -> tuple[list[Measurement], list[str]]:
         text = path.read_text(encoding="utf-8", errors="replace")
     except OSError as error:
         raise DataError(f"{path}: {error.strerror or error}") from error
-    typical = _typical(_log_steps(text))
-    if typical is None:
-        return [], [f"{path}: no `elapsed time per iteration` after the first {WARM_UP_STEPS} steps"]
-    arguments = dict(_ARGUMENT.findall(text))
-    missing = [
-        name for column, name in _COLUMN_ARGUMENTS.items() if column != "partition_method" and name not in arguments
-    ]
-    if missing:
-        return [], [f"{path}: the log does not begin with Megatron's arguments (no {', '.join(missing)})"]
-    return measurements_of([_log_row(path, arguments, *typical)])
-
-
-def _log_steps(text: str) -> list[tuple[int, float]]:
-    return [
-        (line.global_batch_size, line.seconds)
-        for line in parse_iterations(text)
-        if line.global_batch_size is not None and line.seconds is not None
-    ]
-
-
-def _log_row(path: Path, arguments: dict[str, str], global_batch_size: int, seconds: float) -> MeasuredRow:
-    """Return the log as one measured row."""
-    cells = {column: arguments.get(name, "") for column, name in _COLUMN_ARGUMENTS.items()}
-    return MeasuredRow(
-        {
-            **cells,
-            "partition_method": cells["partition_method"].strip("'\"").replace("None", ""),
-            "row_id": path.name,
-            "section": path.stem,
-            "gbs": str(global_batch_size),
-            "precision": next((name for name in ("bf16", "fp16") if arguments.get(name) == "True"), "fp32"),
-            "zero": arguments.get("zero_stage", "1"),
-            "sec_per_it": str(seconds),
-        },
-        str(path),
-    )
+    read = next((read for signs, read in _LOGS if any(sign in text for sign in signs)), None)
+    if read is None:
+        signs = ", ".join(f"`{signs[0].strip()}`" for signs, _ in _LOGS)
+        return [], [f"{path}: no step of Megatron, torchtitan, NeMo or DeepSpeed ({signs})"]
+    try:
+        cells = read(text)
+    except ValueError as error:
+        return [], [f"{path}: {error}"]
+    return measurements_of([MeasuredRow({**cells, "row_id": path.name, "section": path.stem}, str(path))])

@@ -4,38 +4,49 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
 from bigsci_launch.config.finding import DP, Finding
 from bigsci_launch.config.micro_batches import legal_sizes
 from bigsci_launch.config.schema.run import RunConfig
-from bigsci_launch.config.site import Site
+from bigsci_launch.config.site import MOST_RANKS, Site
 from bigsci_launch.errors import ConfigError
 from bigsci_launch.plan.choose.automatic import with_fastest_size
 from bigsci_launch.plan.choose.search import Plan, SearchResult, make_plan, search, with_free_heads, with_free_layers
 from bigsci_launch.plan.price.balance import settle_method
 from bigsci_launch.plan.price.calibration import Calibration, expected_on, read_calibration
 from bigsci_launch.plan.price.hardware import gpu_of_site
-from bigsci_launch.plan.shape.legality import NO_START, Limits, find_refusal
+from bigsci_launch.plan.shape.legality import NO_START, find_refusal
+from bigsci_launch.plan.shape.own_cut import own_method
 from bigsci_launch.plan.shape.ramp import count_samples, phases_of
-from bigsci_launch.plan.shape.setup import Setup, require_framework
+from bigsci_launch.plan.shape.rule import Limits
+from bigsci_launch.plan.shape.setup import Setup, program_needed, require_framework
+from bigsci_launch.progress import Progress, no_progress
 from bigsci_launch.topology import Topology
 
 Free = Literal["layers", "heads"]
 
+MOST_NODE_COUNTS = 2048
+"""Numbers of nodes of one search, which takes seconds for every hundred."""
+
 
 @dataclass(frozen=True, slots=True)
 class PlanRequest:
-    """What was asked: the run's name, its setup as configured, the site's name and nodes, and how long it trains."""
+    """What was asked: the run's name, its setup as configured, the site's name, the numbers of nodes to search, how
+    long it trains, and what `bsl train` cannot do of it."""
 
     name: str
     configured: Setup
     site_name: str
+    nodes: range
+    limits: Limits
+    calibration: Calibration | None
     refusal: Finding | None
     num_steps: int
     num_samples: int
+    program_needed: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +54,6 @@ class Answer:
     """What `bsl plan` found. Nothing is searched or priced on a site without GPUs."""
 
     request: PlanRequest
-    limits: Limits
-    calibration: Calibration | None
     result: SearchResult | None
     configured: Plan | None
 
@@ -68,14 +77,20 @@ def parse_nodes(text: str | None, configured: int) -> range:
     """Return the node counts in `N` or `A:B` (both ends included); without a text, the configured count.
 
     Raises:
-        ConfigError: the text has another form.
+        ConfigError: the text has another form, or there are too many.
     """
     if text is None:
         return range(configured, configured + 1)
     match = re.fullmatch(r"([1-9]\d*)(?::([1-9]\d*))?", text.strip())
     if match is None or int(match[2] or match[1]) < int(match[1]):
         raise ConfigError(f"--nodes {text}: neither N nor A:B with A <= B", hint="--nodes 48, or --nodes 40:48")
-    return range(int(match[1]), int(match[2] or match[1]) + 1)
+    first, last = int(match[1]), int(match[2] or match[1])
+    if last - first >= MOST_NODE_COUNTS:
+        raise ConfigError(
+            f"--nodes {text}: {last - first + 1} numbers of nodes; the most is {MOST_NODE_COUNTS}",
+            hint=f"--nodes {first}:{first + MOST_NODE_COUNTS - 1} is the first part",
+        )
+    return range(first, last + 1)
 
 
 def configured_setup(config: RunConfig, site: Site, calibration: Calibration | None) -> Setup:
@@ -101,7 +116,9 @@ def _all_replicas(config: RunConfig, site: Site, calibration: Calibration | None
 
 
 def _settled(setup: Setup, calibration: Calibration | None) -> Setup:
-    return settle_method(setup, calibration or Calibration())
+    pp, chunks, layers = setup.topology.pp, setup.technique.chunks_per_rank, setup.shape.num_layers
+    method = own_method(setup.framework, layers, pp, chunks, setup.partition_method)
+    return settle_method(replace(setup, partition_method=method), calibration or Calibration())
 
 
 def limits_of(config: RunConfig, site: Site) -> Limits:
@@ -115,26 +132,51 @@ def limits_of(config: RunConfig, site: Site) -> Limits:
     )
 
 
-def find_plans(
-    config: RunConfig, site: Site, calibration: Calibration | None, *, nodes: str | None, free: Free | None
-) -> Answer:
-    """Return everything that `bsl plan` says about a run.
+def request_plans(
+    config: RunConfig, site: Site, calibration: Calibration | None, *, nodes: str | None = None
+) -> PlanRequest:
+    """Return what `bsl plan` is asked about a run, which takes no search.
 
     Raises:
-        ConfigError: `nodes` has the wrong form, or the framework of the run is not known.
+        ConfigError: `nodes` has the wrong form or names more than can be planned, or the framework of the run is not
+            known.
     """
     require_framework(config)
+    numbers, ranks = parse_nodes(nodes, config.slurm.nodes), site.config.ranks_per_node
+    if numbers[-1] * ranks > MOST_RANKS:
+        key = "slurm.nodes" if nodes is None else "--nodes"
+        raise ConfigError(f"{key}: {numbers[-1]} nodes x {ranks} ranks; the most is {MOST_RANKS} ranks")
     limits = limits_of(config, site)
     setup, refusal = _configured(config, site, limits, calibration)
-    request = PlanRequest(
-        config.run.name, setup, site.name, refusal, config.training.steps, count_samples(limits.phases)
+    return PlanRequest(
+        name=config.run.name,
+        configured=setup,
+        site_name=site.name,
+        nodes=numbers,
+        limits=limits,
+        calibration=calibration,
+        refusal=refusal,
+        num_steps=config.training.steps,
+        num_samples=count_samples(limits.phases),
+        program_needed=program_needed(config),
     )
+
+
+def find_plans(request: PlanRequest, *, free: Free | None, report_progress: Progress = no_progress) -> Answer:
+    """Return everything that `bsl plan` says about a run; reports percents of the search."""
+    calibration, limits, setup = request.calibration, request.limits, request.configured
     if calibration is None:
-        return Answer(request, limits, None, None, None)
-    numbers = parse_nodes(nodes, config.slurm.nodes)
-    result = search(_bases(setup, free), numbers, limits, calibration, per_parameter=free == "layers")
-    configured = make_plan(setup, limits.phases, calibration) if refusal is None else None
-    return Answer(request, limits, calibration, result, configured)
+        return Answer(request, None, None)
+    result = search(
+        tuple(_bases(setup, free)),
+        request.nodes,
+        limits,
+        calibration,
+        per_parameter=free == "layers",
+        report_progress=report_progress,
+    )
+    configured = make_plan(setup, limits.phases, calibration) if request.refusal is None else None
+    return Answer(request, result, configured)
 
 
 def _configured(

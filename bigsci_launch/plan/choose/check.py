@@ -23,9 +23,10 @@ from bigsci_launch.plan.choose.search import Plan, make_plan
 from bigsci_launch.plan.price.calibration import Calibration
 from bigsci_launch.plan.price.memory import TIGHT_SHARE
 from bigsci_launch.plan.price.price import TERM_NAMES
-from bigsci_launch.plan.shape.legality import EMPTY_STAGE, Limits, advise, find_refusal
+from bigsci_launch.plan.shape.legality import EMPTY_STAGE, advise, find_refusal
 from bigsci_launch.plan.shape.parameters import checkpoint_bytes, count_parameters
 from bigsci_launch.plan.shape.ramp import Phase, filling_batch_size
+from bigsci_launch.plan.shape.rule import Limits
 from bigsci_launch.plan.shape.setup import UNPRICED, Setup, is_priced
 from bigsci_launch.units import format_count
 

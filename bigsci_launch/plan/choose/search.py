@@ -6,24 +6,22 @@ So a plan unlike anything measured comes first only if it is predicted to be fas
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from bigsci_launch.config.finding import Finding
-from bigsci_launch.plan.price.balance import PRICED_METHODS, settle_method
+from bigsci_launch.plan.choose.screen import Candidate, Refusals, Screen, Tally, divisors
+from bigsci_launch.plan.price.balance import settle_method
 from bigsci_launch.plan.price.calibration import Calibration
 from bigsci_launch.plan.price.price import Price, price_setup
-from bigsci_launch.plan.shape.legality import HARD_RULES, Limits, Rule, find_refusal
 from bigsci_launch.plan.shape.parameters import count_parameters
 from bigsci_launch.plan.shape.ramp import Phase, count_samples
+from bigsci_launch.plan.shape.rule import Limits
 from bigsci_launch.plan.shape.setup import Setup
-from bigsci_launch.topology import Topology
+from bigsci_launch.progress import Progress, no_progress
 
 THREE_OF_FOUR = 0.41
 """Share of a band (which contains 9 of 10 measurements) below which 3 of 4 are, if errors are normal."""
 
-LARGEST_MICRO_BATCH = 64
-METHODS = ("type:transformer|embedding", "type:transformer", "parameters")
 LAYERS_AROUND = 6
 
 
@@ -51,61 +49,12 @@ class Plan:
 
 
 @dataclass(frozen=True, slots=True)
-class Refusals:
-    """How many setups a rule refused, and the first of them."""
-
-    rule: Rule
-    count: int
-    example: str
-    setup: Setup
-
-
-@dataclass(frozen=True, slots=True)
 class SearchResult:
-    """Plans that fit, best first; plans that run out of memory, best first; and refused setups, summarised by rule and
-    one by one with the rule's name."""
+    """Plans that fit, best first; plans that run out of memory, best first; and refused setups, by rule."""
 
     plans: tuple[Plan, ...]
     out_of_memory: tuple[Plan, ...]
     refused: tuple[Refusals, ...]
-    refused_setups: tuple[tuple[str, Setup], ...] = ()
-
-
-def divisors(number: int) -> list[int]:
-    """Return every divisor, smallest first."""
-    return [divisor for divisor in range(1, number + 1) if number % divisor == 0]
-
-
-def topologies_of(world_size: int) -> Iterator[Topology]:
-    """Yield every topology of exactly that many ranks."""
-    for tp in divisors(world_size):
-        for pp in divisors(world_size // tp):
-            yield Topology(tp=tp, pp=pp, dp=world_size // (tp * pp))
-
-
-def micro_batches(setup: Setup) -> list[int]:
-    """Return the micro batch sizes to try: powers of two, and the configured one."""
-    powers = [1 << power for power in range(LARGEST_MICRO_BATCH.bit_length())]
-    return sorted({*powers, setup.micro_batch_size})
-
-
-def candidates(base: Setup, nodes: Iterable[int]) -> Iterator[Setup]:
-    """Yield every setup to try: topologies, micro batches and partition methods for each number of nodes."""
-    own = base.partition_method.split(":")[0]
-    # A cut that was computed for the configured topology is computed again for each one.
-    configured = own if own in PRICED_METHODS else base.partition_method
-    # Megatron-DeepSpeed does not support cuts by price.
-    priced = PRICED_METHODS if base.framework == "bsl" else ()
-    methods = list(dict.fromkeys((configured, *METHODS, *priced)))
-    for num_nodes in nodes:
-        for topology in topologies_of(num_nodes * base.ranks_per_node):
-            for size in micro_batches(base):
-                if size * topology.dp > base.global_batch_size and size > 1:
-                    continue
-                for method in methods if topology.pp > 1 else methods[:1]:
-                    if method in PRICED_METHODS and base.shape.num_layers < topology.pp:
-                        continue
-                    yield replace(base, topology=topology, micro_batch_size=size, partition_method=method)
 
 
 def with_free_layers(base: Setup) -> Iterator[Setup]:
@@ -125,7 +74,13 @@ def with_free_heads(base: Setup) -> Iterator[Setup]:
 
 
 def search(
-    bases: Iterable[Setup], nodes: Sequence[int], limits: Limits, calibration: Calibration, *, per_parameter: bool
+    bases: Sequence[Setup],
+    nodes: Sequence[int],
+    limits: Limits,
+    calibration: Calibration,
+    *,
+    per_parameter: bool,
+    report_progress: Progress = no_progress,
 ) -> SearchResult:
     """Return all plans for `bases` on each number of `nodes`.
 
@@ -135,40 +90,36 @@ def search(
         limits: the site's nodes and the phases of the run.
         calibration: the basis of prices.
         per_parameter: rank by time per parameter, for models of different sizes.
+        report_progress: is called with percents.
     """
     found: list[Plan] = []
-    refused: dict[str, list[tuple[Finding, Setup]]] = {}
-    seen: set[Setup] = set()
-    for base in bases:
-        for setup in (settle_method(setup, calibration) for setup in candidates(base, nodes)):
-            refusal = find_refusal(setup, limits)
-            if refusal:
-                refused.setdefault(refusal.rule, []).append((refusal, setup))
-            elif _is_new(setup, seen):
-                found.append(make_plan(setup, limits.phases, calibration))
+    tally = Tally()
+    for index, base in enumerate(bases):
+        screen = Screen(base, limits, tally)
+        for done, num_nodes in enumerate(nodes):
+            share = (index * len(nodes) + done) / (len(bases) * len(nodes))
+            report_progress(int(100 * share), f"%, {num_nodes} nodes, {len(found)} layouts priced")
+            for candidate in screen.candidates(num_nodes):
+                found += _price_cuts(candidate, screen, limits, calibration)
     fitting = [plan for plan in found if not plan.price.is_out_of_memory]
     beyond = [plan for plan in found if plan.price.is_out_of_memory]
     return SearchResult(
         rank_plans(fitting, per_parameter=per_parameter),
         rank_plans(beyond, per_parameter=per_parameter),
-        tuple(_summarise(name, entries) for name, entries in refused.items()),
-        tuple((name, setup) for name, entries in refused.items() for _, setup in entries),
+        tally.summarise(limits, calibration),
     )
 
 
-def _is_new(setup: Setup, seen: set[Setup]) -> bool:
-    """Return whether this setup is new. Partition methods that give the same cut count as equal."""
-    key = replace(setup, partition_method=str(setup.layers_per_stage))
-    if key in seen:
-        return False
-    seen.add(key)
-    return True
-
-
-def _summarise(name: str, entries: list[tuple[Finding, Setup]]) -> Refusals:
-    (first, setup), *_ = entries
-    rule = next(rule for rule in HARD_RULES if rule.name == name)
-    return Refusals(rule, len(entries), first.text, setup)
+def _price_cuts(candidate: Candidate, screen: Screen, limits: Limits, calibration: Calibration) -> Iterator[Plan]:
+    """Yield a plan for every cut of `candidate` into stages. Partition methods that give the same cut count as one."""
+    seen: set[tuple[int, ...]] = set()
+    for method in candidate.methods:
+        if screen.is_refused(candidate, method):
+            continue
+        setup = settle_method(candidate.setup(method), calibration)
+        if setup.layers_per_stage not in seen:
+            seen.add(setup.layers_per_stage)
+            yield make_plan(setup, limits.phases, calibration)
 
 
 def make_plan(setup: Setup, phases: tuple[Phase, ...], calibration: Calibration) -> Plan:
@@ -181,7 +132,9 @@ def make_plan(setup: Setup, phases: tuple[Phase, ...], calibration: Calibration)
 def run_seconds(setup: Setup, price: Price, phases: tuple[Phase, ...]) -> float:
     """Return the seconds of all steps. A step's time is linear in its micro batches, so sums over phases suffice."""
     num_steps = sum(phase.num_steps for phase in phases)
-    missing = num_steps * setup.num_micro_batches - count_samples(phases) / (setup.micro_batch_size * setup.topology.dp)
+    missing = num_steps * setup.num_micro_batches - count_samples(phases) / (
+        setup.micro_batch_size * setup.num_replicas
+    )
     return num_steps * price.seconds - missing * price.micro_batch_seconds
 
 

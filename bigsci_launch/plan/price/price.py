@@ -58,7 +58,7 @@ def price_setup(setup: Setup, calibration: Calibration) -> Price:
     once = step.seconds - sum(step.terms)
     return Price(
         seconds=step.seconds * time_factor,
-        band=calibration.time_errors.band(closeness),
+        band=calibration.band(closeness),
         terms=(*step.terms, once, step.seconds * (time_factor - 1)),
         stage_seconds=tuple(seconds * time_factor for seconds in step.stage_seconds),
         micro_batch_seconds=step.micro_batch_seconds * time_factor,

@@ -12,8 +12,7 @@ from itertools import groupby
 from bigsci_launch.plan.price.balance import settle_method
 from bigsci_launch.plan.price.calibration import Calibration
 from bigsci_launch.plan.price.memory import count_memory, weigh_memory
-from bigsci_launch.plan.price.step_time import predict_step
-from bigsci_launch.plan.price.work.count import count_work
+from bigsci_launch.plan.price.price import price_setup
 from bigsci_launch.plan.shape.parameters import cut_model
 from bigsci_launch.plan.shape.setup import Setup
 
@@ -38,7 +37,15 @@ def lay_out_stages(setup: Setup, calibration: Calibration | None = None) -> tupl
     """
     setup = settle_method(setup, calibration or Calibration())
     pp, tied = setup.topology.pp, setup.shape.tied_embeddings
-    cut = cut_model(setup.shape, setup.partition_method, pp, setup.partition_rule, setup.topology.tp, setup.framework)
+    cut = cut_model(
+        setup.shape,
+        setup.partition_method,
+        pp,
+        setup.partition_rule,
+        setup.topology.tp,
+        setup.framework,
+        setup.expert_shards,
+    )
     prices = _prices(setup, calibration) if calibration else [(None, None)] * pp
     found = []
     for stage, (milliseconds, need) in enumerate(prices):
@@ -51,8 +58,7 @@ def lay_out_stages(setup: Setup, calibration: Calibration | None = None) -> tupl
 
 
 def _prices(setup: Setup, calibration: Calibration) -> list[tuple[float | None, float | None]]:
-    constants = calibration.constants
-    seconds = predict_step(count_work(setup, calibration.gpu), constants).stage_seconds
+    constants, seconds = calibration.constants, price_setup(setup, calibration).stage_seconds
     needs = [
         weigh_memory(count_memory(setup, stage), constants, calibration.gpu)[0] for stage in range(setup.topology.pp)
     ]

@@ -17,10 +17,6 @@ from bigsci_launch.plan.price.constants import Constants
 from bigsci_launch.plan.price.work.count import StepWork
 from bigsci_launch.plan.price.work.terms import LAUNCHES, NETWORK, TERMS, rates_of, weigh_work
 
-BLOCKING_STEP_S, STEP_S = 0.3, 0.1
-"""Seconds of a step outside the pipeline where the host waits for every kernel, and where it does not: clipping, the
-log line, the next batch."""
-
 HIDING_NORM = 4
 """Things that run at the same time take the norm of this order of their times: nearly the longest of them."""
 
@@ -62,7 +58,7 @@ def _weigh(work: StepWork, rates: tuple[float, ...]) -> _Pieces:
         _layer_seconds(work, rates),
         weigh_work(work.head, rates),
         hop_seconds(work, rates),
-        weigh_work(work.step, rates) + step_constant(work),
+        weigh_work(work.step, rates) + work.unexplained_seconds,
         weigh_work(work.hidden_step, rates),
     )
 
@@ -72,14 +68,15 @@ def _layer_seconds(work: StepWork, rates: tuple[float, ...]) -> float:
     launching = work.layer[LAUNCHES] * rates[LAUNCHES]
     working = weigh_work(work.layer, rates) - launching
     hidden = weigh_work(work.hidden, rates)
+    working += EXPOSED_SHARE * hidden
     if work.is_blocking:
         return _at_once(working, hidden) + launching
     return _at_once(working, hidden, launching)
 
 
 HOP_SPEEDUP = 4.0
-"""Rate of messages between two ranks relative to the collectives of many, where the network's nominal rate is not known:
-3.8 and 6 when fitted separately on Jean Zay."""
+"""Rate of messages between two ranks relative to the collectives of many, if the nominal rate is not known: 3.8 and 6
+when fitted separately on Jean Zay."""
 
 
 def hop_seconds(work: StepWork, rates: tuple[float, ...]) -> float:
@@ -101,9 +98,8 @@ def _at_once(*seconds: float) -> float:
     return longest * float(sum((each / longest) ** HIDING_NORM for each in seconds) ** (1 / HIDING_NORM))
 
 
-def step_constant(work: StepWork) -> float:
-    """Return the seconds of a step that nothing explains."""
-    return BLOCKING_STEP_S if work.is_blocking else STEP_S
+EXPOSED_SHARE = 0.5
+"""Share of a layer's hidden messages that it waits for anyway, because the next layer needs them."""
 
 
 def step_seconds(work: StepWork, rates: tuple[float, ...]) -> float:

@@ -6,39 +6,16 @@ file are in `config.check`; the rules here apply to setups, of which a search ma
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-
 from bigsci_launch.config.check_node import spans_whole_nodes
 from bigsci_launch.config.finding import DP, PP, TP, Finding
-from bigsci_launch.plan.shape.ramp import Phase, filling_batch_size
+from bigsci_launch.plan.shape.ramp import filling_batch_size
+from bigsci_launch.plan.shape.rule import Limits, Rule
 from bigsci_launch.plan.shape.setup import Setup
+from bigsci_launch.plan.shape.technique_rules import MICRO_BATCH_RULES, TECHNIQUE_RULES
 
 EMPTY_STAGE = "empty stage"
 NO_START = "the job would fail at its start"
 NODES, HEADS, MICRO_BATCH = "slurm.nodes", "model.num_attention_heads", "training.micro_batch_size"
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """What a setup must fit: the nodes that the site offers, the batch sizes of the ramp, and the nodes of an NVLink
-    domain."""
-
-    max_nodes: int | None = None
-    phases: tuple[Phase, ...] = ()
-    domain_nodes: int = 1
-
-
-@dataclass(frozen=True, slots=True)
-class Rule:
-    """A rule: its name in lists, what it requires, where that comes from, the keys of the run file that it concerns,
-    and the check, which returns what is wrong or None."""
-
-    name: str
-    asks: str
-    source: str
-    keys: tuple[str, ...]
-    check: Callable[[Setup, Limits], str | None]
 
 
 def _world_size(setup: Setup, limits: Limits) -> str | None:
@@ -56,7 +33,7 @@ def _tensor_parallel_in_node(setup: Setup, limits: Limits) -> str | None:
 
 
 def _replica_on_nodes(setup: Setup, limits: Limits) -> str | None:
-    replica, ranks = setup.topology.tp * setup.topology.pp, setup.ranks_per_node
+    replica, ranks = setup.topology.tp * setup.topology["cp"] * setup.topology.pp, setup.ranks_per_node
     if replica % ranks and ranks % replica:
         return f"a replica of {replica} ranks neither fills nodes of {ranks} nor divides one"
     return None
@@ -64,7 +41,7 @@ def _replica_on_nodes(setup: Setup, limits: Limits) -> str | None:
 
 def _heads_divide_hidden(setup: Setup, limits: Limits) -> str | None:
     hidden, heads = setup.shape.hidden_size, setup.shape.num_attention_heads
-    if hidden % heads:
+    if hidden % heads and not setup.shape.head_size:
         return f"hidden size {hidden} is not a multiple of {heads} heads"
     shared = setup.shape.num_key_value_heads or heads
     return f"{heads} heads are not a multiple of {shared} key/value heads" if heads % shared else None
@@ -74,7 +51,7 @@ def _tensor_parallel_divides(setup: Setup, limits: Limits) -> str | None:
     shape, tp = setup.shape, setup.topology.tp
     sizes = {
         "heads": shape.num_attention_heads,
-        "key/value heads": shape.num_key_value_heads or shape.num_attention_heads,
+        "key/value heads": _cut_key_value_heads(setup),
         "hidden": shape.hidden_size,
         "MLP columns": shape.ffn_hidden_size,
     }
@@ -82,29 +59,44 @@ def _tensor_parallel_divides(setup: Setup, limits: Limits) -> str | None:
     return f"{broken} are not a multiple of tp {tp}" if broken else None
 
 
+def _cut_key_value_heads(setup: Setup) -> int:
+    """Return the key/value heads that tensor-parallel ranks share. Megatron copies them to more ranks than there are
+    heads; torchtitan (torchtitan#2577) and `bsl train` do not."""
+    heads = setup.shape.num_key_value_heads or setup.shape.num_attention_heads
+    is_copied = setup.framework == "megatron" and setup.topology.tp % heads == 0
+    return heads * (setup.topology.tp // heads) if is_copied else heads
+
+
 def _stages_are_filled(setup: Setup, limits: Limits) -> str | None:
+    pp, num_layers = setup.topology.pp, setup.shape.num_layers
+    if num_layers < pp:
+        return f"{num_layers} layers leave some of {pp} stages without a transformer layer"
     try:
         empty = [stage for stage, layers in enumerate(setup.layers_per_stage) if not layers]
     except ValueError as problem:
         return str(problem)
     if not empty:
         return None
-    return f"{setup.partition_method} leaves stage {empty[0]} of {setup.topology.pp} without a transformer layer"
+    return f"{setup.partition_method} leaves stage {empty[0]} of {pp} without a transformer layer"
+
+
+def _unit(setup: Setup) -> tuple[int, str]:
+    """Return the samples of one micro batch on all replicas, and how they come about."""
+    replicas = "dp" if setup.topology["ep"] == 1 else "dp x ep"
+    words = f"micro batch {setup.micro_batch_size} x {replicas} {setup.num_replicas}"
+    return setup.micro_batch_size * setup.num_replicas, words
 
 
 def _global_batch(setup: Setup, limits: Limits) -> str | None:
-    unit, size = setup.micro_batch_size * setup.topology.dp, setup.global_batch_size
-    if size % unit:
-        return f"global batch {size} is not a multiple of micro batch {setup.micro_batch_size} x dp {setup.topology.dp}"
-    return None
+    unit, words = _unit(setup)
+    size = setup.global_batch_size
+    return f"global batch {size} is not a multiple of {words}" if size % unit else None
 
 
 def _every_batch_of_the_ramp(setup: Setup, limits: Limits) -> str | None:
-    unit = setup.micro_batch_size * setup.topology.dp
+    unit, words = _unit(setup)
     broken = next((phase.global_batch_size for phase in limits.phases if phase.global_batch_size % unit), None)
-    if broken is None:
-        return None
-    return f"the ramp reaches {broken}, not a multiple of micro batch {setup.micro_batch_size} x dp {setup.topology.dp}"
+    return None if broken is None else f"the ramp reaches {broken}, not a multiple of {words}"
 
 
 def _nodes_of_the_site(setup: Setup, limits: Limits) -> str | None:
@@ -116,9 +108,10 @@ def _nodes_of_the_site(setup: Setup, limits: Limits) -> str | None:
 HARD_RULES: tuple[Rule, ...] = (
     Rule(
         "world size",
-        "dp x tp x pp fills whole nodes",
+        "the ranks fill whole nodes",
         "Megatron-DeepSpeed arguments",
         (DP, NODES),
+        ("nodes",),
         _world_size,
     ),
     Rule(
@@ -126,6 +119,7 @@ HARD_RULES: tuple[Rule, ...] = (
         "nodes are within the partition less its reserve",
         "BLOOM: 48 of 52 nodes",
         (NODES, "site.reserve_nodes"),
+        ("nodes",),
         _nodes_of_the_site,
     ),
     Rule(
@@ -133,48 +127,57 @@ HARD_RULES: tuple[Rule, ...] = (
         "tp divides the GPUs of a node, or fills nodes of an NVLink domain",
         "BLOOM: TP = gpus per node",
         (TP, "site.ranks_per_node"),
+        ("tp",),
         _tensor_parallel_in_node,
     ),
     Rule(
         "replica on nodes",
-        "tp x pp fills nodes or divides one",
+        "tp x cp x pp fills nodes or divides one",
         "BLOOM's prequel",
         (PP, TP),
+        ("tp", "pp"),
         _replica_on_nodes,
     ),
     Rule(
         "heads",
-        "heads divide the hidden size",
+        "heads divide the hidden size, if they have no width of their own",
         "Megatron-DeepSpeed arguments",
         (HEADS, "model.hidden_size"),
+        (),
         _heads_divide_hidden,
     ),
     Rule(
         "tp divides",
-        "tp divides heads, hidden and MLP",
-        "Megatron-DeepSpeed transformer",
+        "tp divides heads, key/value heads, hidden and MLP",
+        "Megatron-DeepSpeed transformer, torchtitan#2577",
         (TP, HEADS),
+        ("tp",),
         _tensor_parallel_divides,
     ),
+    *TECHNIQUE_RULES,
     Rule(
         "batch",
-        "micro batch x dp divides the batch",
+        "micro batch x replicas divides the batch",
         "Megatron-DeepSpeed microbatches",
         ("training.global_batch_size", MICRO_BATCH),
+        ("dp", "size"),
         _global_batch,
     ),
     Rule(
         "ramp-up",
-        "micro batch x dp divides every batch of the ramp",
+        "micro batch x replicas divides every batch of the ramp",
         "Megatron-DeepSpeed microbatches",
         ("training.rampup.increment", MICRO_BATCH),
+        ("dp", "size"),
         _every_batch_of_the_ramp,
     ),
+    *MICRO_BATCH_RULES,
     Rule(
         EMPTY_STAGE,
         "every stage has a layer",
         "DeepSpeed#4312, DeepSpeed#5078, gpt_model",
         (PP, "model.num_layers"),
+        ("tp", "pp", "cut"),
         _stages_are_filled,
     ),
 )
@@ -191,7 +194,15 @@ def find_refusal(setup: Setup, limits: Limits) -> Finding | None:
 
 def advise(setup: Setup) -> tuple[str, ...]:
     """Return remarks on a legal setup, most costly first."""
-    checks = (_head_size, _fused_softmax, _uneven_stages, _row_width, _micro_batch_power, _thin_pipeline)
+    checks = (
+        _head_size,
+        _without_effect,
+        _fused_softmax,
+        _uneven_stages,
+        _row_width,
+        _micro_batch_power,
+        _thin_pipeline,
+    )
     return tuple(text for text in (check(setup) for check in checks) if text)
 
 
@@ -200,6 +211,12 @@ def _head_size(setup: Setup) -> str | None:
     if setup.shape.head_dim % 8:
         return f"head size {setup.shape.head_dim:g} is not a multiple of 8: attention is about 25 times slower (priced)"
     return None
+
+
+def _without_effect(setup: Setup) -> str | None:
+    """Megatron-LM turns sequence parallelism off by itself at tp 1 (arguments.py)."""
+    is_alone = setup.technique.sequence_parallel and setup.topology.tp == 1
+    return "sequence parallelism has no effect with tp 1" if is_alone else None
 
 
 def _fused_softmax(setup: Setup) -> str | None:
@@ -235,8 +252,7 @@ def _micro_batch_power(setup: Setup) -> str | None:
 
 
 def _thin_pipeline(setup: Setup) -> str | None:
-    topology = setup.topology
-    filling = filling_batch_size(setup.micro_batch_size, topology.dp, topology.pp)
+    filling = filling_batch_size(setup.micro_batch_size, setup.num_replicas, setup.topology.pp)
     if setup.global_batch_size < filling:
         return f"the batch never fills the pipeline, which takes {filling} samples"
     return None

@@ -169,9 +169,24 @@ def count_parameters(shape: ModelShape, tp: int = 1) -> int:
 
 def count_active_parameters(shape: ModelShape, tp: int = 1) -> int:
     """Return the parameters that a token meets: all of a dense model, and with experts those that it visits."""
-    parts, experts = _layer_parts(shape), shape.experts
-    visited = parts.experts * experts.per_token // experts.count if experts else 0
-    return _layers_outside(shape, tp) + shape.num_layers * (parts.sharded + parts.replicated + visited)
+    return _layers_outside(shape, tp) + shape.num_layers * active_layer_parameters(shape)
+
+
+def active_layer_parameters(shape: ModelShape) -> int:
+    """Return the parameters of a layer that a token meets, the mean over the layers."""
+    parts = _layer_parts(shape)
+    return parts.sharded + parts.replicated + _visited(shape)
+
+
+def active_layer_matrices(shape: ModelShape) -> int:
+    """Return the weights in the matrices of a layer that a token meets, the mean over the layers; without routers."""
+    return _layer_parts(shape).sharded + _visited(shape) if shape.experts else shape.layer_matrices
+
+
+def _visited(shape: ModelShape) -> int:
+    """Return the parameters of the experts that a token visits."""
+    experts = shape.experts
+    return _layer_parts(shape).experts * experts.per_token // experts.count if experts else 0
 
 
 def _layers_outside(shape: ModelShape, tp: int) -> int:
@@ -191,7 +206,9 @@ def _input_norm_parameters(shape: ModelShape) -> int:
     return shape.norm_parameters if shape.embedding_norm else 0
 
 
-def pipeline_layers(shape: ModelShape, tp: int = 1, framework: Framework = "bsl") -> tuple[Layer, ...]:
+def pipeline_layers(
+    shape: ModelShape, tp: int = 1, framework: Framework = "bsl", expert_shards: int = 1
+) -> tuple[Layer, ...]:
     """Return the layer list from which the pipeline is cut, with the class names of the program that trains.
 
     DeepSpeed counts the parameters on one rank, so counts are those of a tensor-parallel rank. Items without weights
@@ -212,7 +229,7 @@ def pipeline_layers(shape: ModelShape, tp: int = 1, framework: Framework = "bsl"
         last = last if shape.tied_embeddings else (*last[:-1], "OutputEmbedding")
         first = first if shape.positions == "learned" else first[:1]
         first = (*first, "InputNorm") if shape.embedding_norm else first
-    layer = _layer_parts(shape).on_rank(tp)
+    layer = _layer_parts(shape).on_rank(tp, expert_shards)
     return (
         *(Layer(name, sizes.get(name, 0)) for name in first),
         *(Layer(block, layer, is_transformer=True) for _ in range(shape.num_layers)),
@@ -239,13 +256,14 @@ def cut_model(
     rule: PartitionRule = PartitionRule.BALANCE,
     tp: int = 1,
     framework: Framework = "bsl",
+    expert_shards: int = 1,
 ) -> Stages:
     """Return the stages of `shape` under DeepSpeed's partition method.
 
     Raises:
         ValueError: the method is unknown or matches no layer.
     """
-    return cut_layers(pipeline_layers(shape, tp, framework), method, pp, rule)
+    return cut_layers(pipeline_layers(shape, tp, framework, expert_shards), method, pp, rule)
 
 
 @dataclass(frozen=True, slots=True)
@@ -291,14 +309,20 @@ class StateBytes:
         return self.weights + self.gradients + self.optimizer
 
 
-def state_bytes(num_parameters: int, dp: int, precision: str) -> StateBytes:
-    """Return the weights, gradients and ZeRO-1 share of AdamW's state of one rank.
+def state_bytes(num_parameters: int, shards: int, precision: str, zero_stage: int = 1) -> StateBytes:
+    """Return the weights, gradients and AdamW's state of one rank, of which ZeRO shards the more the higher its stage.
 
-    bf16 keeps all bf16 weights and fp32 gradients, and a 1/dp share of fp32 masters and two moments: 18 bytes per
-    parameter at dp 1. fp16 keeps gradients in 16 bits, fp32 keeps everything in 32; the share is the same.
+    bf16 keeps all bf16 weights and fp32 gradients, and a share of fp32 masters and two moments: 18 bytes per parameter
+    with 1 shard. fp16 keeps gradients in 16 bits, fp32 keeps everything in 32; the share is the same.
     """
-    weight, gradient = {"fp32": (4, 4), "fp16": (2, 2), "bf16": (2, 4)}[precision]
-    return StateBytes(weight * num_parameters, gradient * num_parameters, 12 * num_parameters / dp)
+    weight, gradient = {"fp32": (4, 4), "fp16": (2, 2)}.get(precision, (2, 4))
+    per_parameter = (weight, gradient, 12)
+    shared_from = (3, 2, 1)
+    weights, gradients, optimizer = (
+        size * num_parameters / (shards if zero_stage >= stage else 1)
+        for size, stage in zip(per_parameter, shared_from, strict=True)
+    )
+    return StateBytes(weights, gradients, optimizer)
 
 
 def checkpoint_bytes(shape: ModelShape, tp: int) -> int:

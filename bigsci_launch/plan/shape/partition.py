@@ -184,19 +184,36 @@ def cut_balanced(weights: Sequence[int], num_parts: int) -> list[int]:
     """Return bounds by the rule of DeepSpeed#4312: the least (heaviest - lightest part), of equals the latest cut."""
     if len(weights) <= num_parts:
         return cut_uniformly(len(weights), num_parts)
-    sums = [0, *accumulate(weights)]
-    heaviest: list[float] = list(sums)
-    lightest: list[float] = list(sums)
-    cuts: list[list[int]] = []
-    for parts in range(2, num_parts + 1):
+    return _balance(tuple(weights)).bounds(num_parts)
+
+
+class _Balance:
+    """Balanced cuts of one list of weights. A cut into n parts is built on all cuts of its beginnings into n - 1, so
+    cuts into different numbers of parts share their work."""
+
+    def __init__(self, weights: tuple[int, ...]) -> None:
+        self._sums = [0, *accumulate(weights)]
+        self._heaviest: list[float] = list(self._sums)
+        self._lightest: list[float] = list(self._sums)
+        self._cuts: list[list[int]] = []
+
+    def bounds(self, num_parts: int) -> list[int]:
+        for parts in range(len(self._cuts) + 2, num_parts + 1):
+            self._extend(parts)
+        bounds = [len(self._sums) - 1]
+        for cut in reversed(self._cuts[: num_parts - 1]):
+            bounds.append(cut[bounds[-1]])
+        return [0, *reversed(bounds)]
+
+    def _extend(self, parts: int) -> None:
+        sums, heaviest, lightest = self._sums, self._heaviest, self._lightest
         rows = [_best_last_cut(sums, heaviest, lightest, end, parts) for end in range(parts, len(sums))]
-        cuts.append([0] * parts + [cut for cut, _, _ in rows])
-        heaviest = [0.0] * parts + [most for _, most, _ in rows]
-        lightest = [0.0] * parts + [least for _, _, least in rows]
-    bounds = [len(weights)]
-    for cut in reversed(cuts):
-        bounds.append(cut[bounds[-1]])
-    return [0, *reversed(bounds)]
+        self._cuts.append([0] * parts + [cut for cut, _, _ in rows])
+        self._heaviest = [0.0] * parts + [most for _, most, _ in rows]
+        self._lightest = [0.0] * parts + [least for _, _, least in rows]
+
+
+_balance = lru_cache(maxsize=64)(_Balance)
 
 
 def _best_last_cut(

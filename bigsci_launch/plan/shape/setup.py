@@ -152,7 +152,13 @@ class Setup:
             ValueError: the partition method is unknown or matches no layer.
         """
         stages = cut_model(
-            self.shape, self.partition_method, self.topology.pp, self.partition_rule, self.topology.tp, self.framework
+            self.shape,
+            self.partition_method,
+            self.topology.pp,
+            self.partition_rule,
+            self.topology.tp,
+            self.framework,
+            self.expert_shards,
         )
         return stages.transformer_layers_per_stage
 
@@ -168,6 +174,15 @@ def require_framework(config: RunConfig) -> None:
         raise ConfigError(f"run.framework: {UNPRICED}", hint=hint)
 
 
+def require_plain(config: RunConfig) -> None:
+    """Raise ConfigError for a run whose pipelines cannot be planned for losses: only those of `bsl train` can."""
+    if keys := _foreign(config):
+        raise ConfigError(
+            f"{keys[0]}: bsl plan --survive knows tensor, pipeline and data parallelism with ZeRO-1 and 1F1B only",
+            hint="leave out --survive, --lose and --trace, or the key",
+        )
+
+
 def is_priced(config: RunConfig) -> bool:
     """Return whether it is known which framework trains."""
     return config.run.starts_trainer or config.run.framework is not None
@@ -177,8 +192,12 @@ def program_needed(config: RunConfig) -> str | None:
     """Return why `bsl train` cannot run what is planned, or None; nothing is said of other programs."""
     if not config.run.starts_trainer:
         return None
-    keys = [*(f"parallelism.{axis.key}" for axis in foreign_axes(config)), *foreign_keys(config)]
+    keys = _foreign(config)
     return f"bsl train cannot do {', '.join(keys)}: this plan needs another program" if keys else None
+
+
+def _foreign(config: RunConfig) -> list[str]:
+    return [*(f"parallelism.{axis.key}" for axis in foreign_axes(config)), *foreign_keys(config)]
 
 
 def _is_blocking(config: RunConfig) -> bool:

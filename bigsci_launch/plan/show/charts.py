@@ -14,6 +14,9 @@ LEFT, RIGHT, TOP, BOTTOM = 64, 20, 16, 46
 
 MarkerShape = Literal["dot", "cross", "ring"]
 
+RING_RADIUS = {"best": 12.5, "mine": 7.5}
+"""Rings around the same point must not touch."""
+
 
 @dataclass(frozen=True, slots=True)
 class Scale:
@@ -80,7 +83,7 @@ def scatter(markers: Sequence[Marker], x_label: str, y_label: str, *, limit: tup
     if limit:
         body += _vertical(x(limit[0]), limit[1])
     body += "".join(_marker(x(marker.x), y(marker.y), marker) for marker in markers)
-    return _svg(body, f"{y_label} against {x_label}")
+    return svg(body, f"{y_label} against {x_label}")
 
 
 def bars(rows: Sequence[Bar], y_label: str, css_class: str, *, limit: tuple[float, str] | None = None) -> str:
@@ -98,11 +101,11 @@ def bars(rows: Sequence[Bar], y_label: str, css_class: str, *, limit: tuple[floa
             f'height="{height - BOTTOM - top:.1f}"><title>{escape(row.title)}</title></rect>'
         )
         if index % every == 0:
-            body += _text(left + slot * 0.4, height - BOTTOM + 16, row.label, "middle")
+            body += text(left + slot * 0.4, height - BOTTOM + 16, row.label, "middle")
     if limit:
         body += f'<line class="limit" x1="{LEFT}" x2="{width - RIGHT}" y1="{y(limit[0]):.1f}" y2="{y(limit[0]):.1f}"/>'
-        body += _text(width - RIGHT, y(limit[0]) - 4, limit[1], "end")
-    return _svg(body, y_label, width, height)
+        body += text(width - RIGHT, y(limit[0]) - 4, limit[1], "end")
+    return svg(body, y_label, width, height)
 
 
 def stairs(
@@ -123,8 +126,8 @@ def stairs(
     body = _axes(x, y, x_label, y_label, height=height) + f'<path class="{css_class}" d="{path}"/>'
     if limit:
         body += f'<line class="limit" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y(limit[0]):.1f}" y2="{y(limit[0]):.1f}"/>'
-        body += _text(WIDTH - RIGHT, y(limit[0]) - 4, limit[1], "end")
-    return _svg(body, f"{y_label} against {x_label}", WIDTH, height)
+        body += text(WIDTH - RIGHT, y(limit[0]) - 4, limit[1], "end")
+    return svg(body, f"{y_label} against {x_label}", WIDTH, height)
 
 
 def _marker(x: float, y: float, marker: Marker) -> str:
@@ -132,7 +135,7 @@ def _marker(x: float, y: float, marker: Marker) -> str:
     if marker.shape == "cross":
         path = f"M{x - 4:.1f},{y - 4:.1f}l8,8m0,-8l-8,8"
         return f'<path class="{marker.css_class}" d="{path}">{title}</path>'
-    radius = 8 if marker.shape == "ring" else 4.5
+    radius = RING_RADIUS.get(marker.css_class, 8) if marker.shape == "ring" else 4.5
     return f'<circle class="{marker.css_class}" cx="{x:.1f}" cy="{y:.1f}" r="{radius}">{title}</circle>'
 
 
@@ -140,27 +143,29 @@ def _axes(x: Scale, y: Scale, x_label: str, y_label: str, *, height: int = HEIGH
     body = _y_axis(y, y_label, WIDTH, height)
     for tick in x.ticks():
         body += f'<line class="grid" x1="{x(tick):.1f}" x2="{x(tick):.1f}" y1="{TOP}" y2="{height - BOTTOM}"/>'
-        body += _text(x(tick), height - BOTTOM + 16, f"{tick:g}", "middle")
-    return body + _text((LEFT + WIDTH - RIGHT) / 2, height - 8, x_label, "middle")
+        body += text(x(tick), height - BOTTOM + 16, f"{tick:g}", "middle")
+    return body + text((LEFT + WIDTH - RIGHT) / 2, height - 8, x_label, "middle")
 
 
 def _y_axis(y: Scale, label: str, width: int, height: int) -> str:
     body = ""
     for tick in y.ticks():
         body += f'<line class="grid" x1="{LEFT}" x2="{width - RIGHT}" y1="{y(tick):.1f}" y2="{y(tick):.1f}"/>'
-        body += _text(LEFT - 6, y(tick) + 4, f"{tick:g}", "end")
+        body += text(LEFT - 6, y(tick) + 4, f"{tick:g}", "end")
     middle = (TOP + height - BOTTOM) / 2
     return body + f'<text class="label" transform="translate(14,{middle:.0f}) rotate(-90)">{escape(label)}</text>'
 
 
 def _vertical(x: float, name: str) -> str:
     line = f'<line class="limit" x1="{x:.1f}" x2="{x:.1f}" y1="{TOP}" y2="{HEIGHT - BOTTOM}"/>'
-    return line + _text(x + 4, TOP + 12, name, "start")
+    return line + text(x + 4, TOP + 12, name, "start")
 
 
-def _text(x: float, y: float, text: str, anchor: str) -> str:
-    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(text)}</text>'
+def text(x: float, y: float, words: str, anchor: str) -> str:
+    """Return a text at a place; `anchor` is the part of it that is there."""
+    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(words)}</text>'
 
 
-def _svg(body: str, name: str, width: int = WIDTH, height: int = HEIGHT) -> str:
+def svg(body: str, name: str, width: int = WIDTH, height: int = HEIGHT) -> str:
+    """Return an SVG of that size with `name` for readers who do not see it."""
     return f'<svg viewBox="0 0 {width} {height}" width="{width}" role="img" aria-label="{escape(name)}">{body}</svg>'

@@ -4,34 +4,35 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from datetime import UTC, datetime
 from html import escape
 
-from bigsci_launch import pages
+from bigsci_launch import __version__, pages
 from bigsci_launch.plan.choose.answer import Answer, reference_plans
 from bigsci_launch.plan.choose.search import Plan, SearchResult
 from bigsci_launch.plan.price.calibration import Calibration
 from bigsci_launch.plan.price.hardware import assumed_line
 from bigsci_launch.plan.price.neighbours import point_of
 from bigsci_launch.plan.price.price import price_setup, price_stage_memory
-from bigsci_launch.plan.shape.legality import Limits
 from bigsci_launch.plan.shape.ramp import filling_batch_size
+from bigsci_launch.plan.shape.rule import Limits
 from bigsci_launch.plan.shape.setup import Setup
 from bigsci_launch.plan.shape.tflops import tflops_of
 from bigsci_launch.plan.show.charts import Bar, Marker, bars, scatter, stairs
+from bigsci_launch.plan.show.explain import EXPLAIN_COLUMNS, explain_cells, explain_lines
 from bigsci_launch.plan.show.report import (
-    EXPLAIN_COLUMNS,
     REFUSED_COLUMNS,
     calibration_line,
-    explain_cells,
-    explain_lines,
     model_line,
-    plan_table,
     refused_cells,
     summary_line,
 )
+from bigsci_launch.plan.show.table import plan_table
+from bigsci_launch.plan.show.throughput import throughput_line
+from bigsci_launch.plan.show.timeline import KEY, draw_timeline, timeline_of
+from bigsci_launch.plan.show.timeline import STYLE as TIMELINE_STYLE
 
 SHOWN_PLANS = 20
-SHOWN_REFUSED = 150
 SLOWEST_SHOWN = 3.0
 """Plans that take more than this many times as long as the best are left out of the plot, which they would flatten."""
 
@@ -41,19 +42,25 @@ WIDEST_SHOWN = 1.8
 # Setups that break only these rules still have stages, so they have a price to draw.
 _PRICED_RULES = ("batch", "ramp-up", "replica on nodes", "nodes")
 
-STYLE = """
+STYLE = (
+    TIMELINE_STYLE
+    + """
 table { border-collapse: collapse; font-size: 13px; } td, th { padding: 3px 9px; border-bottom: 1px solid var(--line);
   text-align: left; } td.number, th.number { text-align: right; font-variant-numeric: tabular-nums; }
 .wide { overflow-x: auto; } .pair { display: flex; flex-wrap: wrap; gap: 16px; }
-svg { max-width: 100%; height: auto; } svg text { font-size: 11px; fill: var(--soft); }
+svg { max-width: 100%; height: auto; } .full svg { width: 100%; } svg text { font-size: 11px; fill: var(--soft); }
 svg .label { text-anchor: middle; } .grid { stroke: var(--line); } .limit { stroke: #c0392b; stroke-dasharray: 5 4; }
-.fits { fill: #2d7dd2; } .best { fill: none; stroke: #1b9e5a; stroke-width: 3; r: 11px; }
+.fits { fill: #2d7dd2; } .best { fill: none; stroke: #1b9e5a; stroke-width: 3; }
 .mine { fill: none; stroke: #e69f00; stroke-width: 3; } .oom { stroke: #c0392b; stroke-width: 1.6; fill: none; }
 .refused { stroke: #8a94a0; stroke-width: 1.2; fill: none; opacity: .55; }
 .time { fill: #2d7dd2; } .memory { fill: #7a5ea8; } .batch, .speed { fill: none; stroke: #2d7dd2; stroke-width: 2; }
 .speed { stroke: #1b9e5a; }
-.key { display: inline-block; width: .8em; height: .8em; border-radius: 50%; margin: 0 .3em 0 1em; }
+.pair svg { flex: 1 1 400px; } footer { margin: 2rem 0 0; font-size: 12px; }
+@media (max-width: 640px) { .full svg text { font-size: 18px; } .pair svg text { font-size: 12px; } }
+.key { display: inline-block; width: .8em; height: .8em; border-radius: 50%; margin: 0 .3em 0 0; }
+.entry { white-space: nowrap; margin-right: .7em; }
 """
+)
 
 
 def render_page(answer: Answer) -> str:
@@ -64,31 +71,40 @@ def render_page(answer: Answer) -> str:
         f"<h1>{escape(request.name)} on {escape(request.site_name)}</h1>",
         f"<p>{escape(model_line(shape, tp))}</p>",
     ]
-    if answer.result is None or answer.calibration is None:
+    if answer.result is None or request.calibration is None:
         parts.append("<p>The site has no GPU: time and memory are not predicted.</p>")
     else:
-        parts += _sections(answer, answer.result, answer.calibration)
+        parts += _sections(answer, answer.result, request.calibration)
+    parts.append(f'<footer class="soft">{escape(_footer(answer))}</footer>')
     return pages.render_page(f"bsl plan: {request.name}", STYLE, "\n".join(parts))
+
+
+def _footer(answer: Answer) -> str:
+    calibration = answer.request.calibration
+    learned = f"; calibrated on {', '.join(calibration.sources)}" if calibration and calibration.sources else ""
+    return f"bsl {__version__}, {datetime.now(UTC):%Y-%m-%d %H:%M} UTC{learned}"
 
 
 def _sections(answer: Answer, result: SearchResult, calibration: Calibration) -> list[str]:
     trust = calibration_line(calibration, answer.request.configured)
-    assumed = assumed_line(calibration.gpu)
+    notes = [note for note in (assumed_line(calibration.gpu), answer.request.program_needed) if note]
     parts = [
         f'<p class="soft">{escape(calibration.gpu.name)}: {escape(trust)}</p>',
-        *([f'<p class="soft">{escape(assumed)}</p>'] if assumed else []),
+        *(f'<p class="soft">{escape(note)}</p>' for note in notes),
         f"<p>{escape(summary_line(result))}</p>",
     ]
     shown = reference_plans(answer)
     if result.plans or result.out_of_memory:
-        parts += ["<h2>Time against memory</h2>", _KEY, _time_against_memory(answer, result, calibration)]
+        parts += ["<h2>Time against memory</h2>", _SCATTER_KEY, _time_against_memory(answer, result, calibration)]
     if result.plans:
-        columns, rows = plan_table(result.plans[:SHOWN_PLANS], calibration, answer.request.configured)
-        parts += ["<h2>The best plans</h2>", table(columns, rows)]
+        columns, rows = plan_table(answer, result.plans[:SHOWN_PLANS])
+        meaning = throughput_line(answer.request.configured, calibration.gpu)
+        parts += ["<h2>The best plans</h2>", table(columns, rows), f'<p class="soft">{escape(meaning)}</p>']
+    parts += _timelines(shown)
     for plan in shown:
         parts += _balance(plan, calibration)
     if shown:
-        parts += _ramp(shown[0], answer.limits)
+        parts += _ramp(shown[0], answer.request.limits)
     if len(result.plans) > 1:
         best, other = result.plans[:2]
         parts += ["<h2>The winner and the runner-up</h2>", table(EXPLAIN_COLUMNS, explain_cells(best, other))]
@@ -96,13 +112,39 @@ def _sections(answer: Answer, result: SearchResult, calibration: Calibration) ->
     return [*parts, "<h2>Refused</h2>", table(REFUSED_COLUMNS, refused_cells(result))]
 
 
-_KEY = (
-    '<p class="soft"><span class="key" style="background:#2d7dd2"></span>fits'
-    '<span class="key" style="background:#c0392b"></span>runs out of memory'
-    '<span class="key" style="background:#8a94a0"></span>refused, but priced'
-    '<span class="key" style="border:3px solid #1b9e5a"></span>best'
-    '<span class="key" style="border:3px solid #e69f00"></span>as configured; point at a mark for details</p>'
+def _key(entries: Sequence[tuple[str, str]], remark: str = "") -> str:
+    """Return the legend of a chart: a colour, or the style of a ring, with its meaning."""
+    spans = "".join(
+        f'<span class="entry"><span class="key" style="{style}"></span>{escape(words)}</span> '
+        for style, words in entries
+    )
+    return f'<p class="soft">{spans}{escape(remark)}</p>'
+
+
+_SCATTER_KEY = _key(
+    (
+        ("background:#2d7dd2", "fits"),
+        ("background:#c0392b", "runs out of memory"),
+        ("background:#8a94a0", "refused, but priced"),
+        ("border:3px solid #1b9e5a", "best"),
+        ("border:3px solid #e69f00", "as configured"),
+    ),
+    "point at a mark for details",
 )
+_TIMELINE_KEY = _key([(f"background:{colour}", words) for colour, words in KEY], "empty: the stage waits")
+
+
+def _timelines(plans: Sequence[Plan]) -> list[str]:
+    """Draw one step of each of `plans`."""
+    parts = []
+    for index, plan in enumerate(plans):
+        name = f"A step of {plan.setup.topology}, micro batch {plan.setup.micro_batch_size}"
+        which = "the best plan" if index == 0 else "as configured"
+        schedule = f"{plan.setup.technique.schedule}, {plan.setup.num_micro_batches} micro batches"
+        parts += [f"<h2>{escape(name)}: {which}, {plan.price.seconds:.4g} s</h2>", _TIMELINE_KEY if index == 0 else ""]
+        chart = draw_timeline(timeline_of(plan), f"{name}, {schedule}")
+        parts.append(f'<p class="soft">{escape(schedule)}</p><div class="timeline">{chart}</div>')
+    return parts
 
 
 def _time_against_memory(answer: Answer, result: SearchResult, calibration: Calibration) -> str:
@@ -120,7 +162,9 @@ def _time_against_memory(answer: Answer, result: SearchResult, calibration: Cali
     memory = calibration.gpu.memory_gib
     near = [marker for marker in markers if marker.y <= SLOWEST_SHOWN * fastest and marker.x <= WIDEST_SHOWN * memory]
     limit = (memory, f"{memory:g} GiB")
-    return scatter(near, "memory of the fullest rank, GiB", "seconds of a step", limit=limit)
+    return (
+        f'<div class="full">{scatter(near, "memory of the fullest rank, GiB", "seconds of a step", limit=limit)}</div>'
+    )
 
 
 def _plan_marker(plan: Plan, css_class: str, shape: str) -> Marker:
@@ -137,11 +181,10 @@ def _marker(setup: Setup, memory: float, seconds: float, css_class: str, shape: 
 
 def _refused_markers(result: SearchResult, calibration: Calibration) -> list[Marker]:
     """Return an even sample of the refused setups that have a price."""
-    priced = [setup for rule, setup in result.refused_setups if rule in _PRICED_RULES and setup.num_micro_batches]
-    step = max(1, len(priced) // SHOWN_REFUSED)
+    priced = [setup for entry in result.refused if entry.rule.name in _PRICED_RULES for setup in entry.samples]
     markers = []
-    for setup in priced[::step]:
-        if 0 in setup.layers_per_stage:
+    for setup in priced:
+        if not setup.num_micro_batches or setup.topology.pp > setup.shape.num_layers or 0 in setup.layers_per_stage:
             continue
         price = price_setup(setup, calibration)
         markers.append(_marker(setup, price.need_gib, price.seconds, "refused", "cross", "refused"))
@@ -193,8 +236,8 @@ def _ramp(plan: Plan, limits: Limits) -> list[str]:
     fill = (float(filling), f"{filling} fill the pipeline")
     return [
         "<h2>Ramp-up of the best plan</h2>",
-        stairs(batches, "days", "global batch size", "batch", limit=fill),
-        stairs(speeds, "days", "TFLOP/s of a GPU", "speed", limit=None),
+        f'<div class="full">{stairs(batches, "days", "global batch size", "batch", limit=fill)}</div>',
+        f'<div class="full">{stairs(speeds, "days", "TFLOP/s of a GPU", "speed", limit=None)}</div>',
     ]
 
 

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
-from bigsci_launch.plan.choose.answer import PlanRequest
+from bigsci_launch.plan.choose.answer import Answer, PlanRequest
 from bigsci_launch.plan.choose.search import Plan, SearchResult
-from bigsci_launch.plan.price.calibration import Calibration
+from bigsci_launch.plan.price.calibration import UNCALIBRATED_BAND, Calibration
+from bigsci_launch.plan.price.hardware import assumed_line
 from bigsci_launch.plan.price.price import TERM_NAMES, price_stage_memory
 from bigsci_launch.plan.price.stages import lay_out_stages, layout_lines
+from bigsci_launch.plan.price.work.held import shard_ranks
 from bigsci_launch.plan.shape.legality import advise
 from bigsci_launch.plan.shape.parameters import (
     ModelShape,
+    StateBytes,
     checkpoint_bytes,
     count_parameters,
     count_stage_parameters,
@@ -20,15 +22,28 @@ from bigsci_launch.plan.shape.parameters import (
 )
 from bigsci_launch.plan.shape.setup import Setup, describe_stages
 from bigsci_launch.plan.shape.tflops import tflops_of
+from bigsci_launch.plan.show.throughput import throughput_line, throughput_of
 from bigsci_launch.units import format_bytes, format_count
 
 SCHEMA_VERSION = 1
-PLAN_COLUMNS = (
-    *(">#", ">tp", ">pp", ">dp", ">mbs", "partition", "stages", ">s/step", ">TFLOP/s"),
-    *(">GiB", ">bubble", ">days", ">3 of 4"),
-)
 REFUSED_COLUMNS = ("rule", ">refused", "asks", "source", "example")
-EXPLAIN_COLUMNS = ("seconds of a step", ">winner", ">runner-up", ">runner-up pays")
+
+
+def head_lines(request: PlanRequest) -> list[str]:
+    """Return what is known before the search: the model, the layout as configured, the site, and what to trust."""
+    setup, calibration = request.configured, request.calibration
+    lines = [f"{request.name}: {model_line(setup.shape, setup.topology.tp)}"]
+    if request.refusal:
+        lines.append(f"as configured: refused: {request.refusal.text}")
+    else:
+        lines += ["as configured:", *(f"  {line}" for line in sizes_lines(setup, calibration))]
+    if request.program_needed:
+        lines.append(request.program_needed)
+    if calibration is None:
+        return [*lines, f"site {request.site_name} has no GPU: time and memory are not predicted"]
+    lines.append(f"site {request.site_name}, {calibration.gpu.name}: {calibration_line(calibration, setup)}")
+    assumed = assumed_line(calibration.gpu)
+    return [*lines, assumed] if assumed else lines
 
 
 def model_line(shape: ModelShape, tp: int) -> str:
@@ -50,13 +65,13 @@ def calibration_line(calibration: Calibration, setup: Setup) -> str:
     errors = calibration.time_errors
     if not calibration.is_measured:
         return (
-            "uncalibrated: every time and memory figure is a guess within 40 % or more; "
+            f"uncalibrated: every time and memory figure is a guess within {_guess()}; "
             "`bsl plan calibrate` learns from measured runs"
         )
     basis = calibration.origin or f"{len(errors.pairs)} timed runs"
     different = "; ".join(calibration.differences(setup))
     if different:
-        return f"calibrated on {basis} of something else, so every figure is a guess within 40 % or more: {different}"
+        return f"calibrated on {basis} of something else, so every figure is a guess within {_guess()}: {different}"
     if not errors.pairs:
         return f"calibrated on {basis}, too few to know the error"
     mean, most = 100 * errors.mean, 100 * errors.quantile(0.9)
@@ -66,11 +81,19 @@ def calibration_line(calibration: Calibration, setup: Setup) -> str:
     )
 
 
+def _guess() -> str:
+    return f"{100 * UNCALIBRATED_BAND:.0f} % or more"
+
+
+def _state(num_parameters: int, setup: Setup) -> StateBytes:
+    return state_bytes(num_parameters, shard_ranks(setup), setup.precision, setup.technique.zero_stage)
+
+
 def sizes_lines(setup: Setup, calibration: Calibration | None = None) -> list[str]:
     """Return what a layout means: ranks, the contents of each stage, parameters and state per rank; with a calibration
     also what each stage costs."""
     topology = setup.topology
-    stages = count_stage_parameters(setup.shape, topology.tp, setup.layers_per_stage)
+    stages = count_stage_parameters(setup.shape, topology.tp, setup.layers_per_stage, setup.expert_shards)
     shown = list(dict.fromkeys((stages[0], stages[len(stages) // 2], stages[-1])))
     lines = [
         f"{topology} = {topology.world_size} ranks on {_nodes(setup)}, micro batch {setup.micro_batch_size}, "
@@ -79,7 +102,7 @@ def sizes_lines(setup: Setup, calibration: Calibration | None = None) -> list[st
         *layout_lines(lay_out_stages(setup, calibration)),
     ]
     for stage in shown:
-        state = state_bytes(stage.num_parameters, topology.dp, setup.precision)
+        state = _state(stage.num_parameters, setup)
         lines.append(
             f"a rank of stage {stage.stage}: {format_count(stage.num_parameters)} parameters; "
             f"weights {format_bytes(state.weights)}, gradients {format_bytes(state.gradients)}, "
@@ -93,53 +116,44 @@ def _nodes(setup: Setup) -> str:
     return f"{setup.num_nodes} nodes" if setup.num_nodes > 1 else "1 node"
 
 
-def plan_cells(rank: int, plan: Plan, calibration: Calibration) -> tuple[str, ...]:
-    """Return one line of the table, in the order of `PLAN_COLUMNS`."""
-    setup, price, topology = plan.setup, plan.price, plan.setup.topology
-    middle = price_stage_memory(setup, topology.pp // 2, calibration)
-    tflops = tflops_of(setup, price.seconds)
-    return (
-        *(str(rank), str(topology.tp), str(topology.pp), str(topology.dp)),
-        str(setup.micro_batch_size),
-        *(_method(setup), describe_stages(setup.layers_per_stage)),
-        f"{price.seconds:.1f} ±{100 * price.band:.0f}%",
-        f"{tflops.full:.0f} ({tflops.weights:.0f})",
-        "/".join(f"{stage.predicted_gib:.0f}" for stage in (price.first_stage, middle, price.last_stage)),
-        f"{100 * price.bubble:.0f}%",
-        f"{plan.days:.1f}",
-        f"{plan.likely_days:.1f}",
-    )
+def result_lines(answer: Answer, result: SearchResult) -> list[str]:
+    """Return what follows the table of plans."""
+    calibration = answer.request.calibration
+    lines = []
+    if result.plans and calibration:
+        lines += [throughput_line(answer.request.configured, calibration.gpu), best_line(result.plans[0])]
+    lines.append(f"{summary_line(result)} (--rejected lists them)")
+    rank = rank_of(result, answer.configured.setup) if answer.configured else None
+    if rank:
+        lines.append(f"the configured layout is number {rank} of {len(result.plans)}")
+    elif answer.configured and answer.configured.price.is_out_of_memory:
+        lines.append("the configured layout runs out of memory")
+    elif answer.configured:
+        lines.append("the configured layout uses another number of nodes")
+    return lines
 
 
-def _method(setup: Setup) -> str:
-    """Return the partition method as the table shows it next to the stages."""
-    name, _, pattern = setup.partition_method.partition(":")
-    return pattern if name == "type" else name
-
-
-def plan_table(
-    plans: Sequence[Plan], calibration: Calibration, configured: Setup
-) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-    """Return columns and lines of the table of plans; nodes and shapes are shown only if they vary."""
-    columns, lines = list(PLAN_COLUMNS), [list(plan_cells(*pair, calibration)) for pair in enumerate(plans, 1)]
-    if any(plan.setup.num_nodes != configured.num_nodes for plan in plans):
-        columns.insert(1, ">nodes")
-        for line, plan in zip(lines, plans, strict=True):
-            line.insert(1, str(plan.setup.num_nodes))
-    if any(plan.setup.shape != configured.shape for plan in plans):
-        columns.insert(1, ">L/heads")
-        for line, plan in zip(lines, plans, strict=True):
-            line.insert(1, f"{plan.setup.shape.num_layers}/{plan.setup.shape.num_attention_heads}")
-    return tuple(columns), [tuple(line) for line in lines]
+def out_of_memory_hint(setup: Setup) -> str:
+    """Return what would save memory where no plan fits, as keys; `bsl train` has only some of it."""
+    technique, framework = setup.technique, setup.framework
+    helps = ["training.activation_checkpointing=true"] if technique.recomputation != "full" else []
+    if framework in ("torchtitan", "fsdp") and technique.zero_stage < 3:
+        helps.append("parallelism.zero_stage=3")
+    elif technique.zero_stage == 0:
+        helps.append("parallelism.zero_stage=1")
+    if framework not in ("bsl", "deepspeed"):
+        helps += ["parallelism.sequence_parallel=true"] if not technique.sequence_parallel else []
+        helps.append(f"parallelism.context_parallel_size={2 * setup.topology['cp']}")
+    return f"--rejected shows the rules; these save memory: {', '.join(('more nodes', *helps))}"
 
 
 def best_line(plan: Plan) -> str:
-    """Return a line with the total cost of the best plan."""
+    """Return a line with the layout and the total cost of the best plan."""
     setup = plan.setup
     checkpoint = format_bytes(checkpoint_bytes(setup.shape, setup.topology.tp))
     return (
-        f"the best takes {plan.days:.1f} days and {plan.gpu_hours:,.0f} GPU-hours for {plan.num_tokens / 1e9:,.0f}e9 "
-        f"tokens; each checkpoint takes {checkpoint}"
+        f"the best, cut by {setup.partition_method}, takes {plan.days:.1f} days and {plan.gpu_hours:,.0f} GPU-hours "
+        f"for {plan.num_tokens / 1e9:,.0f}e9 tokens; each checkpoint takes {checkpoint}"
     )
 
 
@@ -177,43 +191,11 @@ def refused_cells(result: SearchResult) -> list[tuple[str, ...]]:
     return rows
 
 
-def explain_cells(best: Plan, other: Plan) -> list[tuple[str, ...]]:
-    """Return the seconds of a step by term: the winner, the other, and the other's extra cost."""
-    rows = [
-        (name, f"{mine:.2f}", f"{theirs:.2f}", f"{theirs - mine:+.2f}")
-        for name, mine, theirs in zip(TERM_NAMES, best.price.terms, other.price.terms, strict=True)
-        if abs(mine) > 0.005 or abs(theirs) > 0.005
-    ]
-    mine, theirs = best.price.seconds, other.price.seconds
-    return [*rows, ("a step", f"{mine:.2f}", f"{theirs:.2f}", f"{theirs - mine:+.2f}")]
-
-
-def explain_lines(best: Plan, other: Plan) -> list[str]:
-    """Return what the terms do not show: idle time, memory, the ramp, and how certain the order is."""
-    lines = [
-        f"idle time of the slowest stage: {100 * best.price.bubble:.1f} % against {100 * other.price.bubble:.1f} %",
-        f"memory needed: {best.price.need_gib:.0f} GiB against {other.price.need_gib:.0f} GiB",
-        f"whole run, including the ramp-up: {best.days:.1f} days against {other.days:.1f}",
-    ]
-    gap = other.run_seconds / best.run_seconds - 1
-    bands = f"±{100 * best.price.band:.0f} % against ±{100 * other.price.band:.0f} %"
-    if gap < 0:
-        lines.append(
-            f"the other is predicted {-100 * gap:.1f} % faster, but with less certainty ({bands}): 3 of 4 such plans "
-            f"stay within {other.likely_days:.1f} days, those like the winner within {best.likely_days:.1f}; "
-            "measure it before a long run"
-        )
-    elif gap < best.price.band + other.price.band:
-        lines.append(f"the gap of {100 * gap:.1f} % is inside the bands ({bands}): measure both before a long run")
-    lines += [f"the winner: {remark}" for remark in advise(best.setup)]
-    lines += [f"the other: {remark}" for remark in advise(other.setup)]
-    return lines
-
-
 def plan_document(plan: Plan, calibration: Calibration) -> dict[str, Any]:
     """Return a plan for JSON: sizes in GiB, times in seconds, shares from 0 to 1."""
     setup, price = plan.setup, plan.price
     tflops = tflops_of(setup, price.seconds)
+    throughput = throughput_of(setup, price.seconds, calibration.gpu)
     middle = price_stage_memory(setup, setup.topology.pp // 2, calibration)
     return {
         "nodes": setup.num_nodes,
@@ -226,6 +208,10 @@ def plan_document(plan: Plan, calibration: Calibration) -> dict[str, Any]:
         "seconds_per_step": price.seconds,
         "seconds_low": price.seconds * (1 - price.band),
         "seconds_high": price.seconds * (1 + price.band),
+        "tokens_per_second_per_gpu": throughput.tokens_per_second,
+        "mfu": throughput.mfu,
+        "model_tflops": throughput.model_tflops,
+        "hardware_tflops": throughput.hardware_tflops,
         "tflops": {"full": tflops.full, "weights": tflops.weights},
         "memory_gib": {
             "first": price.first_stage.predicted_gib,
@@ -245,13 +231,15 @@ def plan_document(plan: Plan, calibration: Calibration) -> dict[str, Any]:
     }
 
 
-def search_document(
-    request: PlanRequest, result: SearchResult, calibration: Calibration, top: int, configured: Plan | None
-) -> dict[str, Any]:
+def answer_document(answer: Answer, top: int) -> dict[str, Any]:
     """Return the whole answer for JSON."""
+    request, result, calibration = answer.request, answer.result, answer.request.calibration
+    document = {"schema_version": SCHEMA_VERSION, **request_document(request, calibration)}
+    if result is None or calibration is None:
+        return {**document, "plans": None}
+    configured = answer.configured
     return {
-        "schema_version": SCHEMA_VERSION,
-        **request_document(request, calibration),
+        **document,
         "calibration": calibration_document(calibration, request.configured),
         "configured": plan_document(configured, calibration) if configured else None,
         "rank_of_configured": rank_of(result, configured.setup) if configured else None,
@@ -280,6 +268,7 @@ def request_document(request: PlanRequest, calibration: Calibration | None = Non
         "padded_vocab_size": shape.padded_vocab_size(tp),
         "checkpoint_bytes": checkpoint_bytes(shape, tp),
         "refusal": request.refusal.text if request.refusal else None,
+        "program_needed": request.program_needed,
     }
     if request.refusal is None:
         document["stages"] = _stage_documents(setup, calibration)
@@ -294,7 +283,7 @@ def _stage_documents(setup: Setup, calibration: Calibration | None) -> list[dict
             "layers": list(stage.layers),
             "num_transformer_layers": counts[stage.stage],
             "parameters_per_rank": stage.num_parameters,
-            "state_bytes_per_rank": state_bytes(stage.num_parameters, setup.topology.dp, setup.precision).total,
+            "state_bytes_per_rank": _state(stage.num_parameters, setup).total,
             "micro_batch_milliseconds": stage.milliseconds,
             "need_gib": stage.need_gib,
         }

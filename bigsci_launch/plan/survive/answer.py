@@ -14,7 +14,7 @@ from bigsci_launch.errors import BslError, ConfigError, DataError
 from bigsci_launch.plan.choose.answer import configured_setup, limits_of, parse_nodes
 from bigsci_launch.plan.price.calibration import Calibration
 from bigsci_launch.plan.shape.legality import find_refusal
-from bigsci_launch.plan.shape.setup import require_framework
+from bigsci_launch.plan.shape.setup import require_framework, require_plain
 from bigsci_launch.plan.survive.expected import ExpectedRun, expected_run
 from bigsci_launch.plan.survive.loss import Loss, plan_loss
 from bigsci_launch.plan.survive.replica import Replica
@@ -179,6 +179,7 @@ def parse_failures(text: str | None) -> int:
 
 def _replica(config: RunConfig, site: Site, calibration: Calibration, failures: int) -> Replica:
     require_framework(config)
+    require_plain(config)
     try:
         setup = configured_setup(config, site, calibration)
     except ValueError as problem:

@@ -14,7 +14,7 @@ from bigsci_launch.errors import ConfigError
 from bigsci_launch.plan.price.calibration import Calibration
 from bigsci_launch.plan.price.memory import count_memory, is_out_of_memory, weigh_memory
 from bigsci_launch.plan.price.neighbours import point_of
-from bigsci_launch.plan.price.step_time import drift_on, hop_seconds, layer_and_head_seconds, step_constant
+from bigsci_launch.plan.price.step_time import drift_on, hop_seconds, layer_and_head_seconds
 from bigsci_launch.plan.price.work.count import count_work
 from bigsci_launch.plan.price.work.terms import rates_of, weigh_work
 from bigsci_launch.plan.shape.parameters import count_stage_parameters
@@ -89,14 +89,15 @@ class Replica:
     @cached_property
     def _hop(self) -> float:
         """Seconds of one message between stages. The planner's hop is a pair of them, there and back."""
-        work = count_work(self._uniform(2, 1), self.calibration.gpu)
+        # Stages of two nodes at least, since others send over NVLink.
+        work = count_work(self._uniform(2 * self.stages_per_node, 1), self.calibration.gpu)
         return self._factor * hop_seconds(work, rates_of(self.calibration.constants)) / 2
 
     def once_per_step(self, num_stages: int, num_pipelines: int) -> float:
         """Return the seconds of a step outside the pipelines: gradients and weights between replicas, the optimizer."""
         work = count_work(self._uniform(num_stages, num_pipelines), self.calibration.gpu)
         reduced = weigh_work(work.step, rates_of(self.calibration.constants))
-        return self._factor * (reduced + step_constant(work))
+        return self._factor * (reduced + work.unexplained_seconds)
 
     def _uniform(self, pp: int, dp: int) -> Setup:
         topology = Topology(tp=self.setup.topology.tp, pp=pp, dp=dp)

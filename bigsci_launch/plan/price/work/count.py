@@ -46,6 +46,10 @@ FP8_SHARE = 0.92
 GROUPED_SHARE = 0.6
 """Efficiency of the products of many experts relative to that of one large product."""
 
+DEEPSPEED_STEP_S, STEP_S = 0.3, 0.03
+"""Seconds of a step that nothing else explains, with DeepSpeed's engine and without: clipping, the log line, the next
+batch."""
+
 OPTIMIZER_TRAFFIC = 34
 """Bytes per parameter that AdamW moves: gradient, master and two moments in fp32 are read, all but the gradient are
 written, and the 16-bit weight; the norm reads the gradient again."""
@@ -54,8 +58,8 @@ written, and the 16-bit weight; the norm reads the gradient again."""
 @dataclass(frozen=True, slots=True)
 class StepWork:
     """The work of a setup. `rounds` divides the time to fill and drain the pipeline: chunks of layers per rank, or what
-    a zero-bubble schedule gains. `hidden` of a layer and `hidden_step` run while the GPU computes. `direct_seconds_per_gb`
-    is what the network needs for messages between two ranks, if that is known."""
+    a zero-bubble schedule gains. `hidden` of a layer and `hidden_step` run while the GPU computes. The network
+    needs `direct_seconds_per_gb` for messages between two ranks, if that is known."""
 
     layer: WorkByTerm
     hidden: WorkByTerm
@@ -67,6 +71,7 @@ class StepWork:
     num_micro_batches: int
     rounds: int
     direct_seconds_per_gb: float | None
+    unexplained_seconds: float
     day_ordinal: int | None
     is_blocking: bool
 
@@ -95,6 +100,7 @@ def count_work(setup: Setup, gpu: GpuModel) -> StepWork:
         num_micro_batches=setup.num_micro_batches,
         rounds=ZERO_BUBBLE_ROUNDS if technique.schedule == "zero_bubble" else technique.chunks_per_rank,
         direct_seconds_per_gb=direct_seconds_per_gb(gpu),
+        unexplained_seconds=DEEPSPEED_STEP_S if setup.framework in ("bsl", "deepspeed") else STEP_S,
         day_ordinal=setup.day.toordinal() if setup.day else None,
         is_blocking=setup.has_blocking_launches,
     )
@@ -114,15 +120,11 @@ def _layer_work(setup: Setup, gpu: GpuModel) -> WorkByTerm:
             expert_exchange(setup, gpu),
             work_of(
                 products=products / _product_peak(setup, gpu),
-                launches=1.0 if setup.has_blocking_launches else ASYNCHRONOUS_LAUNCHES,
+                launches=1.0,
                 traffic=_layer_traffic(setup, forwards) + _accumulation(setup),
             ),
         ),
     )
-
-
-ASYNCHRONOUS_LAUNCHES = 0.35
-"""Launch time of a layer without waiting for each kernel, relative to waiting."""
 
 
 def _dense_products(setup: Setup, gpu: GpuModel, forwards: float) -> float:

@@ -11,12 +11,14 @@ import pytest
 from bigsci_launch.config.load import dump_resolved, load_run
 from bigsci_launch.errors import BslError, DataError
 from bigsci_launch.plan.calibrate.sources import read_sources
+from bigsci_launch.plan.shape.setup import UNFUSED_2021
 from bigsci_launch.runs.layout import AttemptDir, RunDir, write_json
 from bigsci_launch.topology import Topology
 
 ARGUMENTS = """
 [default0]:------------------------ arguments ------------------------
 [default0]:  bf16 ............................................ True
+[default0]:  checkpoint_activations .......................... True
 [default0]:  data_parallel_size .............................. 8
 [default0]:  fp16 ............................................ False
 [default0]:  hidden_size ..................................... 14336
@@ -52,6 +54,8 @@ def test_a_log_of_megatron(tmp_path: Path) -> None:
     assert measured.setup.layers_per_stage == (5, *(6,) * 10, 5)
     assert measured.setup.has_fp32_gradients
     assert measured.setup.ranks_per_node == 8
+    assert measured.setup.technique == UNFUSED_2021
+    assert measured.setup.framework == "deepspeed"
 
 
 def test_a_log_without_arguments_says_so(tmp_path: Path) -> None:
@@ -60,7 +64,7 @@ def test_a_log_without_arguments_says_so(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="arguments"):
         read_sources([path])
     path.write_text("nothing of the kind\n")
-    with pytest.raises(DataError, match="elapsed time"):
+    with pytest.raises(DataError, match="no step of Megatron, torchtitan, NeMo or DeepSpeed"):
         read_sources([path])
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -14,12 +15,14 @@ from bigsci_launch.config.check import check_run
 from bigsci_launch.config.load import resolve_run
 from bigsci_launch.config.schema.run import RunConfig
 from bigsci_launch.config.site import Site, load_site
-from bigsci_launch.plan.choose.answer import calibration_of, find_plans
-from bigsci_launch.plan.choose.search import search, topologies_of, with_free_heads, with_free_layers
+from bigsci_launch.plan.choose.answer import Answer, calibration_of, find_plans, request_plans
+from bigsci_launch.plan.choose.screen import axes_of
+from bigsci_launch.plan.choose.search import search, with_free_heads, with_free_layers
 from bigsci_launch.plan.price.calibration import Calibration
-from bigsci_launch.plan.shape.legality import HARD_RULES, Limits
+from bigsci_launch.plan.shape.legality import HARD_RULES
 from bigsci_launch.plan.shape.parameters import ModelShape
 from bigsci_launch.plan.shape.ramp import phases_of
+from bigsci_launch.plan.shape.rule import Limits
 from bigsci_launch.plan.shape.setup import Setup
 from bigsci_launch.topology import Topology
 
@@ -32,6 +35,10 @@ def bloom_run(root: Path) -> tuple[RunConfig, Site]:
 
 def changed(config: RunConfig, section: str, **values: object) -> RunConfig:
     return config.model_copy(update={section: getattr(config, section).model_copy(update=values)})
+
+
+def found(config: RunConfig, site: Site, nodes: str | None = None) -> Answer:
+    return find_plans(request_plans(config, site, calibration_of(site), nodes=nodes), free=None)
 
 
 def run_of(base: RunConfig, setup: Setup) -> RunConfig:
@@ -60,7 +67,7 @@ def independently_legal(config: RunConfig, site: Site, setup: Setup) -> list[str
 
 def test_every_plan_of_bloom_is_legal_by_the_checks_of_run_files(bloom_run: tuple[RunConfig, Site]) -> None:
     config, site = bloom_run
-    answer = find_plans(config, site, calibration_of(site), nodes="40:48", free=None)
+    answer = found(config, site, nodes="40:48")
     assert answer.result is not None
     plans = [*answer.result.plans, *answer.result.out_of_memory]
     assert len(plans) > 50
@@ -94,7 +101,7 @@ def test_every_plan_of_any_model_is_legal(nodes: int, layers: int, heads: int, h
 def test_it_finds_what_the_team_found(bloom_run: tuple[RunConfig, Site]) -> None:
     """tp 4, pp 12, dp 8, micro batch 2, with the embeddings as slots: two weeks of measuring, for BLOOM's engineers."""
     config, site = bloom_run
-    answer = find_plans(config, site, calibration_of(site), nodes=None, free=None)
+    answer = found(config, site)
     assert answer.result is not None
     best = answer.result.plans[0]
     assert (best.setup.topology, best.setup.micro_batch_size) == (Topology(tp=4, pp=12, dp=8), 2)
@@ -107,7 +114,7 @@ def test_it_does_not_need_the_answer_to_find_it(bloom_run: tuple[RunConfig, Site
     config, site = bloom_run
     config = changed(config, "parallelism", tensor_parallel_size=1, pipeline_parallel_size=1, data_parallel_size=None)
     config = changed(config, "training", micro_batch_size=1)
-    answer = find_plans(config, site, calibration_of(site), nodes=None, free=None)
+    answer = found(config, site)
     assert answer.request.refusal is not None
     assert answer.result is not None
     best = answer.result.plans[0].setup
@@ -128,9 +135,9 @@ def test_uncalibrated_plans_have_the_widest_band(bloom: Setup) -> None:
 
 
 def test_every_topology_once() -> None:
-    found = list(topologies_of(384))
+    found = list(axes_of(384))
     assert len(found) == len(set(found)) == 108  # 384 = 2^7 x 3: C(9, 2) x C(3, 2)
-    assert {topology.world_size for topology in found} == {384}
+    assert {math.prod(sizes) for sizes in found} == {384}
 
 
 def test_free_layers_and_heads_stay_near(bloom: Setup) -> None:
@@ -152,10 +159,10 @@ def test_the_whole_search_on_48_nodes_takes_less_than_a_processor_second(bloom: 
 def test_cuts_by_price_are_among_the_plans_where_they_differ(bloom_run: tuple[RunConfig, Site]) -> None:
     """A cut by price is computed for each topology, even if the run file names one for its own topology."""
     config, site = bloom_run
-    found = find_plans(config, site, calibration_of(site), nodes=None, free=None)
+    once = found(config, site)
     settled = changed(config, "parallelism", partition_method="time:5,6,6,6,6,6,6,6,6,6,6,5")
-    again = find_plans(settled, site, calibration_of(site), nodes=None, free=None)
-    for answer in (found, again):
+    again = found(settled, site)
+    for answer in (once, again):
         assert answer.result is not None
         plans = [*answer.result.plans, *answer.result.out_of_memory]
         names = {plan.setup.partition_method.split(":")[0] for plan in plans}
@@ -168,8 +175,7 @@ def test_cuts_by_price_are_among_the_plans_where_they_differ(bloom_run: tuple[Ru
 
 def test_another_program_gets_no_cut_by_price(bloom_run: tuple[RunConfig, Site]) -> None:
     config, site = bloom_run
-    answer = find_plans(
-        changed(config, "run", command=["python", "pretrain_gpt.py"]), site, calibration_of(site), nodes=None, free=None
-    )
+    another = changed(config, "run", command=["python", "pretrain_gpt.py"], framework="deepspeed")
+    answer = found(another, site)
     assert answer.result is not None
     assert all(plan.setup.partition_method.startswith(("type:", "parameters")) for plan in answer.result.plans)

@@ -9,10 +9,11 @@ import pytest
 from bigsci_launch.config.problems import section_at
 from bigsci_launch.config.schema.run import RunConfig
 from bigsci_launch.config.schema.site import SiteConfig
-from bigsci_launch.plan.shape.legality import HARD_RULES, Limits, Rule, advise, find_refusal
+from bigsci_launch.plan.shape.legality import HARD_RULES, advise, find_refusal
 from bigsci_launch.plan.shape.parameters import ModelShape
 from bigsci_launch.plan.shape.partition import PartitionRule
 from bigsci_launch.plan.shape.ramp import Phase
+from bigsci_launch.plan.shape.rule import Limits, Rule
 from bigsci_launch.plan.shape.setup import Setup
 from bigsci_launch.topology import Topology
 

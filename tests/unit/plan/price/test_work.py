@@ -1,0 +1,202 @@
+"""What a step computes, moves and sends: each technique changes what its authors say that it changes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from bigsci_launch.plan.price.constants import priors_for
+from bigsci_launch.plan.price.hardware import GpuModel, model_named
+from bigsci_launch.plan.price.memory import count_memory
+from bigsci_launch.plan.price.step_time import StepTime, predict_step
+from bigsci_launch.plan.price.work.count import count_work
+from bigsci_launch.plan.price.work.terms import TERMS
+from bigsci_launch.plan.shape.parameters import Experts, ModelShape, count_active_parameters, count_parameters
+from bigsci_launch.plan.shape.setup import Setup, Technique
+from bigsci_launch.topology import Topology
+
+LLAMA_70B = ModelShape(
+    80, 8192, 64, 28672, 8192, 128256, 1, tied_embeddings=False, positions="rotary", num_key_value_heads=8,
+    activation="swiglu", norm="rmsnorm", biases=False,
+)  # fmt: skip
+MIXTRAL = ModelShape(
+    32, 4096, 32, 14336, 4096, 32000, 1, tied_embeddings=False, positions="rotary", num_key_value_heads=8,
+    activation="swiglu", norm="rmsnorm", biases=False, experts=Experts(8, 2, 14336),
+)  # fmt: skip
+
+
+@pytest.fixture
+def h100() -> GpuModel:
+    found = model_named("H100-SXM5-80GB")
+    assert found is not None
+    return found
+
+
+@pytest.fixture
+def llama() -> Setup:
+    """Llama-3-70B on 64 H100 as Megatron trains it."""
+    return Setup(
+        LLAMA_70B, Topology(tp=4, pp=4, dp=4), 1, 128, 8, "type:transformer", framework="megatron",
+        technique=Technique(sequence_parallel=True),
+    )  # fmt: skip
+
+
+def step(setup: Setup, gpu: GpuModel) -> StepTime:
+    return predict_step(count_work(setup, gpu), priors_for(gpu))
+
+
+def term(setup: Setup, gpu: GpuModel, name: str) -> float:
+    return step(setup, gpu).terms[TERMS.index(name)]
+
+
+def with_technique(setup: Setup, **changes: object) -> Setup:
+    return replace(setup, technique=replace(setup.technique, **changes))
+
+
+def test_sizes_of_public_models() -> None:
+    """As their authors count them: 70.6B; 46.7B, of which a token meets 12.9B; 671B, of which 37B."""
+    assert count_parameters(LLAMA_70B) == 70553706496
+    assert count_parameters(MIXTRAL) == pytest.approx(46.70e9, rel=1e-3)
+    assert count_active_parameters(MIXTRAL) == pytest.approx(12.88e9, rel=1e-3)
+
+
+def test_a_fused_kernel_keeps_no_scores_and_moves_none(llama: Setup, h100: GpuModel) -> None:
+    unfused = with_technique(llama, attention="unfused")
+    per_layer = (count_memory(unfused, 0).kept_gib - count_memory(llama, 0).kept_gib) / (4 * 20)
+    assert per_layer * 2**30 == pytest.approx(5 * 64 / 4 * 8192**2), "Korthikanti et al.: 5 a s^2 b / t"
+    assert term(llama, h100, "attention") > 0
+    assert term(unfused, h100, "attention") == 0
+    assert term(unfused, h100, "memory traffic") > 3 * term(llama, h100, "memory traffic")
+
+
+def test_long_sequences_fit_with_a_fused_kernel(h100: GpuModel) -> None:
+    """MPT-7B on 8 H100, 65,536 tokens: it ran on 80 GB (llm-foundry), and unfused scores alone would need 1.2 TiB."""
+    shape = ModelShape(32, 4096, 32, 16384, 65536, 50368, 1, positions="learned")
+    fsdp = Technique(recomputation="full", zero_stage=3)
+    setup = Setup(shape, Topology(dp=8), 1, 16, 8, "type:transformer", framework="fsdp", technique=fsdp)
+    terms = count_memory(setup, 0)
+    assert terms.resident_gib + 14 * terms.optimizer_gib_per_byte + terms.kept_gib + terms.working_gib < 79
+    unfused = count_memory(with_technique(setup, attention="unfused"), 0)
+    assert unfused.working_gib > 600
+
+
+def test_context_parallelism_divides_the_sequence(llama: Setup, h100: GpuModel) -> None:
+    split = replace(llama, topology=Topology(tp=4, pp=4, cp=2, dp=2))
+    assert split.num_micro_batches == 2 * llama.num_micro_batches
+    one, half = step(llama, h100), step(split, h100)
+    # Tokens and scores of a micro batch halve; what the ranks pass around costs less than it saves.
+    assert 0.45 < half.stage_seconds[0] / one.stage_seconds[0] < 0.6
+    assert count_memory(split, 0).kept_gib == pytest.approx(count_memory(llama, 0).kept_gib / 2)
+
+
+def test_sequence_parallelism_shares_what_every_rank_kept(llama: Setup, h100: GpuModel) -> None:
+    """Korthikanti et al.: 10 s b h of a layer are no longer on every tensor-parallel rank."""
+    without = with_technique(llama, sequence_parallel=False)
+    difference = (count_memory(without, 0).kept_gib - count_memory(llama, 0).kept_gib) / (4 * 20) * 2**30
+    assert difference == pytest.approx(10 * 8192 * 8192 * (1 - 1 / 4), rel=1e-6)
+    assert term(without, h100, "memory traffic") > term(llama, h100, "memory traffic")
+    assert term(without, h100, "NVLink") == pytest.approx(term(llama, h100, "NVLink"))
+
+
+def test_chunks_and_zero_bubble_divide_the_bubble(llama: Setup, h100: GpuModel) -> None:
+    few = llama.with_batch_size(16)
+    idle = step(few, h100).bubble
+    chunks = step(with_technique(few, schedule="interleaved", chunks_per_rank=5), h100).bubble
+    zero = step(with_technique(few, schedule="zero_bubble"), h100).bubble
+    assert idle > 0.3
+    assert chunks < 0.4 * idle
+    assert zero < 0.6 * idle
+
+
+def test_interleaved_chunks_keep_more_micro_batches(llama: Setup) -> None:
+    """Narayanan et al. 2021: (1 + (p - 1) / (p m)) times as many activations."""
+    chunks = with_technique(llama, schedule="interleaved", chunks_per_rank=5)
+    assert count_memory(chunks, 0).kept_gib == pytest.approx(count_memory(llama, 0).kept_gib * (1 + 3 / (4 * 5)))
+
+
+def test_partial_recomputation_is_between_none_and_all(llama: Setup, h100: GpuModel) -> None:
+    some, every = (with_technique(llama, recomputation="full", recomputed_layers=layers) for layers in (10, None))
+    seconds = [step(setup, h100).seconds for setup in (llama, some, every)]
+    kept = [count_memory(setup, 0).kept_gib for setup in (llama, some, every)]
+    assert seconds == sorted(seconds)
+    assert kept == sorted(kept, reverse=True)
+    assert kept[1] == pytest.approx((kept[0] + kept[2]) / 2)
+
+
+def test_zero_shards_state_and_stage_3_pays_for_every_micro_batch(h100: GpuModel) -> None:
+    shape = replace(LLAMA_70B, num_layers=8)
+    one = Setup(shape, Topology(dp=64), 1, 64, 8, "type:transformer", framework="fsdp")
+    setups = [
+        with_technique(one.with_batch_size(64 * num_micro_batches), zero_stage=stage)
+        for num_micro_batches in (1, 4)
+        for stage in (0, 1, 2, 3)
+    ]
+    state = [count_memory(setup, 0) for setup in setups[:4]]
+    held = [terms.resident_gib + 14 * terms.optimizer_gib_per_byte for terms in state]
+    assert held == sorted(held, reverse=True)
+    assert held[0] > 8 * held[3]
+    sent = [term(setup, h100, "network") for setup in setups]
+    assert sent[7] == pytest.approx(4 * sent[3], rel=0.2), "gathered for every micro batch"
+    assert sent[5] == pytest.approx(sent[1], rel=0.01), "reduced once per step"
+
+
+def test_hidden_reductions_cost_less(llama: Setup, h100: GpuModel) -> None:
+    hidden = with_technique(llama, overlap=frozenset(("dp",)))
+    assert step(hidden, h100).seconds < step(llama, h100).seconds
+    assert term(hidden, h100, "network") < term(llama, h100, "network")
+
+
+def test_replicas_inside_a_node_need_no_network(h100: GpuModel) -> None:
+    setup = Setup(replace(LLAMA_70B, num_layers=4), Topology(tp=2, dp=4), 1, 8, 8, "type:transformer")
+    assert term(setup, h100, "network") == 0
+    assert term(setup, h100, "NVLink") > 0
+    assert term(replace(setup, ranks_per_node=4), h100, "network") > 0
+
+
+def test_an_nvlink_domain_spares_the_network(h100: GpuModel) -> None:
+    setup = Setup(LLAMA_70B, Topology(tp=8, pp=4, dp=2), 1, 128, 4, "type:transformer", framework="megatron")
+    domain = replace(setup, nodes_per_domain=18)
+    gpu = replace(h100, network_gb_per_s=100.0)
+    assert term(domain, gpu, "network") == 0
+    assert step(domain, gpu).seconds < 0.8 * step(setup, gpu).seconds
+
+
+def test_experts_cost_what_tokens_visit_and_hold_what_a_rank_has(h100: GpuModel) -> None:
+    dense = replace(MIXTRAL, experts=None)
+    setups = [
+        Setup(shape, Topology(dp=16), 1, 64, 8, "type:transformer", framework="megatron", expert_shards=shards)
+        for shape, shards in ((dense, 1), (MIXTRAL, 1), (MIXTRAL, 8))
+    ]
+    products = [term(setup, h100, "matrix products") for setup in setups]
+    # A token visits two experts of the MLP's width, which is most of the weights, and their products are slower.
+    assert 1.5 < products[1] / products[0] < 3
+    resident = [count_memory(setup, 0).resident_gib for setup in setups]
+    assert resident[1] > 5 * resident[0]
+    assert resident[2] < 1.2 * resident[0]
+    assert term(setups[2], h100, "NVLink") > 0, "tokens travel to experts of other ranks"
+
+
+def test_experts_beyond_the_domain_use_the_network(h100: GpuModel) -> None:
+    near = Setup(
+        replace(MIXTRAL, experts=Experts(64, 8, 1792)), Topology(dp=64), 1, 64, 8, "type:transformer",
+        framework="megatron", expert_shards=8,
+    )  # fmt: skip
+    far = replace(near, expert_shards=64)
+    assert term(far, h100, "network") > 2 * term(near, h100, "network")
+
+
+def test_fp8_doubles_the_rate_of_products_only(llama: Setup, h100: GpuModel) -> None:
+    fp8 = replace(llama, precision="fp8")
+    assert term(llama, h100, "matrix products") > 1.5 * term(fp8, h100, "matrix products")
+    assert term(llama, h100, "attention") == term(fp8, h100, "attention")
+
+
+@pytest.mark.parametrize(
+    ("slow", "fast", "least"), [("A100-SXM4-80GB", "H100-SXM5-80GB", 2), ("H100-SXM5-80GB", "B200", 1.6)]
+)
+def test_generations_differ_by_more_than_their_names(llama: Setup, slow: str, fast: str, least: float) -> None:
+    one, other = model_named(slow), model_named(fast)
+    assert one is not None
+    assert other is not None
+    assert step(llama, one).seconds > least * step(llama, other).seconds
