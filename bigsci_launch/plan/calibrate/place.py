@@ -15,7 +15,7 @@ from bigsci_launch.plan.price.hardware import A100, NETWORK, GpuModel, gpu_of_si
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class MeasuredPlace:
     """The site and the GPU of measured rows. `site` is None if nobody said it. `remarks` are what was assumed."""
 
     site: str | None
@@ -23,7 +23,7 @@ class Place:
     remarks: tuple[str, ...] = ()
 
 
-def place_named(name: str) -> Place:
+def place_named(name: str) -> MeasuredPlace:
     """Return the site with that name, or in that file.
 
     Raises:
@@ -33,10 +33,10 @@ def place_named(name: str) -> Place:
     gpu = gpu_of_site(site.config)
     if gpu is None:
         raise ConfigError(f"site {name} has no GPU to calibrate", hint="name the site on which the runs were measured")
-    return Place(site.name, gpu)
+    return MeasuredPlace(site.name, gpu)
 
 
-def place_of(measurements: Sequence[Measurement], site: str | None) -> Place:
+def place_of(measurements: Sequence[Measurement], site: str | None) -> MeasuredPlace:
     """Return where the rows were measured: on `site` if it is given, else where they say.
 
     Raises:
@@ -60,7 +60,7 @@ def place_of(measurements: Sequence[Measurement], site: str | None) -> Place:
     if gpu is None:
         raise DataError(f"GPU {name} is not known", hint="--site NAME, of a site file that has its figures")
     remark = f"nothing says on which GPU the runs were measured: {A100.name} is assumed; --site NAME says it"
-    return Place(said or None, _with_network(gpu, measurements), () if name else (remark,))
+    return MeasuredPlace(said or None, _with_network(gpu, measurements), () if name else (remark,))
 
 
 def _only(what: str, names: set[str]) -> str:
