@@ -16,17 +16,18 @@ import hashlib
 import random
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from bigsci_launch.plan.calibrate.calibrate import calibrate
 from bigsci_launch.plan.calibrate.rows import MeasuredRow, Measurement, read_rows, setup_of
-from bigsci_launch.plan.calibrate.score import rank_figures
 from bigsci_launch.plan.price.calibration import UNCALIBRATED_BAND, Calibration, expected_on
 from bigsci_launch.plan.price.hardware import GpuModel, model_named
 from bigsci_launch.plan.price.price import price_setup
-from bigsci_launch.plan.shape.setup import Setup
+from bigsci_launch.plan.shape.parameters import ModelShape
+from bigsci_launch.plan.shape.setup import UNFUSED_2021, Setup
+from bigsci_launch.topology import Topology
 
 ROOT = Path(__file__).parents[1]
 ROWS = ROOT / "benchmarks/rows/published"
@@ -138,18 +139,56 @@ def calibrated(rows: Sequence[Published]) -> Figures | None:
     return figures_of(triples)
 
 
-def order_of(rows: Sequence[Published]) -> tuple[float | None, int]:
-    """Return Kendall's tau of the GPU seconds per sample of one model in one table, and the pairs.
+@dataclass(frozen=True)
+class Sweep:
+    """A figure that varies one size on 64 A100 of Selene, and what it shows: which value is best, or that each next
+    one is slower."""
 
-    They differ in layout, batch, precision or number of GPUs. What differs by less than 1 % counts as a tie.
-    """
-    sweeps: dict[tuple[object, ...], list[tuple[float, float]]] = defaultdict(list)
-    for row in rows:
-        per_sample = row.setup.topology.world_size / row.setup.global_batch_size
-        key = (row.source, row.section, row.gpu.name, row.setup.shape)
-        sweeps[key].append((row.seconds * per_sample, priced(row)[0] * per_sample))
-    ranking = rank_figures(sweeps.values())
-    return ranking.tau, ranking.num_pairs
+    figure: str
+    shape: ModelShape
+    batches: tuple[int, ...]
+    values: tuple[int, ...]
+    layout: Callable[[int], tuple[Topology, int]]
+    best: int | None = None
+
+
+def _gpt(hidden: int, heads: int) -> ModelShape:
+    return ModelShape(32, hidden, heads, 4 * hidden, 2048, 51200)
+
+
+SWEEPS = (
+    Sweep("13: tp 64 / pp", _gpt(20480, 128), (32, 128), (2, 4, 8, 16, 32), lambda n: (Topology(64 // n, n, 1), 1), 8),
+    Sweep("14: dp 64 / pp", _gpt(3840, 32), (32, 512), (2, 4, 8, 16, 32), lambda n: (Topology(1, n, 64 // n), 1)),
+    Sweep("15: dp 64 / tp", _gpt(3840, 32), (32, 128, 512), (2, 4, 8, 16, 32), lambda n: (Topology(n, 1, 64 // n), 1)),
+    Sweep("16: micro-batch", _gpt(15360, 128), (128, 512), (1, 2, 4, 8), lambda n: (Topology(8, 8, 1), n), 2),
+)
+"""Narayanan et al. 2021, with the sizes of NVIDIA/Megatron-LM, examples/sc21/run_figure_*.sh."""
+
+
+def sweep_lines() -> Iterator[str]:
+    gpu = model_named("A100-SXM4-80GB")
+    assert gpu is not None
+    known = expected_on(replace(gpu, network_gb_per_s=200.0))
+    yield "| figure of Narayanan et al. 2021 | batch | shown there | seconds of a step predicted | agrees |"
+    yield "|---|---|---|---|---|"
+    for sweep in SWEEPS:
+        for batch in sweep.batches:
+            seconds = [_sweep_seconds(sweep, value, batch, known) for value in sweep.values]
+            if sweep.best is None:
+                shown, agrees = "each next one is slower", seconds == sorted(seconds)
+            else:
+                shown, agrees = f"{sweep.best} is best", min(seconds) == seconds[sweep.values.index(sweep.best)]
+            figures = ", ".join(f"{value}: {each:.1f}" for value, each in zip(sweep.values, seconds, strict=True))
+            yield f"| {sweep.figure} | {batch} | {shown} | {figures} | {'yes' if agrees else 'no'} |"
+
+
+def _sweep_seconds(sweep: Sweep, value: int, batch: int, known: Calibration) -> float:
+    topology, size = sweep.layout(value)
+    technique = replace(UNFUSED_2021, zero_stage=0)
+    setup = Setup(
+        sweep.shape, topology, size, batch, 8, "type:transformer", "fp16", False, technique, framework="megatron"
+    )
+    return price_setup(setup, known).seconds
 
 
 def table() -> Iterator[str]:
@@ -177,9 +216,7 @@ def table() -> Iterator[str]:
         f"{held_out.inside:.0f} | | |"
     )
     yield ""
-    for name, some in (("of the held-out half", halves[1]), ("of all rows", rows)):
-        tau, pairs = order_of(some)
-        yield f"Order {name}, GPU seconds per sample of one model in one table: Kendall tau {tau or 0:.2f}, {pairs} pairs."
+    yield from sweep_lines()
     yield ""
     yield from peers(rows)
 

@@ -29,7 +29,7 @@ _OF_AXES = tuple(rule for rule in HARD_RULES if rule not in (*_OF_SIZES, *_OF_CU
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
+class LayoutCandidate:
     """A layout of `base` by its sizes, with the partition methods to try."""
 
     base: Setup
@@ -68,12 +68,12 @@ class Tally:
 
     def __init__(self) -> None:
         self._counts: dict[str, int] = {}
-        self._first: dict[str, tuple[Rule, Candidate]] = {}
-        self._samples: dict[str, list[Candidate]] = {}
+        self._first: dict[str, tuple[Rule, LayoutCandidate]] = {}
+        self._samples: dict[str, list[LayoutCandidate]] = {}
         self._seen: dict[str, int] = {}
         self._strides: dict[str, int] = {}
 
-    def add(self, rule: Rule, candidate: Candidate, count: int) -> None:
+    def add(self, rule: Rule, candidate: LayoutCandidate, count: int) -> None:
         """Count `count` layouts, of which `candidate` is the first."""
         name = rule.name
         self._counts[name] = self._counts.get(name, 0) + count
@@ -97,7 +97,7 @@ class Tally:
         return tuple(found)
 
 
-class Screen:
+class LayoutScreen:
     """Tells which layouts of `base` the rules allow; `tally` counts the others."""
 
     def __init__(self, base: Setup, limits: Limits, tally: Tally) -> None:
@@ -106,14 +106,14 @@ class Screen:
         self._ranks_apart = base.topology["cp"] * base.topology["ep"]
         self._answers: dict[str, dict[tuple[object, ...], bool]] = {rule.name: {} for rule in HARD_RULES}
 
-    def candidates(self, num_nodes: int) -> Iterator[Candidate]:
+    def candidates(self, num_nodes: int) -> Iterator[LayoutCandidate]:
         """Yield what is left on that many nodes; the cuts of its methods may still be refused."""
         base = self._base
         ranks, rest = divmod(num_nodes * base.ranks_per_node, self._ranks_apart)
         if rest:
             return
         for tp, pp, dp in axes_of(ranks):
-            first = Candidate(base, num_nodes, tp, pp, dp, 1, self._methods(pp))
+            first = LayoutCandidate(base, num_nodes, tp, pp, dp, 1, self._methods(pp))
             sizes = self._sizes_for(dp)
             refusing = self._refusing(_OF_AXES, first)
             if refusing:
@@ -127,7 +127,7 @@ class Screen:
                 else:
                     yield candidate
 
-    def is_refused(self, candidate: Candidate, method: str) -> bool:
+    def is_refused(self, candidate: LayoutCandidate, method: str) -> bool:
         """Return whether the cut by `method` is refused. Cuts by price are not: every stage gets a layer."""
         if method in PRICED_METHODS:
             return False
@@ -137,7 +137,7 @@ class Screen:
             self._tally.add(refusing, alone, 1)
         return refusing is not None
 
-    def _refusing(self, rules: Sequence[Rule], candidate: Candidate) -> Rule | None:
+    def _refusing(self, rules: Sequence[Rule], candidate: LayoutCandidate) -> Rule | None:
         for rule in rules:
             answers, seen = self._answers[rule.name], candidate.look(rule)
             refuses = answers.get(seen)
@@ -149,7 +149,7 @@ class Screen:
         return None
 
     def _sizes_for(self, dp: int) -> list[int]:
-        """Return the micro batch sizes of which a batch has one for every replica; always 1."""
+        """Return the micro batch sizes that give every replica at least one; always 1."""
         share = self._base.global_batch_size // (dp * self._base.topology["ep"])
         return self._sizes[: max(1, bisect_right(self._sizes, share))]
 

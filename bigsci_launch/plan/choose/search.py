@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from bigsci_launch.plan.choose.screen import Candidate, Refusals, Screen, Tally
+from bigsci_launch.plan.choose.screen import LayoutCandidate, LayoutScreen, Refusals, Tally
 from bigsci_launch.plan.price.balance import settle_method
 from bigsci_launch.plan.price.calibration import Calibration
 from bigsci_launch.plan.price.price import Price, price_setup
@@ -95,7 +95,7 @@ def search(
     found: list[Plan] = []
     tally = Tally()
     for index, base in enumerate(bases):
-        screen = Screen(base, limits, tally)
+        screen = LayoutScreen(base, limits, tally)
         for done, num_nodes in enumerate(nodes):
             share = (index * len(nodes) + done) / (len(bases) * len(nodes))
             report_progress(int(100 * share), f"%, {num_nodes} nodes, {len(found)} layouts priced")
@@ -110,7 +110,9 @@ def search(
     )
 
 
-def _price_cuts(candidate: Candidate, screen: Screen, limits: Limits, calibration: Calibration) -> Iterator[Plan]:
+def _price_cuts(
+    candidate: LayoutCandidate, screen: LayoutScreen, limits: Limits, calibration: Calibration
+) -> Iterator[Plan]:
     """Yield a plan for every cut of `candidate` into stages. Partition methods that give the same cut count as one."""
     seen: set[tuple[int, ...]] = set()
     for method in candidate.methods:

@@ -13,36 +13,36 @@ from typing import Literal
 
 from bigsci_launch.config.schema.technique import Schedule
 
-Kind = Literal["forward", "backward", "weights"]
+PassKind = Literal["forward", "backward", "weights"]
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class Pass:
     """One pass of a micro batch through one chunk of layers of a stage; `weights` is the part of the backward pass that
     no other stage waits for."""
 
-    kind: Kind
+    kind: PassKind
     micro_batch: int
     chunk: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Timed:
-    """Work of a stage with its times. From `end` to `sent`, its result is on the way to another stage."""
+    """Pass of a stage with its times. From `end` to `sent`, its result is on the way to another stage."""
 
     stage: int
-    work: Work
+    work: Pass
     start: float
     end: float
     sent: float
 
 
-def order_of(schedule: Schedule, stage: int, pp: int, num_micro_batches: int, chunks: int = 1) -> list[Work]:
+def order_of(schedule: Schedule, stage: int, pp: int, num_micro_batches: int, chunks: int = 1) -> list[Pass]:
     """Return the work of a stage in order."""
     if schedule == "zero_bubble":
         return list(_zero_bubble(stage, pp, num_micro_batches))
-    forwards = [Work("forward", *place) for place in _places(pp, num_micro_batches, chunks)]
-    backwards = [Work("backward", batch, chunks - 1 - chunk) for batch, chunk in _places(pp, num_micro_batches, chunks)]
+    forwards = [Pass("forward", *place) for place in _places(pp, num_micro_batches, chunks)]
+    backwards = [Pass("backward", batch, chunks - 1 - chunk) for batch, chunk in _places(pp, num_micro_batches, chunks)]
     ahead = pp - stage - 1 if chunks == 1 else 2 * (pp - stage - 1) + (chunks - 1) * pp
     return list(_alternate(forwards, backwards, min(ahead, len(forwards))))
 
@@ -56,7 +56,7 @@ def _places(pp: int, num_micro_batches: int, chunks: int) -> Iterator[tuple[int,
                 yield micro_batch, chunk
 
 
-def _alternate(forwards: Sequence[Work], backwards: Sequence[Work], ahead: int) -> Iterator[Work]:
+def _alternate(forwards: Sequence[Pass], backwards: Sequence[Pass], ahead: int) -> Iterator[Pass]:
     yield from forwards[:ahead]
     for forward, backward in zip(forwards[ahead:], backwards, strict=False):
         yield forward
@@ -64,18 +64,20 @@ def _alternate(forwards: Sequence[Work], backwards: Sequence[Work], ahead: int) 
     yield from backwards[len(forwards) - ahead :]
 
 
-def _zero_bubble(stage: int, pp: int, num_micro_batches: int) -> Iterator[Work]:
-    forwards = [Work("forward", index) for index in range(num_micro_batches)]
-    backwards = [Work("backward", index) for index in range(num_micro_batches)]
+def _zero_bubble(stage: int, pp: int, num_micro_batches: int) -> Iterator[Pass]:
+    forwards = [Pass("forward", index) for index in range(num_micro_batches)]
+    backwards = [Pass("backward", index) for index in range(num_micro_batches)]
     for work in _alternate(forwards, backwards, min(pp - stage - 1, num_micro_batches)):
         yield work
         if work.kind == "backward" and work.micro_batch >= stage:
-            yield Work("weights", work.micro_batch - stage)
+            yield Pass("weights", work.micro_batch - stage)
     for index in range(max(0, num_micro_batches - stage), num_micro_batches):
-        yield Work("weights", index)
+        yield Pass("weights", index)
 
 
-def time_orders(orders: Sequence[Sequence[Work]], seconds: Callable[[int, Kind], float], hop_s: float) -> list[Timed]:
+def time_orders(
+    orders: Sequence[Sequence[Pass]], seconds: Callable[[int, PassKind], float], hop_s: float
+) -> list[Timed]:
     """Return all work with its times: as early as its stage is free and what it waits for has arrived.
 
     Args:
@@ -84,7 +86,7 @@ def time_orders(orders: Sequence[Sequence[Work]], seconds: Callable[[int, Kind],
         hop_s: how long a stage sends a result to the next one.
     """
     pp, chunks = len(orders), 1 + max(work.chunk for order in orders for work in order)
-    arrived: dict[tuple[int, Work], float] = {}
+    arrived: dict[tuple[int, Pass], float] = {}
     free, done = [0.0] * pp, [0] * pp
     found: list[Timed] = []
     while len(found) < sum(map(len, orders)):
@@ -106,21 +108,21 @@ def time_orders(orders: Sequence[Sequence[Work]], seconds: Callable[[int, Kind],
     return found
 
 
-def _awaited(stage: int, work: Work, pp: int, chunks: int) -> tuple[int, Work] | None:
+def _awaited(stage: int, work: Pass, pp: int, chunks: int) -> tuple[int, Pass] | None:
     """Return the stage and the work whose result `work` needs; None for the input of the model."""
     batch, chunk = work.micro_batch, work.chunk
     if work.kind == "weights":
-        return stage, Work("backward", batch, chunk)
+        return stage, Pass("backward", batch, chunk)
     if work.kind == "forward":
         place = chunk * pp + stage - 1
-        return None if place < 0 else (place % pp, Work("forward", batch, place // pp))
+        return None if place < 0 else (place % pp, Pass("forward", batch, place // pp))
     place = chunk * pp + stage + 1
     if place == pp * chunks:
-        return stage, Work("forward", batch, chunk)
-    return place % pp, Work("backward", batch, place // pp)
+        return stage, Pass("forward", batch, chunk)
+    return place % pp, Pass("backward", batch, place // pp)
 
 
-def _is_sent(stage: int, work: Work, pp: int, chunks: int) -> bool:
+def _is_sent(stage: int, work: Pass, pp: int, chunks: int) -> bool:
     """Return whether the result goes to another stage: not out of the model, and not to weights."""
     place = work.chunk * pp + stage
     return pp > 1 and ((work.kind == "forward" and place < pp * chunks - 1) or (work.kind == "backward" and place > 0))

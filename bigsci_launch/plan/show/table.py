@@ -29,7 +29,7 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
-class Column:
+class PlanColumn:
     """A column: its heading (`>` before numbers), the cell of a row, and when it is left out: the highest first; None:
     never."""
 
@@ -73,24 +73,26 @@ def _axis(name: str) -> Callable[[Row], str]:
     return lambda row: str(row.plan.setup.topology[name])
 
 
-NODES = Column(">nodes", lambda row: str(row.plan.setup.num_nodes))
-SHAPE = Column(">L/heads", lambda row: f"{row.plan.setup.shape.num_layers}/{row.plan.setup.shape.num_attention_heads}")
+NODES = PlanColumn(">nodes", lambda row: str(row.plan.setup.num_nodes))
+SHAPE = PlanColumn(
+    ">L/heads", lambda row: f"{row.plan.setup.shape.num_layers}/{row.plan.setup.shape.num_attention_heads}"
+)
 COLUMNS = (
-    Column(">#", lambda row: str(row.rank)),
-    Column(">tp", _axis("tp")),
-    Column(">pp", _axis("pp")),
-    Column(">dp", _axis("dp")),
-    Column(">mbs", lambda row: str(row.plan.setup.micro_batch_size)),
-    Column("partition", _method, 7),
-    Column("stages", lambda row: describe_stages(row.plan.setup.layers_per_stage), 3),
-    Column(">s/step", _seconds),
-    Column(">tok/s/GPU", _tokens, 1),
-    Column(">MFU", _mfu),
-    Column(">TFLOP/s", lambda row: f"{_throughput(row).hardware_tflops:.0f}", 4),
-    Column(">GiB", _memory),
-    Column(">bubble", lambda row: f"{100 * row.plan.price.bubble:.0f}%", 5),
-    Column(">days", lambda row: f"{row.plan.days:.1f}", 6),
-    Column(">3 of 4", lambda row: f"{row.plan.likely_days:.1f}"),
+    PlanColumn(">#", lambda row: str(row.rank)),
+    PlanColumn(">tp", _axis("tp")),
+    PlanColumn(">pp", _axis("pp")),
+    PlanColumn(">dp", _axis("dp")),
+    PlanColumn(">mbs", lambda row: str(row.plan.setup.micro_batch_size)),
+    PlanColumn("partition", _method, 7),
+    PlanColumn("stages", lambda row: describe_stages(row.plan.setup.layers_per_stage), 3),
+    PlanColumn(">s/step", _seconds),
+    PlanColumn(">tok/s/GPU", _tokens, 1),
+    PlanColumn(">MFU", _mfu),
+    PlanColumn(">TFLOP/s", lambda row: f"{_throughput(row).hardware_tflops:.0f}", 4),
+    PlanColumn(">GiB", _memory),
+    PlanColumn(">bubble", lambda row: f"{100 * row.plan.price.bubble:.0f}%", 5),
+    PlanColumn(">days", lambda row: f"{row.plan.days:.1f}", 6),
+    PlanColumn(">3 of 4", lambda row: f"{row.plan.likely_days:.1f}"),
 )
 OPTIONAL = tuple(column.heading for column in COLUMNS if (column.left_out or 0) > 2)
 """Headings of the columns that the narrow screen of a telephone has no room for."""
@@ -117,7 +119,7 @@ def plan_table(
     return tuple(column.heading for column in shown), lines
 
 
-def _varying(plans: Sequence[Plan], configured: Setup) -> list[Column]:
+def _varying(plans: Sequence[Plan], configured: Setup) -> list[PlanColumn]:
     found = []
     if any(plan.setup.shape != configured.shape for plan in plans):
         found.append(SHAPE)
@@ -126,11 +128,11 @@ def _varying(plans: Sequence[Plan], configured: Setup) -> list[Column]:
     return found
 
 
-def _other_axes(configured: Setup) -> list[Column]:
+def _other_axes(configured: Setup) -> list[PlanColumn]:
     """Return columns of the axes that the search keeps as configured, where there are any."""
-    return [Column(f">{axis}", _axis(axis)) for axis in ("cp", "ep") if configured.topology[axis] > 1]
+    return [PlanColumn(f">{axis}", _axis(axis)) for axis in ("cp", "ep") if configured.topology[axis] > 1]
 
 
-def _width(columns: Sequence[Column], cells: dict[str, list[str]]) -> int:
+def _width(columns: Sequence[PlanColumn], cells: dict[str, list[str]]) -> int:
     widths = (max(len(text) for text in (column.heading.lstrip(">"), *cells[column.heading])) for column in columns)
     return sum(widths) + _BETWEEN * (len(columns) - 1) + _MARGIN

@@ -18,7 +18,7 @@ from bigsci_launch.plan.shape.setup import Setup
 from bigsci_launch.plan.show.charts import Scale, svg, text
 from bigsci_launch.plan.show.step_schedule import Timed, order_of, time_orders
 
-BarKind = Literal["forward", "backward", "weights", "hop", "gradients", "rest"]
+StepBarKind = Literal["forward", "backward", "weights", "hop", "gradients", "rest"]
 
 STEADY_SHOWN = 4
 """Micro batches of the steady state that are drawn; more of them look the same."""
@@ -49,11 +49,11 @@ KEY = (
 
 
 @dataclass(frozen=True, slots=True)
-class Bar:
+class StepBar:
     """What a stage does from `start` to `end`, in seconds from the beginning of the step."""
 
     stage: int
-    kind: BarKind
+    kind: StepBarKind
     start: float
     end: float
     label: str
@@ -61,7 +61,7 @@ class Bar:
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
+class Omission:
     """Steady state that is left out: from when, for how long, and how many micro batches."""
 
     start: float
@@ -79,8 +79,8 @@ class Timeline:
 
     num_stages: int
     seconds: float
-    bars: tuple[Bar, ...]
-    cut: Cut | None
+    bars: tuple[StepBar, ...]
+    cut: Omission | None
     tensor_share: float
 
 
@@ -91,7 +91,7 @@ def timeline_of(plan: Plan) -> Timeline:
     left_out = setup.num_micro_batches - shown
     pipeline_s, reduction_s = _parts(setup, price)
     stretch = pipeline_s / (max(one.sent for one in timed) + left_out * price.micro_batch_seconds)
-    cut = Cut(at * stretch, left_out * price.micro_batch_seconds * stretch, left_out) if left_out else None
+    cut = Omission(at * stretch, left_out * price.micro_batch_seconds * stretch, left_out) if left_out else None
     bars = [bar for one in timed for bar in _bars(one, stretch, cut, setup)]
     for stage in range(setup.topology.pp):
         bars += _after_pipeline(stage, pipeline_s, reduction_s, price.seconds)
@@ -150,7 +150,7 @@ def _steady_state(timed: Sequence[Timed], pp: int) -> tuple[float, float]:
     return max(first), min(last)
 
 
-def _bars(one: Timed, stretch: float, cut: Cut | None, setup: Setup) -> list[Bar]:
+def _bars(one: Timed, stretch: float, cut: Omission | None, setup: Setup) -> list[StepBar]:
     """Return the bar of some work and that of its hop; what crosses the cut is on both sides of it."""
     start, end, sent = (moment * stretch for moment in (one.start, one.end, one.sent))
     is_later = cut is not None and start >= cut.start
@@ -164,30 +164,32 @@ def _bars(one: Timed, stretch: float, cut: Cut | None, setup: Setup) -> list[Bar
     return bars
 
 
-def _split(stage: int, kind: BarKind, start: float, end: float, label: str, words: str, cut: Cut | None) -> list[Bar]:
+def _split(
+    stage: int, kind: StepBarKind, start: float, end: float, label: str, words: str, cut: Omission | None
+) -> list[StepBar]:
     title = f"{words}, {end - start:.3g} s"
     if cut is None or end <= cut.start:
-        return [Bar(stage, kind, start, end, label, title)]
+        return [StepBar(stage, kind, start, end, label, title)]
     if start >= cut.start:
-        return [Bar(stage, kind, start + cut.seconds, end + cut.seconds, label, title)]
+        return [StepBar(stage, kind, start + cut.seconds, end + cut.seconds, label, title)]
     return [
-        Bar(stage, kind, start, cut.start, "", title),
-        Bar(stage, kind, cut.end, end + cut.seconds, "", title),
+        StepBar(stage, kind, start, cut.start, "", title),
+        StepBar(stage, kind, cut.end, end + cut.seconds, "", title),
     ]
 
 
-def _after_pipeline(stage: int, pipeline_s: float, reduction_s: float, step_s: float) -> list[Bar]:
+def _after_pipeline(stage: int, pipeline_s: float, reduction_s: float, step_s: float) -> list[StepBar]:
     reduced = pipeline_s + reduction_s
     title = f"gradients are reduced and weights gathered, {reduction_s:.3g} s"
-    found = [Bar(stage, "gradients", pipeline_s, reduced, "", title)] if reduction_s else []
-    return [*found, Bar(stage, "rest", reduced, step_s, "", f"optimizer and the rest, {step_s - reduced:.3g} s")]
+    found = [StepBar(stage, "gradients", pipeline_s, reduced, "", title)] if reduction_s else []
+    return [*found, StepBar(stage, "rest", reduced, step_s, "", f"optimizer and the rest, {step_s - reduced:.3g} s")]
 
 
 def draw_timeline(timeline: Timeline, name: str) -> str:
     """Draw a timeline: a row for each stage, seconds from left to right, and a gap for what is left out."""
     row = min(TALLEST_ROW, ALL_ROWS // timeline.num_stages)
     height = TOP + row * timeline.num_stages + BOTTOM
-    place = _Places(timeline)
+    place = _TimeScale(timeline)
     every = max(1, -(-timeline.num_stages * 11 // (row * timeline.num_stages + 1)))
     body = ""
     for stage in range(timeline.num_stages):
@@ -201,7 +203,7 @@ def draw_timeline(timeline: Timeline, name: str) -> str:
     return svg(body + _draw_axis(timeline, place, height), name, WIDTH, height)
 
 
-class _Places:
+class _TimeScale:
     """Maps seconds to pixels; the time that is left out takes `GAP` pixels."""
 
     def __init__(self, timeline: Timeline) -> None:
@@ -227,7 +229,7 @@ class _Places:
         return [moment for moment in moments if not cut.start - step / 4 < moment < cut.end + step / 4]
 
 
-def _draw_bar(bar: Bar, timeline: Timeline, place: _Places, row: int, *, titled: bool) -> str:
+def _draw_bar(bar: StepBar, timeline: Timeline, place: _TimeScale, row: int, *, titled: bool) -> str:
     left, right, top = place(bar.start), place(bar.end), TOP + bar.stage * row + 1
     width = right - left
     title = f"<title>{escape(bar.title)}</title>" if titled else ""
@@ -251,7 +253,7 @@ def _rectangle(css_class: str, left: float, top: float, width: float, height: fl
     )
 
 
-def _draw_cut(cut: Cut, place: _Places, height: int) -> str:
+def _draw_cut(cut: Omission, place: _TimeScale, height: int) -> str:
     left = place(cut.start)
     tears = "".join(
         f'<line class="tear" x1="{x:.1f}" x2="{x:.1f}" y1="{TOP - 4}" y2="{height - BOTTOM + 4}"/>'
@@ -261,7 +263,7 @@ def _draw_cut(cut: Cut, place: _Places, height: int) -> str:
     return box + tears + text(left + GAP / 2, TOP - 7, f"… {cut.num_micro_batches} more micro batches", "middle")
 
 
-def _draw_axis(timeline: Timeline, place: _Places, height: int) -> str:
+def _draw_axis(timeline: Timeline, place: _TimeScale, height: int) -> str:
     end = timeline.seconds
     body = text(place(end), height - BOTTOM + 16, f"{end:.4g}", "end")
     for tick in place.ticks(end):

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
+from bigsci_launch import __version__
 from bigsci_launch.cli.main import bsl
 
 ROWS = "benchmarks/rows/chronicle.csv"
@@ -43,6 +44,7 @@ def test_the_answer_in_words() -> None:
     assert "each is" in output or "predicting each from the others" in output
     assert "NVLink" in output
     assert "tp 3 does not divide the 8 ranks of a node" in output
+    assert "MFU counts the model's FLOPs, without what is recomputed, as a share of the 312 TFLOP/s of bf16" in output
 
 
 def test_the_answer_in_json() -> None:
@@ -55,6 +57,10 @@ def test_the_answer_in_json() -> None:
     best = document["plans"][0]
     assert (best["tp"], best["pp"], best["dp"], best["micro_batch_size"]) == (4, 12, 8, 2)
     assert sum(best["terms"].values()) == pytest.approx(best["seconds_per_step"])
+    throughput = best["tokens_per_second_per_gpu"] * 384 * best["seconds_per_step"]
+    assert throughput == pytest.approx(2048 * 2048)
+    assert best["mfu"] == pytest.approx(best["model_tflops"] / 312)
+    assert best["model_tflops"] < best["hardware_tflops"] == best["tflops"]["full"]
     assert best["seconds_low"] < best["seconds_per_step"] < best["seconds_high"]
     assert sum(stage["num_transformer_layers"] for stage in document["stages"]) == 70
     assert {entry["rule"] for entry in document["refused"]} >= {"tp in a node", "ramp-up"}
@@ -100,6 +106,73 @@ def test_context_parallelism_has_a_price_and_needs_another_program() -> None:
     refused = run("configs/bloom-176b.yaml", *sizes, "--survive", "f=1")
     assert refused.exit_code == 2
     assert "parallelism.context_parallel_size: bsl plan --survive knows" in refused.output
+
+
+def test_context_parallelism_stays_as_configured() -> None:
+    sizes = ["--set", "parallelism.context_parallel_size=2", "--set", "parallelism.data_parallel_size=4"]
+    own = ["--set", "run.command=['true']", "--set", "run.framework=megatron", "--set", "model.num_layers=72"]
+    document = json.loads(run("configs/bloom-176b.yaml", *sizes, *own, "--json").stdout)
+    plans = [*document["plans"], *document["out_of_memory"]]
+    assert plans and {plan["cp"] for plan in plans} == {2}
+    assert document["program_needed"] is None
+    assert "layout is not priced" not in run("check", "configs/bloom-176b.yaml", *sizes, *own).stdout
+
+
+def test_what_bsl_train_cannot_do_is_planned_and_said() -> None:
+    output = run("configs/bloom-176b.yaml", "--set", "parallelism.sequence_parallel=true", "--top", "1").output
+    assert "bsl train cannot do parallelism.sequence_parallel: this plan needs another program" in output
+    assert "plans fit" in output
+
+
+def test_the_head_comes_before_the_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A search that never ends has said what was asked."""
+
+    def stop(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("bigsci_launch.plan.choose.answer.search", stop)
+    output = run("configs/bloom-176b.yaml").output
+    assert "176.3B parameters" in output
+    assert "calibrated on" in output
+
+
+def test_a_stage_costs_the_same_in_every_view(tmp_path: Path) -> None:
+    document = json.loads(run("configs/bloom-176b.yaml", "--json").stdout)
+    milliseconds = [stage["micro_batch_milliseconds"] for stage in document["stages"]]
+    page = tmp_path / "plan.html"
+    text = run("configs/bloom-176b.yaml", "--html", str(page)).output
+    dry_run = CliRunner().invoke(bsl, ["submit", "configs/bloom-176b.yaml", "--dry-run"]).output
+    for stage in (0, 11):
+        words = f"{milliseconds[stage]:.0f} ms"
+        assert f"{words} a micro batch" in text and f"{words} a micro batch" in dry_run
+        assert f"stage {stage}: 5 layers, {words}" in page.read_text()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--set", "model.num_layers=1000000"), "model.num_layers: must be at most 1000 (got 1000000)"),
+        (("--set", f"model.num_layers={10**21}"), "model.num_layers: must be at most 1000"),
+        (("--set", f"model.hidden_size={10**21}", "--free", "heads"), "model.hidden_size: must be at most 1000000"),
+        (("--set", "training.global_batch_size=999999999"), "training.global_batch_size: must be at most 1000000"),
+        (("--nodes", "1:100000"), "--nodes 1:100000: 100000 numbers of nodes; the most is 2048"),
+        (("--nodes", "99999999999"), "--nodes: 99999999999 nodes x 8 ranks; the most is 200000 ranks"),
+        (("--set", "slurm.nodes=99999999999"), "slurm.nodes: 99999999999 nodes x 8 ranks; the most is 200000 ranks"),
+    ],
+)
+def test_absurd_sizes_are_refused_with_their_limit(arguments: tuple[str, ...], words: str) -> None:
+    result = run("configs/bloom-176b.yaml", *arguments)
+    assert result.exit_code == 2
+    assert words in result.output
+
+
+def test_more_ranks_than_any_cluster_has_are_refused_before_they_are_listed() -> None:
+    sizes = ["--set", "parallelism.data_parallel_size=99999999999", "--set", "training.global_batch_size=1000000"]
+    words = "tp 2 x pp 2 x dp 99999999999 = 399999999996 ranks; the most is 200000"
+    assert words in run("configs/demo.yaml", *sizes).output
+    submitted = CliRunner().invoke(bsl, ["submit", "configs/demo.yaml", "--dry-run", *sizes])
+    assert submitted.exit_code == 2
+    assert f"parallelism.data_parallel_size: {words}" in submitted.output
 
 
 @pytest.mark.parametrize("nodes", ["0", "a", "9:3", "1:"])
@@ -272,7 +345,16 @@ def test_the_page_is_whole_and_needs_nothing_else(tmp_path: Path) -> None:
     assert "script" not in tags.counts
     assert tags.counts["svg"] >= 5
     assert tags.counts["title"] > 60
-    for text in ("Time against memory", "Stages of tp=4,pp=12,dp=8", "Ramp-up", "192 fill the pipeline", "Refused"):
+    for text in (
+        "Time against memory",
+        "A step of tp=4,pp=12,dp=8",
+        "… 112 more micro batches",
+        "Stages of tp=4,pp=12,dp=8",
+        "Ramp-up",
+        "192 fill the pipeline",
+        f"bsl {__version__}, 20",
+        "Refused",
+    ):
         assert text in page.read_text()
 
 

@@ -10,11 +10,11 @@ from bigsci_launch.config.problems import section_at
 from bigsci_launch.config.schema.run import RunConfig
 from bigsci_launch.config.schema.site import SiteConfig
 from bigsci_launch.plan.shape.legality import HARD_RULES, advise, find_refusal
-from bigsci_launch.plan.shape.parameters import ModelShape
+from bigsci_launch.plan.shape.parameters import Experts, ModelShape
 from bigsci_launch.plan.shape.partition import PartitionRule
 from bigsci_launch.plan.shape.ramp import Phase
 from bigsci_launch.plan.shape.rule import Limits, Rule
-from bigsci_launch.plan.shape.setup import Setup
+from bigsci_launch.plan.shape.setup import Setup, Technique
 from bigsci_launch.topology import Topology
 
 NO_LIMITS = Limits()
@@ -50,6 +50,92 @@ def test_hard_rules(bloom: Setup, rule: str, change: dict[str, object], text: st
     assert refusal is not None
     assert refusal.rule == rule
     assert text in refusal.text
+
+
+INTERLEAVED = {"technique": Technique(schedule="interleaved", chunks_per_rank=2)}
+MEGATRON = {"framework": "megatron", "partition_method": "type:transformer"}
+TITAN = {"framework": "torchtitan"}
+GQA = ModelShape(*SIZES, num_key_value_heads=8)
+MOE = replace(GQA, experts=Experts(64, 8, 2048))
+
+
+@pytest.mark.parametrize(
+    ("rule", "change", "text"),
+    [
+        ("batch", {"topology": Topology(tp=4, pp=12, dp=8, ep=3)}, "micro batch 2 x dp x ep 24"),
+        ("context parallel", {**MEGATRON, "topology": Topology(tp=4, pp=10, dp=8, cp=2048)}, "4096 chunks"),
+        ("context parallel", {**TITAN, "topology": Topology(tp=4, pp=10, dp=8, cp=2048)}, "4096 chunks"),
+        (
+            "context parallel",
+            {"framework": "deepspeed", "topology": Topology(tp=4, pp=12, dp=8, cp=4096)},
+            "4096 chunks",
+        ),
+        (
+            "sequence parallel",
+            {"technique": Technique(sequence_parallel=True), "shape": replace(GQA, sequence_length=2050)},
+            "2050 tokens of a rank are not a multiple of tp 4",
+        ),
+        ("experts", {"expert_shards": 8}, "no experts to spread over 8 ranks"),
+        ("experts", {"expert_shards": 24, "shape": MOE}, "64 experts are not a multiple of 24"),
+        ("experts", {"expert_shards": 64, "shape": MOE}, "do not divide the 32 ranks of a stage"),
+        ("zero stage", {"technique": Technique(zero_stage=2)}, "pp 12 does not work with ZeRO stage 2"),
+        ("zero stage", {"framework": "deepspeed", "technique": Technique(zero_stage=3)}, "ZeRO stage 3"),
+        ("shard group", {**TITAN, "technique": Technique(zero_stage=3, shard_group_size=3)}, "do not divide dp 8"),
+        ("pipeline", {"framework": "fsdp"}, "FSDP alone has no pipeline"),
+        (
+            "pipeline",
+            {**MEGATRON, "topology": Topology(tp=8, pp=1, dp=48), "technique": Technique(schedule="zero_bubble")},
+            "zero_bubble needs a pipeline",
+        ),
+        ("layers", {**MEGATRON, "topology": Topology(tp=4, pp=16, dp=8)}, "neither 70 layers nor 72 with embedding"),
+        ("layers", {**MEGATRON, **INTERLEAVED, "topology": Topology(tp=4, pp=10, dp=8)}, "pp 10 x 2 chunks"),
+        ("layers", {**TITAN, "topology": Topology(tp=4, pp=96, dp=1)}, "fewer than pp 96"),
+        ("interleaving", {**MEGATRON, **INTERLEAVED, "topology": Topology(tp=4, pp=6, dp=8)}, "128 micro batches"),
+        ("interleaving", {**TITAN, **INTERLEAVED, "topology": Topology(tp=4, pp=6, dp=8)}, "not a multiple of 21"),
+    ],
+)
+def test_hard_rules_on_techniques(bloom: Setup, rule: str, change: dict[str, object], text: str) -> None:
+    refusal = find_refusal(replace(bloom, **change), NO_LIMITS)  # type: ignore[arg-type]
+    assert refusal is not None
+    assert (refusal.rule, text in refusal.text) == (rule, True), refusal.text
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {**MEGATRON, "topology": Topology(tp=4, pp=10, dp=8, cp=2)},
+        # 72 with embedding and head; a layout that was given.
+        {**MEGATRON, "topology": Topology(tp=4, pp=12, dp=8), "partition_method": "type:transformer|embedding"},
+        {**MEGATRON, "topology": Topology(tp=4, pp=4, dp=8), "partition_method": "time:18,18,18,16"},
+        {**MEGATRON, **INTERLEAVED, "topology": Topology(tp=8, pp=5, dp=8), "global_batch_size": 2000},
+        {**TITAN, **INTERLEAVED, "topology": Topology(tp=4, pp=4, dp=8)},
+        {"framework": "fsdp", "topology": Topology(tp=1, pp=1, dp=64), "technique": Technique(zero_stage=3)},
+        {**TITAN, "topology": Topology(tp=4, pp=8, dp=8), "technique": Technique(zero_stage=2, shard_group_size=4)},
+        {"expert_shards": 32, "shape": MOE, "technique": Technique(sequence_parallel=True)},
+        # Megatron copies key/value heads to more ranks than there are; heads of their own width need not fill hidden.
+        {**MEGATRON, "topology": Topology(tp=8, pp=10, dp=8), "shape": ModelShape(*SIZES, num_key_value_heads=2)},
+        {"shape": replace(GQA, num_attention_heads=120, head_size=128)},
+    ],
+)
+def test_what_another_program_can_do_is_legal(bloom: Setup, change: dict[str, object]) -> None:
+    refusal = find_refusal(replace(bloom, **change), NO_LIMITS)  # type: ignore[arg-type]
+    assert refusal is None, refusal
+
+
+def test_copied_key_value_heads_are_megatrons(bloom: Setup) -> None:
+    wide = replace(bloom, topology=Topology(tp=8, pp=6, dp=8), shape=ModelShape(*SIZES, num_key_value_heads=4))
+    for framework in ("bsl", "deepspeed", "torchtitan"):
+        refusal = find_refusal(replace(wide, framework=framework), NO_LIMITS)
+        assert refusal is not None and "4 key/value heads" in refusal.text
+
+
+def test_interleaving_holds_on_the_ramp_too(bloom: Setup) -> None:
+    setup = replace(
+        bloom,
+        **{**MEGATRON, **INTERLEAVED, "topology": Topology(tp=8, pp=5, dp=8), "global_batch_size": 2000},  # type: ignore[arg-type]
+    )
+    refusal = find_refusal(setup, Limits(None, (Phase(96, 1, 10), Phase(2000, 11, 10))))
+    assert refusal is not None and "6 micro batches of batch 96" in refusal.text
 
 
 def test_the_row_that_was_removed_upstream(bloom: Setup) -> None:
@@ -89,6 +175,10 @@ def test_the_reserve_of_the_site(bloom: Setup) -> None:
         ({"shape": ModelShape(70, 14400, 100, 57600, 2048, 250680)}, "3600"),
         ({"micro_batch_size": 6, "global_batch_size": 2016, "topology": Topology(tp=4, pp=12, dp=8)}, "power of two"),
         ({"global_batch_size": 128}, "192"),
+        (
+            {"topology": Topology(tp=1, pp=8, dp=8), "technique": Technique(sequence_parallel=True)},
+            "sequence parallelism has no effect with tp 1",
+        ),
         ({"framework": "megatron", "shape": ModelShape(70, 14336, 112, 57344, 4096, 250680)}, "softmax"),
         ({"framework": "megatron", "micro_batch_size": 1, "shape": ModelShape(70, 13824, 72, 4 * 13824, 2048, 250680)},
          "(18)"),

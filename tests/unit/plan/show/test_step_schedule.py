@@ -8,9 +8,9 @@ from itertools import pairwise
 import pytest
 
 from bigsci_launch.config.schema.technique import Schedule
-from bigsci_launch.plan.show.step_schedule import Kind, Timed, Work, order_of, time_orders
+from bigsci_launch.plan.show.step_schedule import Pass, PassKind, Timed, order_of, time_orders
 
-SECONDS: dict[Schedule, dict[Kind, float]] = {
+SECONDS: dict[Schedule, dict[PassKind, float]] = {
     "1f1b": {"forward": 1, "backward": 2},
     "interleaved": {"forward": 1, "backward": 2},
     "zero_bubble": {"forward": 1, "backward": 1, "weights": 1},
@@ -57,15 +57,15 @@ def test_no_work_begins_before_what_it_waits_for(
     for (stage, work), one in at.items():
         place = work.chunk * pp + stage
         if work.kind == "forward" and place:
-            before = at[(place - 1) % pp, Work("forward", work.micro_batch, (place - 1) // pp)]
+            before = at[(place - 1) % pp, Pass("forward", work.micro_batch, (place - 1) // pp)]
             assert before.end + 0.25 <= one.start
         if work.kind == "backward":
-            assert at[stage, Work("forward", work.micro_batch, work.chunk)].end <= one.start
+            assert at[stage, Pass("forward", work.micro_batch, work.chunk)].end <= one.start
             if place < pp * chunks - 1:
-                after = at[(place + 1) % pp, Work("backward", work.micro_batch, (place + 1) // pp)]
+                after = at[(place + 1) % pp, Pass("backward", work.micro_batch, (place + 1) // pp)]
                 assert after.end + 0.25 <= one.start
         if work.kind == "weights":
-            assert at[stage, Work("backward", work.micro_batch)].end <= one.start
+            assert at[stage, Pass("backward", work.micro_batch)].end <= one.start
     for stage in range(pp):
         row = sorted((one for one in found if one.stage == stage), key=lambda one: one.start)
         assert all(one.sent <= after.start for one, after in pairwise(row))

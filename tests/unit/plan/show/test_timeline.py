@@ -69,7 +69,9 @@ def test_every_micro_batch_is_drawn_or_counted_as_left_out(drawn: tuple[Setup, f
             seen[where].add(int(batch))
     assert len(seen) == setup.topology.pp * setup.technique.chunks_per_rank
     for batches in seen.values():
-        assert (min(batches), max(batches)) == (0, setup.num_micro_batches - 1)
+        # Before the cut, a chunk may not have come to its first backward pass.
+        assert min(batches) in (0, left_out)
+        assert max(batches) == setup.num_micro_batches - 1
         assert len(batches) == setup.num_micro_batches - left_out
 
 
