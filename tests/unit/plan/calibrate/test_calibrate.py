@@ -18,8 +18,15 @@ from bigsci_launch.plan.calibrate.physics import find_excesses
 from bigsci_launch.plan.calibrate.report import constant_cells, fit_lines
 from bigsci_launch.plan.calibrate.rows import Measurement
 from bigsci_launch.plan.calibrate.score import error_figures, rank_figures
-from bigsci_launch.plan.price.calibration import Calibration, ErrorSummary, dump_calibration, quantile, read_calibration
-from bigsci_launch.plan.price.constants import CONSTANTS
+from bigsci_launch.plan.price.calibration import (
+    UNCALIBRATED_BAND,
+    Calibration,
+    ErrorSummary,
+    dump_calibration,
+    quantile,
+    read_calibration,
+)
+from bigsci_launch.plan.price.constants import CONSTANTS, priors_for
 from bigsci_launch.plan.price.hardware import A100, model_named
 from bigsci_launch.plan.price.price import price_setup
 
@@ -125,7 +132,7 @@ def test_a_few_runs_are_better_than_none_and_say_so(chronicle: list[Measurement]
     timed = [measurement for measurement in chronicle if measurement.seconds]
     few = calibrate(timed[::22], A100)
     assert few.is_measured
-    assert 0.15 < price_setup(timed[1].setup, few).band <= 0.4
+    assert 0.15 < price_setup(timed[1].setup, few).band <= UNCALIBRATED_BAND
     assert any("more would give" in line for line in fit_lines(few))
 
 
@@ -158,14 +165,14 @@ def test_bands_widen_away_from_what_was_measured() -> None:
     errors = ErrorSummary(tuple((0.9, 0.01) for _ in range(20)) + tuple((0.3, 0.06) for _ in range(20)))
     assert errors.band(0.9) == pytest.approx(0.01)
     assert errors.band(0.3) == pytest.approx(0.06)
-    assert errors.band(0.15) == pytest.approx(0.23)
-    assert errors.band(1e-6) == pytest.approx(0.4, rel=1e-4)
-    assert errors.band(0.0) == 0.4
+    assert errors.band(0.15) == pytest.approx((0.06 + UNCALIBRATED_BAND) / 2)
+    assert errors.band(1e-6) == pytest.approx(UNCALIBRATED_BAND, rel=1e-4)
+    assert errors.band(0.0) == UNCALIBRATED_BAND
     far = [errors.band(closeness / 100) for closeness in range(31)]
     assert far == sorted(far, reverse=True)
     assert max(one - other for one, other in pairwise(far)) < 0.02
-    assert ErrorSummary().band(1.0) == 0.4
-    assert ErrorSummary(((1.0, 0.0), (1.0, 0.0))).band(1.0) == pytest.approx(0.3)
+    assert ErrorSummary().band(1.0) == UNCALIBRATED_BAND
+    assert ErrorSummary(((1.0, 0.0), (1.0, 0.0))).band(1.0) == pytest.approx(0.75 * UNCALIBRATED_BAND)
 
 
 def test_quantiles() -> None:
@@ -232,15 +239,21 @@ def test_elsewhere_a_calibration_is_a_guess(jean_zay: Calibration, chronicle: li
     }
     for said, (calibration, asked) in others.items():
         price = price_setup(asked, calibration)
-        assert (price.band, price.closeness) == (0.4, 0.0), said
+        assert (price.band, price.closeness) == (UNCALIBRATED_BAND, 0.0), said
         assert list(calibration.differences(asked)) == [said]
     assert price_setup(replace(setup, framework="bsl"), own).band < 0.1
 
 
 def test_the_network_is_that_of_the_present_site(jean_zay: Calibration) -> None:
-    faster = jean_zay.at_site("new", replace(jean_zay.gpu, network_gb_per_s=100.0))
-    assert faster.gpu.network_gb_per_s == 100
-    assert faster.constants.network_gb_per_s == pytest.approx(2 * jean_zay.constants.network_gb_per_s)
+    same, upgraded = (
+        jean_zay.at_site("jean-zay-a100-2022", replace(jean_zay.gpu, network_gb_per_s=rate)) for rate in (50.0, 100.0)
+    )
+    assert same.constants == jean_zay.constants
+    expected = priors_for(upgraded.gpu).network_gb_per_s
+    assert jean_zay.constants.network_gb_per_s < 16 < expected
+    for other in (upgraded, jean_zay.at_site("new", upgraded.gpu)):
+        assert other.gpu.network_gb_per_s == 100
+        assert other.constants == replace(jean_zay.constants, network_gb_per_s=expected)
     unsaid = replace(jean_zay.gpu, network_gb_per_s=200.0, assumed=("network_gb_per_s",))
     assert jean_zay.at_site("jean-zay-a100-2022", unsaid).gpu == jean_zay.gpu
     assert jean_zay.at_site("new", unsaid).gpu.assumed == ("network_gb_per_s",)
