@@ -149,12 +149,7 @@ def test_rows_may_name_their_place_themselves(tmp_path: Path) -> None:
     unfused = {"attention": "unfused", "recompute": "full"}
     places = (
         {},
-        {
-            "gpu": "NVIDIA A100-SXM4-80GB",
-            "site": "jean-zay-a100-2022",
-            "framework": "deepspeed",
-            "attention": "unfused",
-        },
+        {"gpu": "NVIDIA A100-SXM4-80GB", "site": "jean-zay-a100-2022", "framework": "deepspeed", **unfused},
         {"site": "selene"},
         {"framework": "megatron", **unfused},
         {"gpu": "H100-SXM5-80GB"},
