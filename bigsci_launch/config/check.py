@@ -8,15 +8,15 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 
-from bigsci_launch.config.check_node import (
+from bigsci_launch.config.checks.node import (
     check_container,
     check_segment,
     check_spare_nodes,
     check_stop_signal,
     check_tensor_parallel_in_node,
 )
-from bigsci_launch.config.check_notify import check_notify
-from bigsci_launch.config.check_technique import (
+from bigsci_launch.config.checks.notify import check_notify
+from bigsci_launch.config.checks.technique import (
     check_experts,
     check_framework,
     check_schedule,

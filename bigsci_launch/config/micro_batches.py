@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from math import gcd
+from math import gcd, isqrt
 
 from bigsci_launch.config.schema.run import TrainingSection
 from bigsci_launch.topology import Topology
@@ -15,7 +15,10 @@ def legal_sizes(training: TrainingSection, dp: int) -> tuple[int, ...]:
     if training.rampup is not None:
         common = gcd(common, training.rampup.start, training.rampup.increment)
     share, rest = divmod(common, dp)
-    return () if rest else tuple(size for size in range(1, share + 1) if share % size == 0)
+    if rest:
+        return ()
+    small = [size for size in range(1, isqrt(share) + 1) if share % size == 0]
+    return tuple(sorted({*small, *(share // size for size in small)}))
 
 
 def assumed_size(training: TrainingSection, topology: Topology) -> int:

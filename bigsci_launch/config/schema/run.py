@@ -28,7 +28,7 @@ from bigsci_launch.config.schema.technique import (
     Attention,
     ExpertsSection,
     Framework,
-    Overlap,
+    Hidden,
     Precision,
     Recomputation,
     Schedule,
@@ -131,8 +131,8 @@ class ParallelismSection(Section):
     chunks_per_rank: PositiveInt = 1
     """Chunks of layers on each rank with `interleaved`: Megatron's virtual pipeline size."""
 
-    overlap: list[Overlap] = []
-    """Axes whose communication runs while the GPU computes: any of `tp`, `dp`, `pp`."""
+    overlap: list[Hidden] = []
+    """Whose communication runs while the GPU computes: any of `tensor`, `data` and `pipeline` parallelism."""
 
     def topology(self, num_ranks: int) -> Topology:
         """Return the sizes as a topology. If dp is left out, it is what `num_ranks` ranks allow, at least 1."""
@@ -146,7 +146,8 @@ Norm = Literal["layernorm", "rmsnorm"]
 Activation = Literal["gelu", "swiglu"]
 
 
-MOST_LAYERS = 1000
+MOST_LAYERS, WIDEST, LARGEST_BATCH = 1000, 1_000_000, 1_000_000
+"""Beyond these, planning would not end; no model and no run is near."""
 
 
 class ModelSection(Section):
@@ -155,8 +156,8 @@ class ModelSection(Section):
     num_layers: Annotated[int, Field(ge=1, le=MOST_LAYERS)]
     """Transformer layers, at most 1000."""
 
-    hidden_size: PositiveInt
-    """Width of the residual stream."""
+    hidden_size: Annotated[int, Field(ge=1, le=WIDEST)]
+    """Width of the residual stream, at most 1,000,000."""
 
     num_attention_heads: PositiveInt
     """Attention heads; must divide `hidden_size` and be divisible by tp."""
@@ -241,8 +242,8 @@ class TrainingSection(Section):
     pipeline parallelism, the fastest one up to it), remembers it, and takes a smaller one when a rank runs out of
     memory. The global batch stays."""
 
-    global_batch_size: PositiveInt
-    """Samples of one optimizer step over all replicas."""
+    global_batch_size: Annotated[int, Field(ge=1, le=LARGEST_BATCH)]
+    """Samples of one optimizer step over all replicas, at most 1,000,000."""
 
     rampup: RampupSection | None = None
     """Batch-size ramp-up; default: none."""

@@ -1,4 +1,4 @@
-"""How a program computes: values that `bsl plan` prices. `bsl train` follows only some (see `check_technique`)."""
+"""How a program computes: values that `bsl plan` prices. `bsl train` follows only some (see `checks.technique`)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Recomputation = bool | Literal["selective"] | PositiveInt
 """Whether layers recompute their activations: all, none, only attention, or that many layers of each stage."""
 ZeroStage = Literal[0, 1, 2, 3]
 Schedule = Literal["1f1b", "interleaved", "zero_bubble"]
-Overlap = Literal["tp", "dp", "pp"]
+Hidden = Literal["tensor", "data", "pipeline"]
 
 
 class ExpertsSection(Section):

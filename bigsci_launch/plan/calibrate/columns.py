@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from bigsci_launch.config.schema.run import Activation, Norm, Positions
-from bigsci_launch.config.schema.technique import Attention, Framework, Overlap, Precision, Schedule, ZeroStage
+from bigsci_launch.config.schema.technique import Attention, Framework, Hidden, Precision, Schedule, ZeroStage
 from bigsci_launch.plan.calibrate.cells import Cells
 from bigsci_launch.plan.shape.parameters import Experts, ModelShape
 from bigsci_launch.plan.shape.setup import UNFUSED_2021, Technique
@@ -19,7 +19,7 @@ from bigsci_launch.topology import Topology
 _FLAGS = {"0": False, "1": True}
 _ATTENTION: dict[str, Attention] = {"fused": "fused", "unfused": "unfused"}
 _ZERO: dict[str, ZeroStage] = {"0": 0, "1": 1, "2": 2, "3": 3}
-_OVERLAP: dict[str, Overlap] = {"tp": "tp", "dp": "dp", "pp": "pp"}
+_OVERLAP: dict[str, Hidden] = {"tp": "tensor", "dp": "data", "pp": "pipeline"}
 _NORMS: dict[str, Norm] = {"layernorm": "layernorm", "rmsnorm": "rmsnorm"}
 _POSITIONS: dict[str, Positions] = {"learned": "learned", "rotary": "rotary", "alibi": "alibi"}
 
@@ -49,13 +49,13 @@ class Program:
 
 
 _UNNAMED = Program(None, UNFUSED_2021, "fp16")
-_SHARDED = Technique(zero_stage=3, overlap=frozenset(("dp",)))
+_SHARDED = Technique(zero_stage=3, overlap=frozenset(("data",)))
 _PROGRAMS = {
     program.framework: program
     for program in (
         Program("bsl", Technique()),
         Program("deepspeed", Technique()),
-        Program("megatron", Technique(sequence_parallel=True, overlap=frozenset(("dp",)))),
+        Program("megatron", Technique(sequence_parallel=True, overlap=frozenset(("data",)))),
         Program("torchtitan", replace(_SHARDED, sequence_parallel=True)),
         Program("fsdp", _SHARDED),
     )
@@ -195,7 +195,7 @@ def _schedule_of(row: Cells, pp: int) -> tuple[Schedule, int]:
     return schedule, chunks
 
 
-def _overlap_of(row: Cells, default: Technique) -> frozenset[Overlap]:
+def _overlap_of(row: Cells, default: Technique) -> frozenset[Hidden]:
     words = row.text("overlap").split()
     if not words:
         return default.overlap

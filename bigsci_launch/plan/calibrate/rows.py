@@ -30,9 +30,12 @@ from bigsci_launch.plan.calibrate.columns import (
 )
 from bigsci_launch.plan.shape.partition import PartitionRule
 from bigsci_launch.plan.shape.setup import Setup, Technique
-from bigsci_launch.topology import Topology
+from bigsci_launch.topology import AXIS_NAMES, Topology
 
 REQUIRED = ("nlayers", "nhidden", "nheads", "seq", "vocab", "dp", "tp", "pp", "mbs", "gbs")
+
+LAYOUT = tuple(axis for axis in AXIS_NAMES if axis != "ep")
+"""Columns whose product is the number of ranks. `ep` spreads experts inside these."""
 
 BF16_OPTIMIZER_DAY = date(2022, 2, 28)
 """First day of DeepSpeed's BF16 optimizer in the measured rows; bf16 before it accumulated gradients in bf16."""
@@ -71,7 +74,7 @@ class MeasuredRow(Cells):
         seconds = self.number("sec_per_it")
         if seconds is None and (rate := self.number("tokens_per_s_per_gpu")):
             tokens = math.prod(self.number(column) or 0 for column in ("gbs", "seq"))
-            ranks = math.prod(self.number(column) or 1 for column in ("dp", "tp", "pp", "cp"))
+            ranks = math.prod(self.number(column) or 1 for column in LAYOUT)
             seconds = tokens / (rate * ranks)
         return seconds if seconds and seconds > 0 else None
 

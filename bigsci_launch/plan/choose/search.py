@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from bigsci_launch.plan.choose.screen import Candidate, Refusals, Screen, Tally, divisors
+from bigsci_launch.plan.choose.screen import Candidate, Refusals, Screen, Tally
 from bigsci_launch.plan.price.balance import settle_method
 from bigsci_launch.plan.price.calibration import Calibration
 from bigsci_launch.plan.price.price import Price, price_setup
@@ -67,9 +67,9 @@ def with_free_layers(base: Setup) -> Iterator[Setup]:
 def with_free_heads(base: Setup) -> Iterator[Setup]:
     """Yield the same model with its width divided into half to twice as many heads, and as many key/value heads."""
     hidden, heads = base.shape.hidden_size, base.shape.num_attention_heads
-    for count in divisors(hidden):
+    for count in range(-(-heads // 2), min(2 * heads, hidden) + 1):
         is_shared_evenly = count % (base.shape.num_key_value_heads or count) == 0
-        if heads <= 2 * count and count <= 2 * heads and is_shared_evenly:
+        if hidden % count == 0 and is_shared_evenly:
             yield replace(base, shape=replace(base.shape, num_attention_heads=count))
 
 

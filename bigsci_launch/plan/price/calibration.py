@@ -29,7 +29,7 @@ UNCALIBRATED_BAND = 0.30
 """Half-width of the band if nothing was measured: 92 % of the published rows of the half for building are inside."""
 
 UNKNOWN_GPU_BAND = 0.60
-"""The same if nobody gave the GPU's peak, its memory bandwidth, its multiprocessors or its NVLink."""
+"""The same for a GPU whose peak, memory bandwidth, multiprocessors or NVLink nobody gave."""
 
 WINDOW = 15
 """Number of left-out rows that give the band of a plan: those about as close to their neighbours as the plan."""

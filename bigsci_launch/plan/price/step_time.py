@@ -116,7 +116,7 @@ def _total(work: StepWork, pieces: _Pieces) -> float:
 
 
 def _exposed(micro_batch: float, hidden: float) -> float:
-    """Return what is left of a reduction that runs beside the last micro batch."""
+    """Return what is left of a reduction that runs during the last micro batch."""
     return _at_once(micro_batch, hidden) - micro_batch if hidden else 0.0
 
 

@@ -6,7 +6,7 @@ file are in `config.check`; the rules here apply to setups, of which a search ma
 
 from __future__ import annotations
 
-from bigsci_launch.config.check_node import spans_whole_nodes
+from bigsci_launch.config.checks.node import spans_whole_nodes
 from bigsci_launch.config.finding import DP, PP, TP, Finding
 from bigsci_launch.plan.shape.ramp import filling_batch_size
 from bigsci_launch.plan.shape.rule import Limits, Rule

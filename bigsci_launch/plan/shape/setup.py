@@ -8,10 +8,10 @@ from functools import cached_property
 from typing import Literal
 
 from bigsci_launch.config.check import foreign_axes
-from bigsci_launch.config.check_technique import foreign_keys
+from bigsci_launch.config.checks.technique import foreign_keys
 from bigsci_launch.config.micro_batches import assumed_size
 from bigsci_launch.config.schema.run import RunConfig
-from bigsci_launch.config.schema.technique import Attention, Framework, Overlap, Precision, Schedule, ZeroStage
+from bigsci_launch.config.schema.technique import Attention, Framework, Hidden, Precision, Schedule, ZeroStage
 from bigsci_launch.errors import ConfigError
 from bigsci_launch.plan.shape.parameters import ModelShape, cut_model
 from bigsci_launch.plan.shape.partition import PartitionRule
@@ -36,7 +36,7 @@ class Technique:
     shard_group_size: int | None = None
     schedule: Schedule = "1f1b"
     chunks_per_rank: int = 1
-    overlap: frozenset[Overlap] = frozenset()
+    overlap: frozenset[Hidden] = frozenset()
 
     @classmethod
     def of_config(cls, config: RunConfig) -> Technique:
@@ -174,9 +174,20 @@ def require_framework(config: RunConfig) -> None:
         raise ConfigError(f"run.framework: {UNPRICED}", hint=hint)
 
 
+_PIPELINE_KEYS = (
+    "model.experts",
+    "parallelism.context_parallel_size",
+    "parallelism.expert_parallel_size",
+    "parallelism.zero_stage",
+    "parallelism.shard_group_size",
+    "parallelism.schedule",
+)
+"""Keys of a run whose pipelines are others than those of `bsl train`."""
+
+
 def require_plain(config: RunConfig) -> None:
     """Raise ConfigError for a run whose pipelines cannot be planned for losses: only those of `bsl train` can."""
-    if keys := _foreign(config):
+    if keys := [key for key in _foreign(config) if key in _PIPELINE_KEYS]:
         raise ConfigError(
             f"{keys[0]}: bsl plan --survive knows tensor, pipeline and data parallelism with ZeRO-1 and 1F1B only",
             hint="leave out --survive, --lose and --trace, or the key",

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import datetime, timezone
 from html import escape
 
 from bigsci_launch import __version__, pages
@@ -27,7 +27,7 @@ from bigsci_launch.plan.show.report import (
     refused_cells,
     summary_line,
 )
-from bigsci_launch.plan.show.table import plan_table
+from bigsci_launch.plan.show.table import OPTIONAL, plan_table
 from bigsci_launch.plan.show.throughput import throughput_line
 from bigsci_launch.plan.show.timeline import KEY, draw_timeline, timeline_of
 from bigsci_launch.plan.show.timeline import STYLE as TIMELINE_STYLE
@@ -46,7 +46,8 @@ STYLE = (
     TIMELINE_STYLE
     + """
 table { border-collapse: collapse; font-size: 13px; } td, th { padding: 3px 9px; border-bottom: 1px solid var(--line);
-  text-align: left; } td.number, th.number { text-align: right; font-variant-numeric: tabular-nums; }
+  text-align: left; } td.number, th.number { text-align: right; font-variant-numeric: tabular-nums;
+  white-space: nowrap; }
 .wide { overflow-x: auto; } .pair { display: flex; flex-wrap: wrap; gap: 16px; }
 svg { max-width: 100%; height: auto; } .full svg { width: 100%; } svg text { font-size: 11px; fill: var(--soft); }
 svg .label { text-anchor: middle; } .grid { stroke: var(--line); } .limit { stroke: #c0392b; stroke-dasharray: 5 4; }
@@ -56,7 +57,8 @@ svg .label { text-anchor: middle; } .grid { stroke: var(--line); } .limit { stro
 .time { fill: #2d7dd2; } .memory { fill: #7a5ea8; } .batch, .speed { fill: none; stroke: #2d7dd2; stroke-width: 2; }
 .speed { stroke: #1b9e5a; }
 .pair svg { flex: 1 1 400px; } footer { margin: 2rem 0 0; font-size: 12px; }
-@media (max-width: 640px) { .full svg text { font-size: 18px; } .pair svg text { font-size: 12px; } }
+@media (max-width: 640px) { .full svg text { font-size: 18px; } .pair svg text { font-size: 12px; }
+  .optional { display: none; } td, th { padding: 3px 4px; } table { font-size: 12px; } }
 .key { display: inline-block; width: .8em; height: .8em; border-radius: 50%; margin: 0 .3em 0 0; }
 .entry { white-space: nowrap; margin-right: .7em; }
 """
@@ -82,7 +84,7 @@ def render_page(answer: Answer) -> str:
 def _footer(answer: Answer) -> str:
     calibration = answer.request.calibration
     learned = f"; calibrated on {', '.join(calibration.sources)}" if calibration and calibration.sources else ""
-    return f"bsl {__version__}, {datetime.now(UTC):%Y-%m-%d %H:%M} UTC{learned}"
+    return f"bsl {__version__}, {datetime.now(timezone.utc):%Y-%m-%d %H:%M} UTC{learned}"
 
 
 def _sections(answer: Answer, result: SearchResult, calibration: Calibration) -> list[str]:
@@ -99,7 +101,7 @@ def _sections(answer: Answer, result: SearchResult, calibration: Calibration) ->
     if result.plans:
         columns, rows = plan_table(answer, result.plans[:SHOWN_PLANS])
         meaning = throughput_line(answer.request.configured, calibration.gpu)
-        parts += ["<h2>The best plans</h2>", table(columns, rows), f'<p class="soft">{escape(meaning)}</p>']
+        parts += ["<h2>The best plans</h2>", table(columns, rows, OPTIONAL), f'<p class="soft">{escape(meaning)}</p>']
     parts += _timelines(shown)
     for plan in shown:
         parts += _balance(plan, calibration)
@@ -162,9 +164,8 @@ def _time_against_memory(answer: Answer, result: SearchResult, calibration: Cali
     memory = calibration.gpu.memory_gib
     near = [marker for marker in markers if marker.y <= SLOWEST_SHOWN * fastest and marker.x <= WIDEST_SHOWN * memory]
     limit = (memory, f"{memory:g} GiB")
-    return (
-        f'<div class="full">{scatter(near, "memory of the fullest rank, GiB", "seconds of a step", limit=limit)}</div>'
-    )
+    chart = scatter(near, "memory of the fullest rank, GiB", "seconds of a step", limit=limit)
+    return f'<div class="full">{chart}</div>'
 
 
 def _plan_marker(plan: Plan, css_class: str, shape: str) -> Marker:
@@ -241,9 +242,12 @@ def _ramp(plan: Plan, limits: Limits) -> list[str]:
     ]
 
 
-def table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return a table; a column whose name begins with `>` has numbers."""
-    classes = [' class="number"' if column.startswith(">") else "" for column in columns]
+def table(columns: Sequence[str], rows: Sequence[Sequence[str]], optional: Collection[str] = ()) -> str:
+    """Return a table; a column whose name begins with `>` has numbers, and a narrow screen shows none of `optional`."""
+    classes = [
+        f' class="{" ".join(["number"] * column.startswith(">") + ["optional"] * (column in optional))}"'
+        for column in columns
+    ]
     head = "".join(
         f"<th{attribute}>{escape(column.lstrip('>'))}</th>" for column, attribute in zip(columns, classes, strict=True)
     )

@@ -1,8 +1,8 @@
 """In which order every stage of a pipeline computes the micro batches of a step, and when.
 
 `1f1b`: a stage runs ahead by as many micro batches as there are stages after it, then alternates. `interleaved`: the
-same with chunks of layers, in Megatron's order. `zero_bubble`: the gradients of weights come apart from those of inputs,
-and later stages put them off longer (ZB-H1, arXiv 2401.10241), so they fill the bubble.
+same with chunks of layers, in Megatron's order. `zero_bubble`: gradients of weights are computed apart from those of
+inputs, and later stages put them off longer, so they fill the bubble (ZB-H1, arXiv 2401.10241).
 """
 
 from __future__ import annotations

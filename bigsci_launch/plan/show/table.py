@@ -92,6 +92,8 @@ COLUMNS = (
     Column(">days", lambda row: f"{row.plan.days:.1f}", 6),
     Column(">3 of 4", lambda row: f"{row.plan.likely_days:.1f}"),
 )
+OPTIONAL = tuple(column.heading for column in COLUMNS if (column.left_out or 0) > 2)
+"""Headings of the columns that the narrow screen of a telephone has no room for."""
 
 
 def plan_table(
@@ -99,12 +101,12 @@ def plan_table(
 ) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
     """Return columns and lines of the table of plans that fit into `width` characters; None: all columns.
 
-    Nodes and shapes are shown only if they vary.
+    Nodes and shapes are shown only if they vary, cp and ep only if they are more than 1.
     """
     calibration, configured = answer.request.calibration or Calibration(), answer.request.configured
     rows = [Row(rank, plan, calibration) for rank, plan in enumerate(plans, 1)]
     first, *others = COLUMNS
-    shown = [first, *_varying(plans, configured), *others]
+    shown = [first, *_varying(plans, configured), *_other_axes(configured), *others]
     cells = {column.heading: [column.cell(row) for row in rows] for column in shown}
     while width is not None and _width(shown, cells) > width:
         optional = [column for column in shown if column.left_out is not None]
@@ -122,6 +124,11 @@ def _varying(plans: Sequence[Plan], configured: Setup) -> list[Column]:
     if any(plan.setup.num_nodes != configured.num_nodes for plan in plans):
         found.append(NODES)
     return found
+
+
+def _other_axes(configured: Setup) -> list[Column]:
+    """Return columns of the axes that the search keeps as configured, where there are any."""
+    return [Column(f">{axis}", _axis(axis)) for axis in ("cp", "ep") if configured.topology[axis] > 1]
 
 
 def _width(columns: Sequence[Column], cells: dict[str, list[str]]) -> int:

@@ -1,8 +1,8 @@
 """One step of a plan as a picture: what every stage of the pipeline does, and when.
 
-The order of work is that of the schedule, and its lengths are those of the price: a stage's forward and backward pass, a
-hop to the next stage, gradients and the rest at the end. A pipeline that was timed piece by piece differs a little from
-the formula of the price, so all of it is stretched to the predicted step.
+The order of work is that of the schedule, and its lengths are those of the price: the passes of a stage, a hop to the
+next stage, gradients and the rest at the end. A pipeline that is timed piece by piece differs a little from the formula
+of the price, so all of it is stretched to the predicted step.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ WIDTH, LEFT, RIGHT, TOP, BOTTOM, GAP = 900, 58, 14, 20, 40, 30
 TALLEST_ROW, ALL_ROWS = 20, 520
 
 STYLE = """
-.timeline svg { width: 100%; min-width: 720px; } .idle { fill: var(--line); opacity: .45; }
+.timeline { overflow-x: auto; } .timeline svg { width: 100%; min-width: 720px; }
+.idle { fill: var(--line); opacity: .45; }
 .forward { fill: #2d7dd2; } .backward { fill: #1b9e5a; } .weights { fill: #7fc8a0; } .hop { fill: #b07cd8; }
 .tensor { fill: #e69f00; } .gradients { fill: #d1495b; } .rest { fill: #8a94a0; }
 .timeline text.on { fill: #fff; font-size: 9px; } .timeline .left-out { fill: var(--paper); }
@@ -232,7 +233,7 @@ def _draw_bar(bar: Bar, timeline: Timeline, place: _Places, row: int, *, titled:
     title = f"<title>{escape(bar.title)}</title>" if titled else ""
     drawn = _rectangle(bar.kind, left, top, width, row - 2, title)
     tensor = width * timeline.tensor_share if bar.kind in ("forward", "backward") else 0.0
-    if tensor >= 0.5:
+    if tensor >= 0.2:
         drawn += _rectangle("tensor", right - tensor, top, tensor, row - 2, title)
     if width - tensor > 6 * len(bar.label) + 2 and row >= 14 and bar.label:
         middle = left + (width - tensor) / 2
@@ -243,9 +244,9 @@ def _draw_bar(bar: Bar, timeline: Timeline, place: _Places, row: int, *, titled:
 
 
 def _rectangle(css_class: str, left: float, top: float, width: float, height: float, title: str) -> str:
-    # A sliver of the background between bars separates them.
+    # A sliver of the background between bars separates them, if they are wide enough.
     return (
-        f'<rect class="{css_class}" x="{left:.1f}" y="{top:.0f}" width="{max(0.2, width - 0.4):.1f}" '
+        f'<rect class="{css_class}" x="{left:.1f}" y="{top:.0f}" width="{width - 0.4 if width > 3 else width:.1f}" '
         f'height="{height}">{title}</rect>'
     )
 

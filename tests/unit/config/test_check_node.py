@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from bigsci_launch.config.check_node import spans_whole_nodes
+from bigsci_launch.config.checks.node import spans_whole_nodes
 from bigsci_launch.config.load import LoadedRun, load_run
 from bigsci_launch.errors import ConfigError
 

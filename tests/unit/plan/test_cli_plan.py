@@ -30,8 +30,8 @@ def run(*arguments: str) -> Result:
 
 
 def test_the_first_word_may_be_a_file_or_a_verb(tmp_path: Path) -> None:
-    assert "number 1 of" in run("configs/bloom-176b.yaml").output
-    assert "number 1 of" in run("--top", "1", "configs/bloom-176b.yaml").output
+    assert "number 1 of" in run("configs/bloom-176b-2022.yaml").output
+    assert "number 1 of" in run("--top", "1", "configs/bloom-176b-2022.yaml").output
     help_text = run("--help").output
     assert "bsl plan [OPTIONS] CONFIG" in help_text
     assert "--explain" in help_text
@@ -39,16 +39,16 @@ def test_the_first_word_may_be_a_file_or_a_verb(tmp_path: Path) -> None:
 
 
 def test_the_answer_in_words() -> None:
-    output = run("configs/bloom-176b.yaml", "--top", "2", "--explain", "--rejected").output
+    output = run("configs/bloom-176b-2022.yaml", "--top", "2", "--explain", "--rejected").output
     assert "176.3B parameters (176276602880)" in output
     assert "layers per stage: 5,6x10,5" in output
     assert "each is" in output or "predicting each from the others" in output
-    assert "tensor-parallel all-reduce" in output
+    assert "NVLink" in output
     assert "tp 3 does not divide the 8 ranks of a node" in output
 
 
 def test_the_answer_in_json() -> None:
-    result = run("configs/bloom-176b.yaml", "--top", "3", "--json")
+    result = run("configs/bloom-176b-2022.yaml", "--top", "3", "--json")
     document = json.loads(result.stdout)
     assert document["schema_version"] == 1
     assert document["world_size"] == 384
@@ -73,33 +73,40 @@ def test_without_a_gpu_the_sizes_are_said() -> None:
 def test_uncalibrated_figures_say_so(tmp_path: Path, root: Path) -> None:
     site = (root / "slurm/sites/jean-zay-a100-2022.yaml").read_text()
     (tmp_path / "new.yaml").write_text("\n".join(line for line in site.splitlines() if "calibration" not in line))
-    output = run("configs/bloom-176b.yaml", "--set", f"slurm.site={tmp_path / 'new.yaml'}", "--top", "1").output
+    output = run("configs/bloom-176b-2022.yaml", "--set", f"slurm.site={tmp_path / 'new.yaml'}", "--top", "1").output
     assert "uncalibrated" in output
     assert f"±{100 * UNCALIBRATED_BAND:.0f}%" in output
 
 
 def test_nothing_fits() -> None:
-    result = run("configs/bloom-176b.yaml", "--nodes", "1")
+    result = run("configs/bloom-176b-2022.yaml", "--nodes", "1")
     assert result.exit_code == 1
     assert "0 plans fit" in result.output
 
 
-def test_context_parallelism_has_no_price() -> None:
-    sizes = ["--set", "parallelism.context_parallel_size=2", "--set", "parallelism.data_parallel_size=4"]
-    own = ["--set", "run.command=['true']", "--set", "guards.preflight=warn"]
-    refused = run("configs/bloom-176b.yaml", *sizes, *own)
+def test_a_program_of_unknown_framework_has_no_price() -> None:
+    own = ["--set", "run.command=['true']", "--set", "run.framework=null"]
+    refused = run("configs/bloom-176b-2022.yaml", *own)
     assert refused.exit_code == 2
-    assert (
-        "parallelism.context_parallel_size: bsl plan prices tensor, pipeline and data parallelism only"
-        in refused.output
-    )
-    checked = run("check", "configs/bloom-176b.yaml", *sizes, *own)
-    assert (checked.exit_code, checked.stdout.count("bsl plan prices")) == (0, 1)
+    assert "run.framework: say which framework the program of run.command uses" in refused.output
+    checked = run("check", "configs/bloom-176b-2022.yaml", *own)
+    assert (checked.exit_code, checked.stdout.count("nothing is priced for this run")) == (0, 1)
+
+
+def test_context_parallelism_has_a_price_and_needs_another_program() -> None:
+    sizes = ["--set", "parallelism.context_parallel_size=2", "--set", "parallelism.data_parallel_size=4"]
+    answer = run("configs/bloom-176b.yaml", *sizes, "--top", "1")
+    assert answer.exit_code == 0
+    assert "bsl train cannot do parallelism.context_parallel_size: this plan needs another program" in answer.output
+    assert "cp=2" in answer.output
+    refused = run("configs/bloom-176b.yaml", *sizes, "--survive", "f=1")
+    assert refused.exit_code == 2
+    assert "parallelism.context_parallel_size: bsl plan --survive knows" in refused.output
 
 
 @pytest.mark.parametrize("nodes", ["0", "a", "9:3", "1:"])
 def test_nodes_that_are_none(nodes: str) -> None:
-    result = run("configs/bloom-176b.yaml", "--nodes", nodes)
+    result = run("configs/bloom-176b-2022.yaml", "--nodes", nodes)
     assert result.exit_code == 2
     assert f"--nodes {nodes}" in result.output
 
@@ -194,10 +201,10 @@ def test_an_impossible_fit_is_refused(tmp_path: Path) -> None:
 
 
 def test_the_shipped_calibration_is_not_taken_for_another_program() -> None:
-    output = run("configs/bloom-176b.yaml", "--top", "1", "--set", "training.attention=fused").output
+    output = run("configs/bloom-176b.yaml", "--top", "1").output
     assert "or more: measured with unfused attention, not with fused" in output
     assert f"±{100 * UNCALIBRATED_BAND:.0f}%" in output
-    document = json.loads(run("configs/bloom-176b.yaml", "--set", "training.attention=unfused", "--json").stdout)
+    document = json.loads(run("configs/bloom-176b-2022.yaml", "--json").stdout)
     assert document["calibration"]["site"] == "jean-zay-a100-2022"
     assert (document["calibration"]["differences"], document["calibration"]["assumed"]) == ([], [])
 
@@ -209,22 +216,22 @@ def test_what_a_site_does_not_say_is_said_in_every_report(tmp_path: Path, root: 
     site.write_text("\n".join(kept).replace("A100-SXM4-80GB\n", "Z9000\n"))
     here, said = ("--set", f"slurm.site={site}"), "assumed, since the site file does not say: gpu.peak_tflops 312"
     page = tmp_path / "page.html"
-    assert said in run("configs/bloom-176b.yaml", "--top", "1", *here, "--html", str(page)).output
+    assert said in run("configs/bloom-176b-2022.yaml", "--top", "1", *here, "--html", str(page)).output
     assert said in page.read_text()
-    assert said in run("check", "configs/bloom-176b.yaml", *here).output
-    document = json.loads(run("configs/bloom-176b.yaml", *here, "--json").stdout)
+    assert said in run("check", "configs/bloom-176b-2022.yaml", *here).output
+    document = json.loads(run("configs/bloom-176b-2022.yaml", *here, "--json").stdout)
     assert {"peak_tflops", "network_gb_per_s"} <= set(document["calibration"]["assumed"])
 
 
 def test_check(tmp_path: Path) -> None:
-    result = run("check", "configs/bloom-176b.yaml", "--starts", "2022-03-11")
+    result = run("check", "configs/bloom-176b-2022.yaml", "--starts", "2022-03-11")
     assert result.exit_code == 0
     assert "TB a day" in result.output
-    result = run("check", "configs/bloom-176b.yaml", "--set", "model.declared_parameters=104B", "--json")
+    result = run("check", "configs/bloom-176b-2022.yaml", "--set", "model.declared_parameters=104B", "--json")
     assert result.exit_code == 1
     found = json.loads(result.stdout)["findings"][0]
     assert (found["rule"], found["severity"], found["key"]) == ("declared size", "error", "model.declared_parameters")
-    result = run("check", "configs/bloom-176b.yaml", "--set", "training.global_batch_size=2047")
+    result = run("check", "configs/bloom-176b-2022.yaml", "--set", "training.global_batch_size=2047")
     assert result.exit_code == 1
 
 
@@ -255,7 +262,7 @@ class Tags(HTMLParser):
 
 def test_the_page_is_whole_and_needs_nothing_else(tmp_path: Path) -> None:
     page = tmp_path / "plan.html"
-    assert run("configs/bloom-176b.yaml", "--html", str(page)).exit_code == 0
+    assert run("configs/bloom-176b-2022.yaml", "--html", str(page)).exit_code == 0
     tags = Tags()
     tags.feed(page.read_text())
     assert not tags.open
@@ -270,13 +277,13 @@ def test_the_page_is_whole_and_needs_nothing_else(tmp_path: Path) -> None:
 def test_names_are_escaped_in_the_page(tmp_path: Path) -> None:
     page = tmp_path / "plan.html"
     method = "parallelism.partition_method=type:transformer|<b>"
-    run("configs/bloom-176b.yaml", "--set", method, "--html", str(page))
+    run("configs/bloom-176b-2022.yaml", "--set", method, "--html", str(page))
     assert "<b>" not in page.read_text()
 
 
 def test_planning_loads_neither_torch_nor_numpy() -> None:
     program = (
-        "import sys; sys.argv = ['bsl', 'plan', 'configs/bloom-176b.yaml', '--json']\n"
+        "import sys; sys.argv = ['bsl', 'plan', 'configs/bloom-176b-2022.yaml', '--json']\n"
         "from bigsci_launch.cli.main import main\n"
         "try: main()\n"
         "finally: print([name for name in ('torch', 'numpy', 'deepspeed') if name in sys.modules], file=sys.stderr)"
@@ -286,7 +293,7 @@ def test_planning_loads_neither_torch_nor_numpy() -> None:
 
 
 def test_submit_refuses_on_errors_of_check_unless_forced() -> None:
-    wrong = ["submit", "configs/bloom-176b.yaml", "--dry-run", "--set", "model.declared_parameters=104B"]
+    wrong = ["submit", "configs/bloom-176b-2022.yaml", "--dry-run", "--set", "model.declared_parameters=104B"]
     result = CliRunner().invoke(bsl, wrong)
     assert result.exit_code == 2
     assert "error: --set: model.declared_parameters: 104B is declared" in result.stderr
@@ -299,7 +306,7 @@ def test_submit_refuses_on_errors_of_check_unless_forced() -> None:
 
 
 def test_submit_shows_the_warnings_of_check() -> None:
-    result = CliRunner().invoke(bsl, ["submit", "configs/bloom-176b.yaml", "--dry-run"])
+    result = CliRunner().invoke(bsl, ["submit", "configs/bloom-176b-2022.yaml", "--dry-run"])
     assert result.exit_code == 0
     assert "TB a day" in result.stderr
     quiet = CliRunner().invoke(bsl, ["submit", "configs/demo.yaml", "--dry-run"])

@@ -12,7 +12,7 @@ from click.testing import CliRunner, Result
 
 from bigsci_launch.cli.main import bsl
 
-BLOOM = "configs/bloom-176b.yaml"
+BLOOM = "configs/bloom-176b-2022.yaml"
 TRACE = "benchmarks/rows/gcp-a2-trace.csv"
 
 
@@ -58,7 +58,7 @@ def test_the_answer_in_words_and_as_a_page(tmp_path: Path, root: Path) -> None:
         assert text in result.output
     shown = page.read_text()
     assert "<b>" not in shown
-    assert "bloom-176b on a&lt;b&gt;&amp;c: lost nodes" in shown
+    assert "bloom-176b-2022 on a&lt;b&gt;&amp;c: lost nodes" in shown
     assert not re.search(r"<script|src=|href=|@import|url\(|https?://(?!www\.w3\.org)", shown)
     assert shown.count("<svg") == shown.count("</svg>") == 3
     for text in ("Every number of nodes", "lost node[3,7]", "f 1 from here on", "6x7,5"):

@@ -127,7 +127,7 @@ def _layout_columns(text: str, config: dict[str, Any]) -> dict[str, str]:
     if not mesh:
         return {}
     replicas, shards = mesh.get("dp_replicate", 1), mesh.get("dp_shard", 1)
-    tp, pp, cp = (mesh.get(axis, 1) for axis in ("tp", "pp", "cp"))
+    tp, pp, cp = mesh.get("tp", 1), mesh.get("pp", 1), mesh.get("cp", 1)
     # Weights stay gathered between forward and backward where there is a pipeline (`fsdp_reshard_after_forward`).
     zero = "0" if shards * cp == 1 else "2" if pp > 1 else "3"
     return {

@@ -36,7 +36,7 @@ def tensor_parallel_exchange(setup: Setup) -> WorkByTerm:
         return NO_WORK
     blocks = 2 - shape.expert_layers / shape.num_layers * (0 if _has_shared_expert(setup) else 1)
     sent = (setup.num_passes - 1) * blocks * setup.tokens_per_micro_batch * shape.hidden_size
-    sent *= setup.element_bytes * (tp - 1) / tp * (TP_EXPOSED if "tp" in setup.technique.overlap else 1)
+    sent *= setup.element_bytes * (tp - 1) / tp * (TP_EXPOSED if "tensor" in setup.technique.overlap else 1)
     if tp <= setup.domain_ranks:
         return work_of(nvlink=sent * NVLINK_UNIT / 1e9)
     return work_of(network=2 * sent / 1e9)
@@ -141,7 +141,7 @@ def hop_traffic(setup: Setup) -> WorkByTerm:
     sent = 2.0 * setup.tokens_per_micro_batch * setup.shape.hidden_size * setup.element_bytes
     if setup.framework not in ("bsl", "deepspeed") or technique.sequence_parallel:
         sent /= topology.tp
-    exposed = PP_EXPOSED if "pp" in technique.overlap or technique.schedule == "interleaved" else 1.0
+    exposed = PP_EXPOSED if "pipeline" in technique.overlap or technique.schedule == "interleaved" else 1.0
     sent *= exposed * technique.chunks_per_rank
     if topology.world_size <= setup.domain_ranks:
         return work_of(nvlink=sent / 1.75 / 1e9)

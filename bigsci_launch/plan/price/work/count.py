@@ -88,7 +88,7 @@ def count_work(setup: Setup, gpu: GpuModel) -> StepWork:
     """
     technique = setup.technique
     gradients = gradient_exchange(setup)
-    is_hidden = "dp" in technique.overlap
+    is_hidden = "data" in technique.overlap
     return StepWork(
         layer=_layer_work(setup, gpu),
         hidden=add_work(gathered_weights(setup), key_value_exchange(setup)),

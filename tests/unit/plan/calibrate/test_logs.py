@@ -118,7 +118,7 @@ EVERY_LAYER = {"recompute_granularity": "full", "recompute_method": "block", "re
         ),
         (
             {"overlap_grad_reduce": "True", "tp_comm_overlap": "True", "use_distributed_optimizer": "False"},
-            Technique("fused", "selective", None, True, 0, overlap=frozenset(("dp", "tp"))),
+            Technique("fused", "selective", None, True, 0, overlap=frozenset(("data", "tensor"))),
         ),
         (
             {"use_megatron_fsdp": "True", "data_parallel_sharding_strategy": "optim_grads_params"},
@@ -249,7 +249,7 @@ def test_torchtitan_describes_itself(read: Read) -> None:
     assert measured.setup.topology == Topology(dp=8)
     assert measured.setup.framework == "torchtitan"
     assert measured.setup.technique == Technique(
-        recomputation="selective", zero_stage=3, overlap=frozenset(("dp",)), sequence_parallel=False
+        recomputation="selective", zero_stage=3, overlap=frozenset(("data",)), sequence_parallel=False
     )
 
 
@@ -262,7 +262,9 @@ def test_torchtitan_with_a_pipeline_and_several_copies(read: Read, refusal: Call
     setup = read(text + "Float8 training active\n" + TITAN_STEPS).setup
     assert setup.topology == Topology(tp=2, pp=2, dp=8, cp=2)
     assert (setup.micro_batch_size, setup.global_batch_size, setup.precision) == (1, 64, "fp8")
-    assert setup.technique == Technique("fused", "full", None, True, 2, 8, "interleaved", 2, overlap=frozenset(("dp",)))
+    assert setup.technique == Technique(
+        "fused", "full", None, True, 2, 8, "interleaved", 2, overlap=frozenset(("data",))
+    )
     assert setup.layers_per_stage == (8 + 8, 9 + 7)
     zero_bubble = text.replace("Interleaved1F1B", "ZBVZeroBubble") + TITAN_STEPS
     assert "pipeline_parallel_schedule: ZBVZeroBubble is not modelled" in refusal(zero_bubble)
@@ -356,7 +358,7 @@ def test_nemo_prints_a_model_of_megatron(read: Read, refusal: Callable[[str], st
     assert (setup.topology, setup.global_batch_size) == (Topology(tp=4, pp=2, dp=2), 128)
     assert (setup.framework, setup.precision, setup.ranks_per_node) == ("megatron", "bf16", 8)
     assert setup.technique == Technique(
-        "fused", "none", None, True, 1, None, "interleaved", 5, overlap=frozenset(("dp", "tp"))
+        "fused", "none", None, True, 1, None, "interleaved", 5, overlap=frozenset(("data", "tensor"))
     )
     partly = NEMO_CONFIG.replace("sequence_parallel: true", "activations_checkpoint_layers_per_pipeline: 2")
     assert "activations_checkpoint_layers_per_pipeline: 2 is not modelled" in refusal(partly + NEMO_STEPS)

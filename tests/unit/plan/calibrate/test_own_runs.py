@@ -35,7 +35,7 @@ def write_run(tmp_path: Path, root: Path, site: Path) -> WriteRun:
 
     def write(name: str, steps: int = 12, *, on_gpu: bool = True, seconds: float = 100.0, at: Path = site) -> RunDir:
         run = RunDir(tmp_path / "runs" / name)
-        loaded = load_run(root / "configs/bloom-176b.yaml", [f"slurm.site={at}"])
+        loaded = load_run(root / "configs/bloom-176b-2022.yaml", [f"slurm.site={at}"])
         attempt = AttemptDir(run.attempts_folder / "0001")
         attempt.make()
         attempt.config.write_text(dump_resolved(loaded.config))
@@ -82,7 +82,7 @@ def test_plan_says_on_which_runs_it_rests(
     runs = tmp_path / "runs"
     asked = [
         "plan",
-        "configs/bloom-176b.yaml",
+        "configs/bloom-176b-2022.yaml",
         "--top",
         "1",
         "--set",

@@ -23,7 +23,7 @@ START = date(2022, 3, 11)
 
 @pytest.fixture(scope="module")
 def bloom_run(root: Path) -> tuple[RunConfig, Site]:
-    config, site, _ = resolve_run(root / "configs/bloom-176b.yaml")
+    config, site, _ = resolve_run(root / "configs/bloom-176b-2022.yaml")
     return config, site
 
 
@@ -120,8 +120,8 @@ def test_young_and_daly(bloom_run: tuple[RunConfig, Site]) -> None:
 
 def test_save_before_eval(bloom_run: tuple[RunConfig, Site]) -> None:
     config, site = bloom_run
-    assert not findings(changed(config, "monitor", eval_interval=1000), site, "save before eval")
-    config = changed(config, "run", command=["python", "pretrain_gpt.py"])
+    trainer = changed(config, "run", command=None, framework=None)
+    assert not findings(changed(trainer, "monitor", eval_interval=1000), site, "save before eval")
     evaluated = changed(config, "monitor", eval_interval=1000)
     finding = only(evaluated, site, "save before eval")
     assert "2.9 h" in finding.price
@@ -197,6 +197,7 @@ def test_shapes_that_kernels_do_not_like(bloom_run: tuple[RunConfig, Site]) -> N
 
 def test_empty_stages_are_errors_that_only_the_partitioner_sees(bloom_run: tuple[RunConfig, Site]) -> None:
     config, site = bloom_run
+    config = changed(config, "run", command=None, framework=None)
     thin = changed(config, "parallelism", partition_method="type:embedding")
     errors = [found for found in checked(thin, site) if found.severity == "error"]
     assert {found.rule for found in errors} == {"preflight: equal parameter groups"}
@@ -207,10 +208,11 @@ def test_empty_stages_are_errors_that_only_the_partitioner_sees(bloom_run: tuple
 def test_the_layers_of_another_program_are_not_known(bloom_run: tuple[RunConfig, Site]) -> None:
     config, site = bloom_run
     thin = changed(config, "parallelism", partition_method="type:embedding")
-    elsewhere = changed(thin, "run", command=["python", "train.py"])
-    [found] = checked(elsewhere, site)
+    [found] = checked(thin, site)
     assert (found.rule, found.severity) == ("empty stage", "warning")
     assert found.price == "if the program cuts layers as Megatron-DeepSpeed does"
+    [unknown] = checked(changed(thin, "run", framework=None), site)
+    assert (unknown.rule, unknown.severity, unknown.keys[0]) == ("framework", "note", "run.framework")
 
 
 def test_sizes_that_do_not_fit_are_left_to_the_checks_of_run_files(bloom_run: tuple[RunConfig, Site]) -> None:

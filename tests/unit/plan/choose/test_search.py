@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,14 +15,16 @@ from hypothesis import strategies as st
 from bigsci_launch.config.check import check_run
 from bigsci_launch.config.load import resolve_run
 from bigsci_launch.config.schema.run import RunConfig
+from bigsci_launch.config.schema.technique import Framework
 from bigsci_launch.config.site import Site, load_site
 from bigsci_launch.plan.choose.answer import Answer, calibration_of, find_plans, request_plans
-from bigsci_launch.plan.choose.screen import axes_of
+from bigsci_launch.plan.choose.screen import METHODS, axes_of, micro_batches
 from bigsci_launch.plan.choose.search import search, with_free_heads, with_free_layers
-from bigsci_launch.plan.price.calibration import Calibration
-from bigsci_launch.plan.shape.legality import HARD_RULES
+from bigsci_launch.plan.price.balance import PRICED_METHODS, settle_method
+from bigsci_launch.plan.price.calibration import UNCALIBRATED_BAND, Calibration
+from bigsci_launch.plan.shape.legality import HARD_RULES, find_refusal
 from bigsci_launch.plan.shape.parameters import ModelShape
-from bigsci_launch.plan.shape.ramp import phases_of
+from bigsci_launch.plan.shape.ramp import Phase, phases_of
 from bigsci_launch.plan.shape.rule import Limits
 from bigsci_launch.plan.shape.setup import Setup
 from bigsci_launch.topology import Topology
@@ -29,7 +32,7 @@ from bigsci_launch.topology import Topology
 
 @pytest.fixture(scope="module")
 def bloom_run(root: Path) -> tuple[RunConfig, Site]:
-    config, site, _ = resolve_run(root / "configs/bloom-176b.yaml")
+    config, site, _ = resolve_run(root / "configs/bloom-176b-2022.yaml")
     return config, site
 
 
@@ -85,7 +88,7 @@ def test_every_plan_of_bloom_is_legal_by_the_checks_of_run_files(bloom_run: tupl
 )
 def test_every_plan_of_any_model_is_legal(nodes: int, layers: int, heads: int, hidden: int, batch: int) -> None:
     site = load_site("jean-zay-a100-2022")
-    config, _, _ = resolve_run(Path(__file__).parents[4] / "configs/bloom-176b.yaml")
+    config, _, _ = resolve_run(Path(__file__).parents[4] / "configs/bloom-176b-2022.yaml")
     config = changed(config, "model", num_layers=layers, hidden_size=hidden, num_attention_heads=heads)
     config = changed(config, "training", global_batch_size=batch, rampup=None)
     shape = ModelShape.of_config(config)
@@ -96,6 +99,88 @@ def test_every_plan_of_any_model_is_legal(nodes: int, layers: int, heads: int, h
         assert not independently_legal(config, site, plan.setup), plan.setup
     names = {rule.name for rule in HARD_RULES}
     assert {entry.rule.name for entry in result.refused} <= names
+
+
+def one_by_one(base: Setup, nodes: int, limits: Limits) -> tuple[dict[str, int], set[tuple[object, ...]]]:
+    """Ask every rule about every setup, as the search does not: refusals by rule, and the legal layouts."""
+    refused: Counter[str] = Counter()
+    legal = set()
+    for tp, pp, dp in axes_of(nodes * base.ranks_per_node):
+        for size in (size for size in micro_batches(base) if size == 1 or size * dp <= base.global_batch_size):
+            for method in list(dict.fromkeys((base.partition_method, *METHODS, *PRICED_METHODS)))[
+                : 99 if pp > 1 else 1
+            ]:
+                if method in PRICED_METHODS and base.shape.num_layers < pp:
+                    continue
+                topology = Topology(tp=tp, pp=pp, dp=dp)
+                setup = replace(base, topology=topology, micro_batch_size=size, partition_method=method)
+                setup = settle_method(setup, Calibration())
+                refusal = find_refusal(setup, limits)
+                if refusal:
+                    refused[refusal.rule] += 1
+                else:
+                    legal.add((topology, size, setup.layers_per_stage))
+    return dict(refused), legal
+
+
+@pytest.mark.parametrize(
+    ("nodes", "change"),
+    [
+        (6, {}),
+        (5, {"partition_method": "uniform", "global_batch_size": 120, "micro_batch_size": 3}),
+        (4, {"shape": ModelShape(7, 14336, 112, 57344, 2048, 250680, num_key_value_heads=4)}),
+        (12, {"partition_method": "type:mamba"}),
+    ],
+)
+def test_what_is_counted_is_what_every_rule_says_of_every_setup(
+    bloom: Setup, nodes: int, change: dict[str, object]
+) -> None:
+    base = replace(bloom, **change)  # type: ignore[arg-type]
+    limits = Limits(11, phases=(Phase(96, 1, 5), Phase(base.global_batch_size, 6, 5)))
+    refused, legal = one_by_one(base, nodes, limits)
+    result = search([base], [nodes], limits, Calibration(), per_parameter=False)
+    assert {entry.rule.name: entry.count for entry in result.refused} == refused
+    plans = [plan.setup for plan in (*result.plans, *result.out_of_memory)]
+    assert len(plans) == len(legal)
+    assert {(setup.topology, setup.micro_batch_size, setup.layers_per_stage) for setup in plans} == legal
+    for entry in result.refused:
+        refusal = find_refusal(entry.setup, limits)
+        assert refusal is not None and (refusal.rule, refusal.text) == (entry.rule.name, entry.example)
+
+
+def test_context_and_expert_parallelism_stay_as_configured(bloom: Setup) -> None:
+    base = replace(bloom, framework="megatron", topology=Topology(tp=4, cp=2, ep=2, pp=2, dp=6))
+    result = search([base], [24], Limits(), Calibration(), per_parameter=False)
+    plans = [plan.setup for plan in (*result.plans, *result.out_of_memory)]
+    assert len({setup.topology for setup in plans}) > 3
+    for setup in plans:
+        assert (setup.topology["cp"], setup.topology["ep"], setup.topology.world_size) == (2, 2, 192)
+        assert setup.global_batch_size % (setup.micro_batch_size * 2 * setup.topology.dp) == 0
+
+
+def test_the_search_reports_its_progress(bloom: Setup) -> None:
+    reported: list[int] = []
+    search(
+        [bloom, replace(bloom, shape=replace(bloom.shape, num_layers=71))],
+        range(44, 49),
+        Limits(),
+        Calibration(),
+        per_parameter=True,
+        report_progress=lambda percent, text="": reported.append(percent),
+    )
+    assert reported == [0, 10, 20, 30, 40, 50, 60, 70, 80, 90]
+
+
+def test_half_a_thousand_node_counts_of_a_405b_model_take_seconds() -> None:
+    """33 of the counts from 512 to 1024; before layouts were counted instead of made, one took 4 seconds."""
+    shape = ModelShape(
+        126, 16384, 128, 53248, 8192, 128256, positions="rotary", tied_embeddings=False, num_key_value_heads=8
+    )
+    base = Setup(shape, Topology(tp=8, pp=16, dp=64), 1, 2048, 8, METHODS[0])
+    began = time.process_time()
+    result = search([base], range(512, 1025, 16), Limits(), Calibration(), per_parameter=False)
+    assert time.process_time() - began < 10
+    assert sum(entry.count for entry in result.refused) > 100_000
 
 
 def test_it_finds_what_the_team_found(bloom_run: tuple[RunConfig, Site]) -> None:
@@ -131,7 +216,7 @@ def test_plans_come_in_the_order_of_the_days_that_most_keep(bloom: Setup, jean_z
 
 def test_uncalibrated_plans_have_the_widest_band(bloom: Setup) -> None:
     result = search([bloom], [48], Limits(), Calibration(), per_parameter=False)
-    assert {plan.price.band for plan in result.plans} == {0.4}
+    assert {plan.price.band for plan in result.plans} == {UNCALIBRATED_BAND}
 
 
 def test_every_topology_once() -> None:
@@ -159,6 +244,7 @@ def test_the_whole_search_on_48_nodes_takes_less_than_a_processor_second(bloom: 
 def test_cuts_by_price_are_among_the_plans_where_they_differ(bloom_run: tuple[RunConfig, Site]) -> None:
     """A cut by price is computed for each topology, even if the run file names one for its own topology."""
     config, site = bloom_run
+    config = changed(changed(config, "run", command=None, framework=None), "training", attention="fused")
     once = found(config, site)
     settled = changed(config, "parallelism", partition_method="time:5,6,6,6,6,6,6,6,6,6,6,5")
     again = found(settled, site)
@@ -171,6 +257,23 @@ def test_cuts_by_price_are_among_the_plans_where_they_differ(bloom_run: tuple[Ru
         assert all(sum(setup.layers_per_stage) == setup.shape.num_layers for setup in priced)
         assert len({setup.topology.pp for setup in priced}) > 1
     assert again.configured is not None and again.configured.setup.layers_per_stage == (5, *(6,) * 10, 5)
+
+
+@pytest.mark.parametrize(
+    ("framework", "layers", "stages"),
+    [
+        ("megatron", 70, {(14,) * 5, (10,) * 7, (7,) * 10}),
+        ("torchtitan", 78, {(15, 16, 16, 16, 15), (7, *(8,) * 8, 7), (11, 12, 12, 11, 11, 11, 10)}),
+    ],
+)
+def test_another_framework_gets_its_own_cut_only(
+    bloom: Setup, framework: Framework, layers: int, stages: set[tuple[int, ...]]
+) -> None:
+    base = replace(bloom, framework=framework, shape=replace(bloom.shape, num_layers=layers))
+    result = search([base], [40, 56], Limits(), Calibration(), per_parameter=False)
+    found = {plan.setup.layers_per_stage for plan in (*result.plans, *result.out_of_memory)}
+    assert found >= stages
+    assert len(found) == len({len(each) for each in found})
 
 
 def test_another_program_gets_no_cut_by_price(bloom_run: tuple[RunConfig, Site]) -> None:

@@ -142,7 +142,7 @@ def test_zero_shards_state_and_stage_3_pays_for_every_micro_batch(h100: GpuModel
 
 
 def test_hidden_reductions_cost_less(llama: Setup, h100: GpuModel) -> None:
-    hidden = with_technique(llama, overlap=frozenset(("dp",)))
+    hidden = with_technique(llama, overlap=frozenset(("data",)))
     assert step(hidden, h100).seconds < step(llama, h100).seconds
     assert term(hidden, h100, "network") < term(llama, h100, "network")
 

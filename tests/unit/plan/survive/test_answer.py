@@ -41,7 +41,7 @@ def toy(toy_replica: Callable[..., Replica]) -> Survival:
 
 @pytest.fixture
 def bloom_run(root: Path) -> tuple[RunConfig, Site]:
-    config, site, _ = resolve_run(root / "configs/bloom-176b.yaml")
+    config, site, _ = resolve_run(root / "configs/bloom-176b-2022.yaml")
     return config, site
 
 

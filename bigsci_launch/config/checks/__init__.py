@@ -1,0 +1,1 @@
+"""Rules of a run file that concern one subject; `config.check` runs all of them."""
