@@ -93,6 +93,11 @@ stages[].micro_batch_milliseconds | predicted milliseconds of a micro batch, or 
 stages[].need_gib | GiB that a rank needs, or null without a GPU
 calibration.is_measured | whether it was fitted to measurements. Absent on a site without GPUs, as are all fields below
 calibration.num_timed_runs | number of timed runs
+calibration.site | where the rows of the calibration were measured; null if nobody said
+calibration.framework | with which framework; null if with several
+calibration.attention | fused or unfused; null if both
+calibration.differences[] | in what they differ from what is asked; then every band is the uncalibrated one
+calibration.assumed[] | figures of the hardware that nobody gave
 calibration.mean_left_out_error | mean relative error of the runs, each predicted from all others
 calibration.constants | the fitted constants, by name
 calibration.drift_from | day on which a drift begins

@@ -26,7 +26,7 @@ from bigsci_launch.plan.price.calibration import (
     quantile,
     read_calibration,
 )
-from bigsci_launch.plan.price.constants import CONSTANTS
+from bigsci_launch.plan.price.constants import CONSTANTS, priors_for
 from bigsci_launch.plan.price.hardware import A100, model_named
 from bigsci_launch.plan.price.price import price_setup
 
@@ -245,9 +245,15 @@ def test_elsewhere_a_calibration_is_a_guess(jean_zay: Calibration, chronicle: li
 
 
 def test_the_network_is_that_of_the_present_site(jean_zay: Calibration) -> None:
-    faster = jean_zay.at_site("new", replace(jean_zay.gpu, network_gb_per_s=100.0))
-    assert faster.gpu.network_gb_per_s == 100
-    assert faster.constants.network_gb_per_s == pytest.approx(2 * jean_zay.constants.network_gb_per_s)
+    same, upgraded = (
+        jean_zay.at_site("jean-zay-a100-2022", replace(jean_zay.gpu, network_gb_per_s=rate)) for rate in (50.0, 100.0)
+    )
+    assert same.constants == jean_zay.constants
+    expected = priors_for(upgraded.gpu).network_gb_per_s
+    assert jean_zay.constants.network_gb_per_s < 16 < expected
+    for other in (upgraded, jean_zay.at_site("new", upgraded.gpu)):
+        assert other.gpu.network_gb_per_s == 100
+        assert other.constants == replace(jean_zay.constants, network_gb_per_s=expected)
     unsaid = replace(jean_zay.gpu, network_gb_per_s=200.0, assumed=("network_gb_per_s",))
     assert jean_zay.at_site("jean-zay-a100-2022", unsaid).gpu == jean_zay.gpu
     assert jean_zay.at_site("new", unsaid).gpu.assumed == ("network_gb_per_s",)

@@ -13,6 +13,7 @@ from click.testing import CliRunner
 from bigsci_launch.cli.main import bsl
 from bigsci_launch.config.load import dump_resolved, load_run
 from bigsci_launch.plan.calibrate.own_runs import calibrate_on_runs
+from bigsci_launch.plan.price.calibration import UNCALIBRATED_BAND
 from bigsci_launch.plan.price.hardware import A100
 from bigsci_launch.runs.layout import AttemptDir, RunDir, write_json
 
@@ -93,4 +94,4 @@ def test_plan_says_on_which_runs_it_rests(
     write_run("one", seconds=150.0)
     output = CliRunner().invoke(bsl, asked).output
     assert f"calibrated on 1 run under {runs}, too few to know the error" in output
-    assert "±30%" in output
+    assert f"±{100 * UNCALIBRATED_BAND:.0f}%" in output
