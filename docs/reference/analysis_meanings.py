@@ -84,6 +84,7 @@ num_parameters | parameters of the model
 padded_vocab_size | vocabulary size after padding
 checkpoint_bytes | size of a checkpoint
 refusal | why the configured layout is refused; null if it is not
+program_needed | what of the plan `bsl train` cannot do; null if it can do all, and for other programs
 stages[].stage | number of a stage of the configured layout
 stages[].layers[] | class names of its layers, in order
 stages[].num_transformer_layers | how many of them are transformer layers
@@ -117,6 +118,10 @@ plans[].layers_per_stage | transformer layers of each stage
 plans[].seconds_per_step | predicted time of a step
 plans[].seconds_low | lower end of its band
 plans[].seconds_high | upper end of its band
+plans[].tokens_per_second_per_gpu | tokens that a GPU trains on in a second
+plans[].mfu | model FLOPs as a fraction of the GPU's dense peak in the run's precision; null if that is not known
+plans[].model_tflops | TFLOP/s of a GPU that the model needs, without what is recomputed
+plans[].hardware_tflops | TFLOP/s of a GPU with what is recomputed
 plans[].tflops | {full, weights}: with and without attention and head
 plans[].memory_gib | {first, middle, last, need, gpu}: nvidia-smi's figure for each stage; what must fit; what there is
 plans[].out_of_memory | whether it does not fit
