@@ -43,6 +43,9 @@ def test_the_last_bar_ends_when_the_predicted_step_does(drawn: tuple[Setup, floa
     setup, seconds, timeline = drawn
     for stage in range(setup.topology.pp):
         assert max(bar.end for bar in timeline.bars if bar.stage == stage) == pytest.approx(seconds)
+    after = {bar.start for bar in timeline.bars if bar.kind in ("gradients", "rest")}
+    pipeline = max(bar.end for bar in timeline.bars if bar.kind not in ("gradients", "rest"))
+    assert pipeline == pytest.approx(min(after))
     assert min(bar.start for bar in timeline.bars) == 0.0
     assert timeline.seconds == seconds
 
