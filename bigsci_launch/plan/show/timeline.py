@@ -191,7 +191,7 @@ def draw_timeline(timeline: Timeline, name: str) -> str:
     height = TOP + row * timeline.num_stages + BOTTOM
     place = _TimeScale(timeline)
     every = max(1, -(-timeline.num_stages * 11 // (row * timeline.num_stages + 1)))
-    body = ""
+    body = _draw_axis(timeline, place, height)
     for stage in range(timeline.num_stages):
         top = TOP + stage * row
         body += f'<rect class="idle" x="{LEFT}" y="{top + 1}" width="{WIDTH - LEFT - RIGHT}" height="{row - 2}"/>'
@@ -200,7 +200,7 @@ def draw_timeline(timeline: Timeline, name: str) -> str:
     titled = len(timeline.bars) <= MOST_TITLES
     body += "".join(_draw_bar(bar, timeline, place, row, titled=titled) for bar in timeline.bars)
     body += _draw_cut(timeline.cut, place, height) if timeline.cut else ""
-    return svg(body + _draw_axis(timeline, place, height), name, WIDTH, height)
+    return svg(body, name, WIDTH, height)
 
 
 class _TimeScale:
