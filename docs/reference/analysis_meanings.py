@@ -84,7 +84,7 @@ num_parameters | parameters of the model
 padded_vocab_size | vocabulary size after padding
 checkpoint_bytes | size of a checkpoint
 refusal | why the configured layout is refused; null if it is not
-program_needed | what of the plan `bsl train` cannot do; null if it can do all, and for other programs
+program_needed | why `bsl train` cannot run what is planned; null if it can, or another program is planned
 stages[].stage | number of a stage of the configured layout
 stages[].layers[] | class names of its layers, in order
 stages[].num_transformer_layers | how many of them are transformer layers
@@ -103,6 +103,7 @@ calibration.mean_left_out_error | mean relative error of the runs, each predicte
 calibration.constants | the fitted constants, by name
 calibration.drift_from | day on which a drift begins
 calibration.gpu | GPU that it describes
+calibration.assumed | figures of the GPU and the network that nobody gave
 configured | the layout of the run file; fields as under `plans`
 rank_of_configured | its place among all plans
 num_plans | plans that fit
@@ -118,11 +119,11 @@ plans[].layers_per_stage | transformer layers of each stage
 plans[].seconds_per_step | predicted time of a step
 plans[].seconds_low | lower end of its band
 plans[].seconds_high | upper end of its band
-plans[].tokens_per_second_per_gpu | tokens that a GPU trains on in a second
-plans[].mfu | model FLOPs as a fraction of the GPU's dense peak in the run's precision; null if that is not known
-plans[].model_tflops | TFLOP/s of a GPU that the model needs, without what is recomputed
-plans[].hardware_tflops | TFLOP/s of a GPU with what is recomputed
-plans[].tflops | {full, weights}: with and without attention and head
+plans[].tokens_per_second_per_gpu | tokens that a GPU trains in a second
+plans[].mfu | model FLOPs as a share of the GPU's dense peak in the run's precision; null if that peak is not known
+plans[].model_tflops | TFLOP/s of a GPU that the model needs: attention and head, nothing that is recomputed
+plans[].hardware_tflops | TFLOP/s of a GPU that are computed, with what is recomputed
+plans[].tflops | {full, weights}: hardware TFLOP/s with and without attention and head
 plans[].memory_gib | {first, middle, last, need, gpu}: nvidia-smi's figure for each stage; what must fit; what there is
 plans[].out_of_memory | whether it does not fit
 plans[].bubble | fraction of a step in which the slowest stage waits

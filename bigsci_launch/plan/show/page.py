@@ -57,8 +57,9 @@ svg .label { text-anchor: middle; } .grid { stroke: var(--line); } .limit { stro
 .time { fill: #2d7dd2; } .memory { fill: #7a5ea8; } .batch, .speed { fill: none; stroke: #2d7dd2; stroke-width: 2; }
 .speed { stroke: #1b9e5a; }
 .pair svg { flex: 1 1 400px; } footer { margin: 2rem 0 0; font-size: 12px; }
-@media (max-width: 640px) { .full svg text { font-size: 18px; } .pair svg text { font-size: 12px; }
-  .optional { display: none; } td, th { padding: 3px 4px; } table { font-size: 12px; } }
+@media (max-width: 640px) { .full svg text { font-size: 17px; } .full svg .label { font-size: 13px; }
+  .pair svg text { font-size: 12px; } .optional { display: none; } td, th { padding: 3px 4px; }
+  table { font-size: 12px; } }
 .key { display: inline-block; width: .8em; height: .8em; border-radius: 50%; margin: 0 .3em 0 0; }
 .entry { white-space: nowrap; margin-right: .7em; }
 """

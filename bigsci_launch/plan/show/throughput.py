@@ -6,10 +6,7 @@ from dataclasses import dataclass
 
 from bigsci_launch.plan.price.hardware import GpuModel
 from bigsci_launch.plan.shape.setup import Setup
-from bigsci_launch.plan.shape.tflops import full_flops, tflops_of
-
-MODEL_PASSES = 3
-"""Passes through a layer's products that training needs: forward and two backward."""
+from bigsci_launch.plan.shape.tflops import hardware_flops, model_flops
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,11 +28,10 @@ class Throughput:
 def throughput_of(setup: Setup, seconds: float, gpu: GpuModel) -> Throughput:
     """Return the throughput of one GPU in steps of `seconds`."""
     per_gpu = seconds * setup.topology.world_size
-    samples = setup.global_batch_size
     return Throughput(
-        tokens_per_second=samples * setup.shape.sequence_length / per_gpu,
-        hardware_tflops=tflops_of(setup, seconds).full,
-        model_tflops=full_flops(setup.shape, setup.topology.tp, samples, MODEL_PASSES) / per_gpu / 1e12,
+        tokens_per_second=setup.global_batch_size * setup.shape.sequence_length / per_gpu,
+        hardware_tflops=hardware_flops(setup) / per_gpu / 1e12,
+        model_tflops=model_flops(setup) / per_gpu / 1e12,
         peak_tflops=peak_tflops(setup, gpu),
     )
 

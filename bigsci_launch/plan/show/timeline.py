@@ -41,7 +41,7 @@ KEY = (
     ("#2d7dd2", "forward"),
     ("#1b9e5a", "backward, with what is recomputed"),
     ("#7fc8a0", "gradients of weights"),
-    ("#e69f00", "tensor-parallel communication"),
+    ("#e69f00", "communication over NVLink"),
     ("#b07cd8", "hop to the next stage"),
     ("#d1495b", "gradient reduction"),
     ("#8a94a0", "optimizer and the rest"),
@@ -75,13 +75,13 @@ class Omission:
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """The bars of a step. `tensor_share` of every forward and backward bar is tensor-parallel communication."""
+    """The bars of a step. `nvlink_share` of every forward and backward bar is communication over NVLink."""
 
     num_stages: int
     seconds: float
     bars: tuple[StepBar, ...]
     cut: Omission | None
-    tensor_share: float
+    nvlink_share: float
 
 
 def timeline_of(plan: Plan) -> Timeline:
@@ -95,8 +95,8 @@ def timeline_of(plan: Plan) -> Timeline:
     bars = [bar for one in timed for bar in _bars(one, stretch, cut, setup)]
     for stage in range(setup.topology.pp):
         bars += _after_pipeline(stage, pipeline_s, reduction_s, price.seconds)
-    # What the price has of tensor-parallel communication is a share of what it has of the pipeline.
-    tensor = sum(term for name, term in zip(TERM_NAMES, price.terms, strict=True) if name.startswith("tensor-parallel"))
+    # What the price has of NVLink is a share of what it has of the pipeline.
+    tensor = sum(term for name, term in zip(TERM_NAMES, price.terms, strict=True) if name == "NVLink")
     return Timeline(setup.topology.pp, price.seconds, tuple(bars), cut, min(1.0, tensor * _factor(price) / pipeline_s))
 
 
@@ -191,7 +191,7 @@ def draw_timeline(timeline: Timeline, name: str) -> str:
     height = TOP + row * timeline.num_stages + BOTTOM
     place = _TimeScale(timeline)
     every = max(1, -(-timeline.num_stages * 11 // (row * timeline.num_stages + 1)))
-    body = ""
+    body = _draw_axis(timeline, place, height)
     for stage in range(timeline.num_stages):
         top = TOP + stage * row
         body += f'<rect class="idle" x="{LEFT}" y="{top + 1}" width="{WIDTH - LEFT - RIGHT}" height="{row - 2}"/>'
@@ -200,7 +200,7 @@ def draw_timeline(timeline: Timeline, name: str) -> str:
     titled = len(timeline.bars) <= MOST_TITLES
     body += "".join(_draw_bar(bar, timeline, place, row, titled=titled) for bar in timeline.bars)
     body += _draw_cut(timeline.cut, place, height) if timeline.cut else ""
-    return svg(body + _draw_axis(timeline, place, height), name, WIDTH, height)
+    return svg(body, name, WIDTH, height)
 
 
 class _TimeScale:
@@ -234,7 +234,7 @@ def _draw_bar(bar: StepBar, timeline: Timeline, place: _TimeScale, row: int, *, 
     width = right - left
     title = f"<title>{escape(bar.title)}</title>" if titled else ""
     drawn = _rectangle(bar.kind, left, top, width, row - 2, title)
-    tensor = width * timeline.tensor_share if bar.kind in ("forward", "backward") else 0.0
+    tensor = width * timeline.nvlink_share if bar.kind in ("forward", "backward") else 0.0
     if tensor >= 0.2:
         drawn += _rectangle("tensor", right - tensor, top, tensor, row - 2, title)
     if width - tensor > 6 * len(bar.label) + 2 and row >= 14 and bar.label:

@@ -105,14 +105,15 @@ def one_by_one(base: Setup, nodes: int, limits: Limits) -> tuple[dict[str, int],
     """Ask every rule about every setup, as the search does not: refusals by rule, and the legal layouts."""
     refused: Counter[str] = Counter()
     legal = set()
-    for tp, pp, dp in axes_of(nodes * base.ranks_per_node):
-        for size in (size for size in micro_batches(base) if size == 1 or size * dp <= base.global_batch_size):
+    ep = base.topology["ep"]
+    for tp, pp, dp in axes_of(nodes * base.ranks_per_node // ep):
+        for size in (size for size in micro_batches(base) if size == 1 or size * dp * ep <= base.global_batch_size):
             for method in list(dict.fromkeys((base.partition_method, *METHODS, *PRICED_METHODS)))[
                 : 99 if pp > 1 else 1
             ]:
                 if method in PRICED_METHODS and base.shape.num_layers < pp:
                     continue
-                topology = Topology(tp=tp, pp=pp, dp=dp)
+                topology = Topology(tp=tp, pp=pp, dp=dp, ep=ep)
                 setup = replace(base, topology=topology, micro_batch_size=size, partition_method=method)
                 setup = settle_method(setup, Calibration())
                 refusal = find_refusal(setup, limits)
@@ -130,6 +131,7 @@ def one_by_one(base: Setup, nodes: int, limits: Limits) -> tuple[dict[str, int],
         (5, {"partition_method": "uniform", "global_batch_size": 120, "micro_batch_size": 3}),
         (4, {"shape": ModelShape(7, 14336, 112, 57344, 2048, 250680, num_key_value_heads=4)}),
         (12, {"partition_method": "type:mamba"}),
+        (6, {"topology": Topology(tp=1, pp=1, dp=16, ep=3), "global_batch_size": 192}),
     ],
 )
 def test_what_is_counted_is_what_every_rule_says_of_every_setup(

@@ -43,6 +43,9 @@ def test_the_last_bar_ends_when_the_predicted_step_does(drawn: tuple[Setup, floa
     setup, seconds, timeline = drawn
     for stage in range(setup.topology.pp):
         assert max(bar.end for bar in timeline.bars if bar.stage == stage) == pytest.approx(seconds)
+    after = {bar.start for bar in timeline.bars if bar.kind in ("gradients", "rest")}
+    pipeline = max(bar.end for bar in timeline.bars if bar.kind not in ("gradients", "rest"))
+    assert pipeline == pytest.approx(min(after))
     assert min(bar.start for bar in timeline.bars) == 0.0
     assert timeline.seconds == seconds
 
@@ -109,6 +112,6 @@ def test_the_drawing_is_whole(drawn: tuple[Setup, float, Timeline]) -> None:
     kinds = {box.attrib["class"] for box in tree.iter("rect")}
     assert kinds >= {"forward", "backward", "gradients", "rest"}
     # A share of a bar that is far less than a pixel is not drawn.
-    assert ("tensor" in kinds) == (timeline.tensor_share > 0.02)
+    assert ("tensor" in kinds) == (timeline.nvlink_share > 0.02)
     assert ("hop" in kinds) == (setup.topology.pp > 1)
     assert ("weights" in kinds) == (setup.technique.schedule == "zero_bubble")
