@@ -99,7 +99,7 @@ def check_heads(config: RunConfig, site: Site) -> Iterator[Finding]:
     """The width divides evenly into heads, and the heads over tensor-parallel ranks."""
     model, tp = config.model, config.parallelism.tensor_parallel_size
     key = "model.num_attention_heads"
-    if model.hidden_size % model.num_attention_heads:
+    if model.head_size is None and model.hidden_size % model.num_attention_heads:
         text = f"hidden_size {model.hidden_size} is not a multiple of {model.num_attention_heads} heads"
         yield error("heads", (key, "model.hidden_size"), text)
     if model.num_attention_heads % tp:
@@ -113,7 +113,9 @@ def check_key_value_heads(config: RunConfig, site: Site) -> Iterator[Finding]:
     if shared and heads % shared:
         text = f"{heads} heads are not a multiple of {shared} key/value heads"
         yield error("key_value_heads", (key, "model.num_attention_heads"), text)
-    if shared and shared % tp:
+    # Megatron gives ranks copies of key/value heads where these are fewer.
+    copies = config.run.framework == "megatron" and shared and tp % shared == 0
+    if shared and shared % tp and not copies:
         yield error("key_value_heads", (key, TP), f"{shared} key/value heads are not a multiple of tp {tp}")
 
 
@@ -128,7 +130,7 @@ def check_ffn_width(config: RunConfig, site: Site) -> Iterator[Finding]:
 def check_rotary(config: RunConfig, site: Site) -> Iterator[Finding]:
     """Rotary positions rotate pairs of elements, so the head width is even."""
     model = config.model
-    width = model.hidden_size // model.num_attention_heads
+    width = model.head_size or model.hidden_size // model.num_attention_heads
     if model.positions == "rotary" and width % 2:
         text = f"rotary positions need an even head width; {model.hidden_size} / {model.num_attention_heads} is {width}"
         yield error("rotary", ("model.positions", "model.num_attention_heads"), text)

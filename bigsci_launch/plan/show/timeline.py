@@ -33,7 +33,7 @@ STYLE = """
 .timeline { overflow-x: auto; } .timeline svg { width: 100%; min-width: 720px; }
 .idle { fill: var(--line); opacity: .45; }
 .forward { fill: #2d7dd2; } .backward { fill: #1b9e5a; } .weights { fill: #7fc8a0; } .hop { fill: #b07cd8; }
-.tensor { fill: #e69f00; } .gradients { fill: #d1495b; } .rest { fill: #8a94a0; }
+.nvlink { fill: #e69f00; } .gradients { fill: #d1495b; } .rest { fill: #8a94a0; }
 .timeline text.on { fill: #fff; font-size: 9px; } .timeline .left-out { fill: var(--paper); }
 .timeline .tear { stroke: var(--soft); stroke-dasharray: 2 3; }
 """
@@ -96,8 +96,8 @@ def timeline_of(plan: Plan) -> Timeline:
     for stage in range(setup.topology.pp):
         bars += _after_pipeline(stage, pipeline_s, reduction_s, price.seconds)
     # What the price has of NVLink is a share of what it has of the pipeline.
-    tensor = sum(term for name, term in zip(TERM_NAMES, price.terms, strict=True) if name == "NVLink")
-    return Timeline(setup.topology.pp, price.seconds, tuple(bars), cut, min(1.0, tensor * _factor(price) / pipeline_s))
+    nvlink = sum(term for name, term in zip(TERM_NAMES, price.terms, strict=True) if name == "NVLink")
+    return Timeline(setup.topology.pp, price.seconds, tuple(bars), cut, min(1.0, nvlink * _factor(price) / pipeline_s))
 
 
 def _factor(price: Price) -> float:
@@ -234,11 +234,11 @@ def _draw_bar(bar: StepBar, timeline: Timeline, place: _TimeScale, row: int, *, 
     width = right - left
     title = f"<title>{escape(bar.title)}</title>" if titled else ""
     drawn = _rectangle(bar.kind, left, top, width, row - 2, title)
-    tensor = width * timeline.nvlink_share if bar.kind in ("forward", "backward") else 0.0
-    if tensor >= 0.2:
-        drawn += _rectangle("tensor", right - tensor, top, tensor, row - 2, title)
-    if width - tensor > 6 * len(bar.label) + 2 and row >= 14 and bar.label:
-        middle = left + (width - tensor) / 2
+    nvlink = width * timeline.nvlink_share if bar.kind in ("forward", "backward") else 0.0
+    if nvlink >= 0.2:
+        drawn += _rectangle("nvlink", right - nvlink, top, nvlink, row - 2, title)
+    if width - nvlink > 6 * len(bar.label) + 2 and row >= 14 and bar.label:
+        middle = left + (width - nvlink) / 2
         drawn += (
             f'<text class="on" x="{middle:.1f}" y="{top + row / 2 + 2:.1f}" text-anchor="middle">{bar.label}</text>'
         )

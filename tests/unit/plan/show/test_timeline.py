@@ -112,6 +112,6 @@ def test_the_drawing_is_whole(drawn: tuple[Setup, float, Timeline]) -> None:
     kinds = {box.attrib["class"] for box in tree.iter("rect")}
     assert kinds >= {"forward", "backward", "gradients", "rest"}
     # A share of a bar that is far less than a pixel is not drawn.
-    assert ("tensor" in kinds) == (timeline.nvlink_share > 0.02)
+    assert ("nvlink" in kinds) == (timeline.nvlink_share > 0.02)
     assert ("hop" in kinds) == (setup.topology.pp > 1)
     assert ("weights" in kinds) == (setup.technique.schedule == "zero_bubble")
