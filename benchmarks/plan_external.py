@@ -14,6 +14,7 @@ from __future__ import annotations
 import csv
 import hashlib
 import random
+import re
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
@@ -67,7 +68,7 @@ def read_published() -> tuple[list[Published], Counter[str]]:
         for row in read_rows(path)[1]:
             one = _published(row, path.stem)
             if isinstance(one, str):
-                left[f"{path.stem}: {one}"] += 1
+                left[re.sub(r" into \d+ parts.*", "", one)] += 1
             else:
                 found.append(one)
     return found, left
@@ -198,7 +199,7 @@ def table() -> Iterator[str]:
         groups[row.group].append(row)
     yield (
         f"{len(rows)} rows can be priced. {sum(left.values())} cannot: "
-        + "; ".join(f"{reason.split(';')[0]} ({count})" for reason, count in sorted(left.items()))
+        + "; ".join(f"{reason} ({count})" for reason, count in left.most_common())
         + "."
     )
     yield ""
