@@ -102,7 +102,7 @@ def configured_setup(config: RunConfig, site: Site, calibration: Calibration | N
         ValueError: the sizes of the run do not fit the site.
     """
     layout = site.layout(config)
-    setup = _settled(Setup.of_config(config, layout.topology, layout.ranks_per_node), calibration)
+    setup = _settled(_at(site, Setup.of_config(config, layout.topology, layout.ranks_per_node)), calibration)
     sizes = legal_sizes(config.training, layout.topology.dp)
     if config.training.micro_batch_size != "auto" or calibration is None or not sizes:
         return setup
@@ -112,7 +112,12 @@ def configured_setup(config: RunConfig, site: Site, calibration: Calibration | N
 def _all_replicas(config: RunConfig, site: Site, calibration: Calibration | None) -> Setup:
     """Return a stand-in setup for a run whose sizes do not fit the site: every rank is a replica."""
     world, ranks_per_node = config.slurm.nodes * site.config.ranks_per_node, site.config.ranks_per_node
-    return _settled(Setup.of_config(config, Topology(tp=1, pp=1, dp=world), ranks_per_node), calibration)
+    return _settled(_at(site, Setup.of_config(config, Topology(tp=1, pp=1, dp=world), ranks_per_node)), calibration)
+
+
+def _at(site: Site, setup: Setup) -> Setup:
+    """Return the setup with the NVLink domains of the site."""
+    return replace(setup, nodes_per_domain=site.config.nvlink_domain_nodes)
 
 
 def _settled(setup: Setup, calibration: Calibration | None) -> Setup:

@@ -393,3 +393,16 @@ def test_submit_shows_the_warnings_of_check() -> None:
     assert "TB a day" in result.stderr
     quiet = CliRunner().invoke(bsl, ["submit", "configs/demo.yaml", "--dry-run"])
     assert "warning" not in quiet.stderr
+
+
+def test_a_domain_of_many_nodes_is_priced_as_one_fabric(tmp_path: Path) -> None:
+    site = tmp_path / "rack.yaml"
+    text = "description: a rack\nscheduler: slurm\nranks_per_node: 4\nnetwork_gb_per_s: 50\ngpu: {name: GB200}\n"
+    seconds = []
+    for domain in (1, 18):
+        site.write_text(f"{text}nvlink_domain_nodes: {domain}\n")
+        sizes = ["slurm.nodes=96", f"slurm.site={site}", "slurm.partition=null", "slurm.qos=null"]
+        options = [word for size in sizes for word in ("--set", size)]
+        document = json.loads(run("configs/bloom-176b-2022.yaml", *options, "--json").stdout)
+        seconds.append(document["configured"]["seconds_per_step"])
+    assert seconds[1] < 0.95 * seconds[0]
