@@ -88,6 +88,8 @@ def test_context_parallelism_divides_the_sequence(llama: Setup, h100: GpuModel) 
     # Tokens and scores of a micro batch halve; what the ranks pass around costs less than it saves.
     assert 0.45 < half.stage_seconds[0] / one.stage_seconds[0] < 0.6
     assert count_memory(split, 0).kept_gib == pytest.approx(count_memory(llama, 0).kept_gib / 2)
+    # Twice as many all-reduces of half the tokens.
+    assert term(split, h100, "NVLink") < 1.3 * term(llama, h100, "NVLink")
 
 
 def test_sequence_parallelism_shares_what_every_rank_kept(llama: Setup, h100: GpuModel) -> None:
