@@ -18,7 +18,7 @@ Point = tuple[float, ...]
 
 # What counts as distance one. For tp, micro batch, pp, dp, hidden size, heads, layers and batch: a factor of two to the
 # power of the scale. For the alignment of heads and for days: a difference of the scale.
-TIME_SCALES = (0.3, 1.5, 1.5, 1.5, 1.0, 1.5, 1.0, 15.0, 6.0, 6.0, 1.5, 0.5, 1.0, 1.0, 0.3)
+TIME_SCALES = (0.3, 1.5, 1.5, 1.5, 0.3, 1.5, 1.0, 15.0, 6.0, 6.0, 1.5, 0.5, 1.0, 1.0, 0.3)
 MEMORY_SCALES = (1.0, 1.5, 1.5, 1.5, 0.5, 3.0, 10.0, 30.0, 6.0, 6.0, 1.5, 1.0, 0.5, 1.0, 0.3)
 DAY_AXIS = 7
 TIME_NUGGET = 0.04
