@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from bigsci_launch.plan.price.constants import Constants
 from bigsci_launch.plan.price.hardware import GpuModel
-from bigsci_launch.plan.price.work.held import expert_weights, layer_weights, shard_ranks
+from bigsci_launch.plan.price.work.held import expert_shard_ranks, expert_weights, layer_weights, shard_ranks
 from bigsci_launch.plan.shape.parameters import count_position_parameters
 from bigsci_launch.plan.shape.setup import Setup
 
@@ -134,23 +134,22 @@ def _state(setup: Setup, stage: int, num_layers: int) -> tuple[float, float]:
     ZeRO shards the state from stage 1 on, gradients from stage 2 on, and weights with stage 3, where the rank has two
     layers' weights at a time.
     """
-    technique, parameters = setup.technique, _parameters(setup, stage, num_layers)
-    shards = shard_ranks(setup)
+    zero_stage, parameters = setup.technique.zero_stage, _parameters(setup, stage, num_layers)
+    shared = _sharded_parameters(setup, parameters, num_layers)
     accumulated = FP32_GRADIENT_BYTES if setup.has_fp32_gradients and setup.precision != "fp32" else 0.0
     weights, gradients = float(setup.element_bytes), setup.element_bytes + accumulated
-    if technique.zero_stage >= 2:
-        gradients = (4 if setup.framework in ("torchtitan", "fsdp") else gradients) / shards
-    resident = parameters * (weights + gradients)
-    if technique.zero_stage == 3:
-        resident = parameters * gradients + 2 * layer_weights(setup) * setup.element_bytes
-    return resident, _expert_shares(setup, parameters, num_layers, shards if technique.zero_stage else 1)
+    if zero_stage >= 2 and setup.framework in ("torchtitan", "fsdp"):
+        gradients = 4.0
+    held = 2 * layer_weights(setup) if zero_stage == 3 else parameters
+    return held * weights + (
+        shared if zero_stage >= 2 else parameters
+    ) * gradients, shared if zero_stage else parameters
 
 
-def _expert_shares(setup: Setup, parameters: float, num_layers: int, shards: int) -> float:
-    """Return the parameters whose optimizer state a rank holds. Experts have fewer replicas, so fewer shards."""
+def _sharded_parameters(setup: Setup, parameters: float, num_layers: int) -> float:
+    """Return the parameters whose sharded state a rank holds."""
     experts = num_layers * expert_weights(setup)
-    own = max(1.0, shards * setup.topology.tp / setup.expert_shards) if shards > 1 else 1.0
-    return (parameters - experts) / shards + experts / own
+    return (parameters - experts) / shard_ranks(setup) + experts / expert_shard_ranks(setup)
 
 
 def _parameters(setup: Setup, stage: int, num_layers: int) -> float:

@@ -309,7 +309,7 @@ class StateBytes:
         return self.weights + self.gradients + self.optimizer
 
 
-def state_bytes(num_parameters: int, shards: int, precision: str, zero_stage: int = 1) -> StateBytes:
+def state_bytes(num_parameters: int, shards: float, precision: str, zero_stage: int = 1) -> StateBytes:
     """Return the weights, gradients and AdamW's state of one rank, of which ZeRO shards the more the higher its stage.
 
     bf16 keeps all bf16 weights and fp32 gradients, and a share of fp32 masters and two moments: 18 bytes per parameter

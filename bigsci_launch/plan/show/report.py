@@ -10,7 +10,7 @@ from bigsci_launch.plan.price.calibration import UNCALIBRATED_BAND, Calibration
 from bigsci_launch.plan.price.hardware import assumed_line
 from bigsci_launch.plan.price.price import TERM_NAMES, price_stage_memory
 from bigsci_launch.plan.price.stages import lay_out_stages, layout_lines
-from bigsci_launch.plan.price.work.held import shard_ranks
+from bigsci_launch.plan.price.work.held import expert_shard_ranks, expert_weights, shard_ranks
 from bigsci_launch.plan.shape.legality import advise
 from bigsci_launch.plan.shape.parameters import (
     ModelShape,
@@ -81,12 +81,22 @@ def calibration_line(calibration: Calibration, setup: Setup) -> str:
     )
 
 
+def _several(count: int, noun: str, ending: str = "s") -> str:
+    return f"{count} {noun}{'' if count == 1 else ending}"
+
+
 def _guess() -> str:
     return f"{100 * UNCALIBRATED_BAND:.0f} % or more"
 
 
-def _state(num_parameters: int, setup: Setup) -> StateBytes:
-    return state_bytes(num_parameters, shard_ranks(setup), setup.precision, setup.technique.zero_stage)
+def _state(num_parameters: int, num_layers: int, setup: Setup) -> StateBytes:
+    """Return the state of a rank, of which experts have fewer replicas than the rest to share it."""
+    experts = round(num_layers * expert_weights(setup))
+    dense, own = (
+        state_bytes(count, ranks, setup.precision, setup.technique.zero_stage)
+        for count, ranks in ((num_parameters - experts, shard_ranks(setup)), (experts, expert_shard_ranks(setup)))
+    )
+    return StateBytes(dense.weights + own.weights, dense.gradients + own.gradients, dense.optimizer + own.optimizer)
 
 
 def sizes_lines(setup: Setup, calibration: Calibration | None = None) -> list[str]:
@@ -97,12 +107,12 @@ def sizes_lines(setup: Setup, calibration: Calibration | None = None) -> list[st
     shown = list(dict.fromkeys((stages[0], stages[len(stages) // 2], stages[-1])))
     lines = [
         f"{topology} = {topology.world_size} ranks on {_nodes(setup)}, micro batch {setup.micro_batch_size}, "
-        f"{setup.num_micro_batches} micro batches a step, {setup.partition_method}",
+        f"{_several(setup.num_micro_batches, 'micro batch', 'es')} a step, {setup.partition_method}",
         f"layers per stage: {describe_stages(setup.layers_per_stage)}",
         *layout_lines(lay_out_stages(setup, calibration)),
     ]
     for stage in shown:
-        state = _state(stage.num_parameters, setup)
+        state = _state(stage.num_parameters, stage.num_transformer_layers, setup)
         lines.append(
             f"a rank of stage {stage.stage}: {format_count(stage.num_parameters)} parameters; "
             f"weights {format_bytes(state.weights)}, gradients {format_bytes(state.gradients)}, "
@@ -153,7 +163,7 @@ def best_line(plan: Plan) -> str:
     checkpoint = format_bytes(checkpoint_bytes(setup.shape, setup.topology.tp))
     return (
         f"the best, cut by {setup.partition_method}, takes {plan.days:.1f} days and {plan.gpu_hours:,.0f} GPU-hours "
-        f"for {plan.num_tokens / 1e9:,.0f}e9 tokens; each checkpoint takes {checkpoint}"
+        f"for {format_count(plan.num_tokens)} tokens; each checkpoint takes {checkpoint}"
     )
 
 
@@ -172,7 +182,7 @@ def summary_line(result: SearchResult) -> str:
     refused = sum(entry.count for entry in result.refused)
     return (
         f"{len(result.plans)} plans fit, {len(result.out_of_memory)} run out of memory, "
-        f"{refused} are refused by {len(result.refused)} rules"
+        f"{refused} are refused by {_several(len(result.refused), 'rule')}"
     )
 
 
@@ -283,7 +293,7 @@ def _stage_documents(setup: Setup, calibration: Calibration | None) -> list[dict
             "layers": list(stage.layers),
             "num_transformer_layers": counts[stage.stage],
             "parameters_per_rank": stage.num_parameters,
-            "state_bytes_per_rank": _state(stage.num_parameters, setup).total,
+            "state_bytes_per_rank": _state(stage.num_parameters, counts[stage.stage], setup).total,
             "micro_batch_milliseconds": stage.milliseconds,
             "need_gib": stage.need_gib,
         }

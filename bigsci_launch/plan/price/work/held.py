@@ -36,3 +36,8 @@ def shard_ranks(setup: Setup) -> int:
     """Return the ranks that share one copy of what ZeRO shards."""
     ranks = setup.num_replicas * setup.topology["cp"]
     return min(ranks, setup.technique.shard_group_size or ranks)
+
+
+def expert_shard_ranks(setup: Setup) -> float:
+    """Return the ranks that share one copy of an expert's state: experts have fewer replicas than other layers."""
+    return max(1.0, shard_ranks(setup) * setup.topology.tp / setup.expert_shards)
