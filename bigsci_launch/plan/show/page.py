@@ -11,7 +11,6 @@ from bigsci_launch import __version__, pages
 from bigsci_launch.plan.choose.answer import Answer, reference_plans
 from bigsci_launch.plan.choose.search import Plan, SearchResult
 from bigsci_launch.plan.price.calibration import Calibration
-from bigsci_launch.plan.price.hardware import assumed_line
 from bigsci_launch.plan.price.neighbours import point_of
 from bigsci_launch.plan.price.price import price_setup, price_stage_memory
 from bigsci_launch.plan.shape.ramp import filling_batch_size
@@ -23,6 +22,7 @@ from bigsci_launch.plan.show.explain import EXPLAIN_COLUMNS, explain_cells, expl
 from bigsci_launch.plan.show.report import (
     REFUSED_COLUMNS,
     calibration_line,
+    hardware_lines,
     model_line,
     refused_cells,
     summary_line,
@@ -90,7 +90,8 @@ def _footer(answer: Answer) -> str:
 
 def _sections(answer: Answer, result: SearchResult, calibration: Calibration) -> list[str]:
     trust = calibration_line(calibration, answer.request.configured)
-    notes = [note for note in (assumed_line(calibration.gpu), answer.request.program_needed) if note]
+    needed = answer.request.program_needed
+    notes = [*hardware_lines(answer.request.configured, calibration), *([needed] if needed else [])]
     parts = [
         f'<p class="soft">{escape(calibration.gpu.name)}: {escape(trust)}</p>',
         *(f'<p class="soft">{escape(note)}</p>' for note in notes),

@@ -42,8 +42,18 @@ def head_lines(request: PlanRequest) -> list[str]:
     if calibration is None:
         return [*lines, f"site {request.site_name} has no GPU: time and memory are not predicted"]
     lines.append(f"site {request.site_name}, {calibration.gpu.name}: {calibration_line(calibration, setup)}")
-    assumed = assumed_line(calibration.gpu)
-    return [*lines, assumed] if assumed else lines
+    return [*lines, *hardware_lines(setup, calibration)]
+
+
+def hardware_lines(setup: Setup, calibration: Calibration) -> list[str]:
+    """Return what had to be assumed of the hardware."""
+    gpu, assumed = calibration.gpu, assumed_line(calibration.gpu)
+    lines = [assumed] if assumed else []
+    if setup.precision == "fp8" and gpu.fp8_tflops is None:
+        lines.append(
+            f"{gpu.name} has no fp8, or its rate is not known (gpu.fp8_tflops): products are priced as in bf16"
+        )
+    return lines
 
 
 def model_line(shape: ModelShape, tp: int) -> str:

@@ -406,3 +406,9 @@ def test_a_domain_of_many_nodes_is_priced_as_one_fabric(tmp_path: Path) -> None:
         document = json.loads(run("configs/bloom-176b-2022.yaml", *options, "--json").stdout)
         seconds.append(document["configured"]["seconds_per_step"])
     assert seconds[1] < 0.95 * seconds[0]
+
+
+def test_a_gpu_without_fp8_is_said() -> None:
+    said = "A100-SXM4-80GB has no fp8, or its rate is not known (gpu.fp8_tflops): products are priced as in bf16"
+    assert said in run("configs/bloom-176b-2022.yaml", "--set", "training.precision=fp8", "--top", "1").output
+    assert said not in run("configs/bloom-176b-2022.yaml", "--top", "1").output
