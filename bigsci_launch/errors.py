@@ -7,6 +7,8 @@
       RunDirError                2   a run directory is missing or unreadable, or is not a run directory
       SlurmError                 3   Slurm is missing or refuses
         SlurmUnavailable         3   no such command, no slurm.conf, or slurmctld does not answer
+          SlurmUnanswered        3   the request was sent, and no answer came: Slurm may have granted it
+          SubmissionUnknown      3   an attempt may have a job: sbatch got no answer, and squeue shows none yet
         SlurmRefused             3   the command ran, and Slurm refused the request
         JobNotFound              3   neither squeue nor sacct knows the job
       ClusterError               3   the mini cluster could not be started or stopped
@@ -120,6 +122,14 @@ class SlurmError(BslError):
 
 class SlurmUnavailable(SlurmError):
     """Slurm's commands are not installed or not configured, or its controller does not answer."""
+
+
+class SlurmUnanswered(SlurmUnavailable):
+    """The request was sent, and no answer came in time. Slurm may have granted it all the same."""
+
+
+class SubmissionUnknown(SlurmUnavailable):
+    """It is not known whether an attempt has a job. Its directory stays, so that the job is found again."""
 
 
 class SlurmRefused(SlurmError):

@@ -16,8 +16,10 @@ from typing import NamedTuple
 from chain_records import base_of, queued_attempts, read_json, write_record
 
 TIMEOUT_S = 60
-SUBMISSION_GRACE_S = 120.0
+SUBMISSION_GRACE_S = 180.0
 """An attempt that has no job yet and is younger than this may still be in submission."""
+UNANSWERED = re.compile(r"timed out|Zero Bytes were transmitted|missing socket|Connection reset|Broken pipe", re.I)
+"""How a lost answer reads: Slurm may have accepted the job, which `adopt` then finds."""
 WAIT_FOR_RECORD_S = 10.0
 """How long `bsl submit` may take to write job.json after the job has started."""
 NEVER = "DependencyNeverSatisfied"
@@ -153,6 +155,8 @@ def queue_next(attempt: Path, behind: list[str]) -> tuple[Link, Answer]:
             job_id = done.words.splitlines()[-1].partition(";")[0].strip()
             note_job(following, job_id)
             return Link(following.name, job_id), done
+        if UNANSWERED.search(done.words):
+            return Link(following.name, None), done
     except OSError as error:
         done = Answer(False, f"{error.filename or run}: {error.strerror or error}")
     forget(following)

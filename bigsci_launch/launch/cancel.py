@@ -6,10 +6,10 @@ import shutil
 from contextlib import suppress
 
 from bigsci_launch.errors import JobNotFound, RunDirError
-from bigsci_launch.runs.attempts import JobRecord, ask_about, attempt_state, identify, query_attempt, read_job
+from bigsci_launch.runs.attempts import JobRecord, ask_about, attempt_state, find_job, identify, query_attempt
 from bigsci_launch.runs.find import run_argument
 from bigsci_launch.runs.layout import AttemptDir, RunDir, write_atomically
-from bigsci_launch.scheduler.slurm import cancel_job, job_of_script
+from bigsci_launch.scheduler.slurm import cancel_job
 
 
 def cancel_run(run: RunDir) -> str:
@@ -34,9 +34,8 @@ def _cancel_queued(run: RunDir) -> list[str]:
     """End the attempts that wait behind the newest one first, the last of them first: they would start."""
     said = []
     for attempt in reversed(run.queued_attempts()):
-        record = read_job(attempt)
+        record = find_job(attempt)
         if record is None:
-            said += _cancel_unrecorded(attempt)
             continue
         with suppress(JobNotFound):
             answer = ask_about([record], needs_cluster=record.cluster is not None)
@@ -48,21 +47,15 @@ def _cancel_queued(run: RunDir) -> list[str]:
     return said
 
 
-def _cancel_unrecorded(attempt: AttemptDir) -> list[str]:
-    """End the job of an attempt whose submission was killed before it could record the job."""
-    job_id = job_of_script(attempt.script)
-    if job_id is None:
-        return []
-    cancel_job(job_id)
-    shutil.rmtree(attempt.path, ignore_errors=True)
-    return [f"job {job_id}: asked to end (attempt {attempt.name}, which has not started)"]
-
-
 def _cancel_newest(run: RunDir) -> str:
     attempt = run.latest_attempt()
-    record = read_job(attempt) if attempt else None
-    if attempt is None or record is None:
+    if attempt is None:
         raise RunDirError(f"run {run.name}: nothing has been submitted yet")
+    record = find_job(attempt)
+    if record is None:
+        job = query_attempt(attempt)
+        why = f"has ended: {job.state.value}" if job.state.is_over else f"was not cancelled: {job.reason}"
+        raise RunDirError(f"run {run.name}: attempt {attempt.name} {why}")
     if record.launcher is None:
         _require_own_job(run, attempt, record)
         _mark(attempt)

@@ -16,13 +16,22 @@ from uuid import uuid4
 from bigsci_launch.config.load import LoadedRun, dump_resolved
 from bigsci_launch.config.schema.run import ModelSection, RunConfig
 from bigsci_launch.content import packaged
-from bigsci_launch.errors import RunDirError, SlurmError
+from bigsci_launch.errors import RunDirError, SlurmError, SlurmUnanswered, SlurmUnavailable, SubmissionUnknown
 from bigsci_launch.launch.job.request import JobRequest, make_request
 from bigsci_launch.launch.job.script import render_script
 from bigsci_launch.launch.provenance import collect_provenance, is_secret_name
 from bigsci_launch.launch.rehearsed import rehearsal_note
 from bigsci_launch.launch.turn import Turn, behind, find_turn
-from bigsci_launch.runs.attempts import JobRecord, query_attempt, read_exit, write_job
+from bigsci_launch.runs.attempts import (
+    JobRecord,
+    adopt_jobs,
+    find_job,
+    jobs_of_run,
+    query_attempt,
+    read_exit,
+    read_job,
+    write_job,
+)
 from bigsci_launch.runs.chain.records import write_chain
 from bigsci_launch.runs.changes import NOTHING_ACCEPTED, write_accepted
 from bigsci_launch.runs.control.calls import TraceWish, write_trace_wish
@@ -32,7 +41,7 @@ from bigsci_launch.runs.watching.ledger import make_shared_folder
 from bigsci_launch.scheduler.command import has_command
 from bigsci_launch.scheduler.job import JobInfo, JobState
 from bigsci_launch.scheduler.local import start_launcher
-from bigsci_launch.scheduler.slurm import SubmittedJob, cancel_job, submit_argv, submit_script
+from bigsci_launch.scheduler.slurm import SubmittedJob, cancel_job, cluster_name, submit_argv, submit_script
 from bigsci_launch.topology import AXIS_NAMES, Topology
 
 SCHEMA_VERSION = 1
@@ -79,6 +88,8 @@ TOOLS = (
     "check_verdict.py",
 )
 MAX_UNKNOWN = 10
+LOOK_S, LOOK_PAUSE_S = 20.0, 1.0
+"""For how long, and how often, a job is looked for if sbatch got no answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +112,7 @@ def submit(loaded: LoadedRun, request: JobRequest, command: Sequence[str]) -> Su
         RunDirError: the run has an active attempt and the next one may not wait, belongs to another model, or cannot be
             written.
         SlurmUnavailable, SlurmRefused: sbatch failed. Nothing is left of the attempt.
+        SubmissionUnknown: sbatch got no answer. The attempt stays, because it may have a job.
     """
     try:
         return _submit(loaded, request, command)
@@ -110,6 +122,8 @@ def submit(loaded: LoadedRun, request: JobRequest, command: Sequence[str]) -> Su
 
 def _submit(loaded: LoadedRun, request: JobRequest, command: Sequence[str]) -> Submission:
     require_same_run(request.run, loaded.config, request.topology)
+    if request.scheduler == "slurm":
+        adopt_jobs(request.run)
     turn = find_turn(request.run, request.chain)
     submission = _start_attempt(loaded, request if turn is None else behind(request, turn), command)
     chain = request.chain
@@ -121,6 +135,8 @@ def _submit(loaded: LoadedRun, request: JobRequest, command: Sequence[str]) -> S
 def _start_attempt(loaded: LoadedRun, request: JobRequest, command: Sequence[str]) -> Submission:
     with new_attempt(request, loaded.config):
         freeze(request, loaded, command)
+        if request.scheduler == "slurm":
+            require_no_other_job(request.run)
         submission = start(request)
         try:
             write_job(request.attempt, submission.record)
@@ -166,12 +182,64 @@ def after(turn: Turn | None, submission: Submission) -> Turn:
 def start(request: JobRequest) -> Submission:
     """Pass the attempt's script to its scheduler."""
     if request.scheduler == "slurm":
-        options = {option.variable: option.value for option in request.caller_options if option.applies}
-        job = submit_script(submit_argv(request.attempt.script), cwd=request.working_directory, options=options)
-        return Submission(request, slurm_record(request, job))
+        return Submission(request, slurm_record(request, submit_job(request)))
     launcher, process = start_launcher(request.attempt.script, request.attempt.job_output, request.working_directory)
     record = JobRecord("local", time.time(), launcher=launcher, total_steps=request.total_steps)
     return Submission(request, record, process)
+
+
+def submit_job(request: JobRequest) -> SubmittedJob:
+    """Pass the script to sbatch. If its answer is lost, look for the job: Slurm may have accepted it.
+
+    Raises:
+        SlurmUnavailable, SlurmRefused: there is no job.
+        SubmissionUnknown: there may be one.
+    """
+    options = {option.variable: option.value for option in request.caller_options if option.applies}
+    try:
+        return submit_script(submit_argv(request.attempt.script), cwd=request.working_directory, options=options)
+    except SlurmUnanswered as error:
+        job_id = find_accepted(request.attempt, time.monotonic() + LOOK_S)
+        if job_id is not None:
+            return SubmittedJob(job_id, cluster_name(), (f"{error.message}; but squeue shows job {job_id}",))
+        raise SubmissionUnknown(
+            f"{error.message}; the job may be in the queue all the same",
+            hint=f"`bsl status {run_argument(request.run)}` finds it when Slurm answers again; "
+            "another `bsl submit` starts no second job before that is known",
+        ) from error
+    except KeyboardInterrupt:
+        with suppress(SlurmError):
+            if (job_id := find_accepted(request.attempt, time.monotonic())) is not None:
+                cancel_job(job_id)
+        raise
+
+
+def find_accepted(attempt: AttemptDir, deadline: float) -> str | None:
+    """Return the job that Slurm has accepted for an attempt; None if squeue shows none until `deadline`.
+
+    One that slurmctld has just been sent may come later than an answer of squeue.
+    """
+    while True:
+        with suppress(SlurmUnavailable):
+            if (record := find_job(attempt)) is not None:
+                return record.job_id
+        if time.monotonic() >= deadline:
+            return None
+        time.sleep(LOOK_PAUSE_S)
+
+
+def require_no_other_job(run: RunDir) -> None:
+    """Raise RunDirError if a job of the run waits or runs that no attempt records: two of them would train at once.
+
+    To be called after the new attempt was made. An earlier one's job that starts later sees it, and does not run.
+    """
+    recorded = {record.job_id for each in (*run.attempts(), *run.queued_attempts()) if (record := read_job(each))}
+    others = [job.job_id for job in jobs_of_run(run) if job.job_id not in recorded]
+    if others:
+        raise RunDirError(
+            f"run {run.name}: job {', '.join(others)} in the queue belongs to this run, and no attempt records it",
+            hint=f"`scontrol show job {others[0]}` shows it; `scancel {others[0]}` ends it",
+        )
 
 
 def slurm_record(request: JobRequest, job: SubmittedJob) -> JobRecord:
@@ -233,7 +301,10 @@ def copy_tools(attempt: AttemptDir) -> None:
 
 @contextmanager
 def new_attempt(request: JobRequest, config: RunConfig) -> Iterator[None]:
-    """Create the run (if it is new) and the attempt's directory. On any failure, remove what was created."""
+    """Create the run (if it is new) and the attempt's directory. On any failure, remove what was created.
+
+    It stays if there may be a job: whoever asks later finds that by the path of its script.
+    """
     is_new_run = not request.run.record.exists()
     missing = [folder for folder in (request.run.path, *request.run.path.parents) if not folder.exists()]
     is_ours = False
@@ -244,6 +315,8 @@ def new_attempt(request: JobRequest, config: RunConfig) -> Iterator[None]:
         request.attempt.path.mkdir(parents=True)
         is_ours = True
         yield
+    except SubmissionUnknown:
+        raise
     except BaseException:
         if is_ours:
             shutil.rmtree(request.attempt.path, ignore_errors=True)

@@ -8,15 +8,15 @@ from dataclasses import dataclass, replace
 from bigsci_launch.errors import RunDirError
 from bigsci_launch.launch.job.options import Option
 from bigsci_launch.launch.job.request import JobRequest
-from bigsci_launch.runs.attempts import JobRecord, age_s, query_attempt, read_job
+from bigsci_launch.runs.attempts import JobRecord, age_s, find_job, query_attempt
 from bigsci_launch.runs.chain.carry import QueuedAttempt, find_queued
 from bigsci_launch.runs.chain.records import ChainRecord, read_chain
 from bigsci_launch.runs.find import run_argument
 from bigsci_launch.runs.layout import AttemptDir, RunDir
 from bigsci_launch.scheduler.job import JobState
 
-SUBMISSION_GRACE_S = 120.0
-"""An attempt that has no job yet and is younger than this may still be in submission."""
+SUBMISSION_GRACE_S = 180.0
+"""An attempt that has no job yet and is younger than this may still be in submission: sbatch may take two minutes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,16 +46,18 @@ def find_active(run: RunDir) -> ActiveAttempt | None:
 
     Raises:
         RunDirError: an attempt is being submitted right now.
+        SlurmError: an attempt has no record of its job, and squeue gave no answer.
     """
     attempt = run.latest_attempt()
     if attempt is None:
         return None
-    record = read_job(attempt)
+    record = find_job(attempt)
     if record is None:
-        if attempt.path.exists() and age_s(attempt) < SUBMISSION_GRACE_S:
+        if attempt.path.exists() and not attempt.exit.exists() and (age := age_s(attempt)) < SUBMISSION_GRACE_S:
             raise RunDirError(
-                f"run {run.name}: attempt {attempt.name} is being submitted right now, or its submission was killed",
-                hint=f"try again in {SUBMISSION_GRACE_S:g} s",
+                f"run {run.name}: attempt {attempt.name} is being submitted right now, or its submission was killed "
+                "or got no answer",
+                hint=f"try again in {SUBMISSION_GRACE_S - age:.0f} s, unless its job appears in squeue before",
             )
         return None
     job = query_attempt(attempt)

@@ -2,26 +2,34 @@
 
 The state of an attempt has four sources, asked in this order: squeue, sacct if it is installed, the launcher's PID for
 local attempts, and the attempt's exit.json. If none of them knows, the state is UNKNOWN, with the reason.
+An attempt without job.json may have a job: `bsl submit` was killed, or sbatch got no answer. squeue knows its script.
 Slurm's answer is believed only if it can be about this attempt's job: an id alone says nothing.
 """
 
 from __future__ import annotations
 
+import os
+import pwd
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 from typing import Any, Literal
 
-from bigsci_launch.errors import RunDirError, SlurmUnavailable
+from bigsci_launch.config.load import load_resolved
+from bigsci_launch.errors import BslError, RunDirError, SlurmError, SlurmUnavailable
 from bigsci_launch.runs.ending.job_output import read_printed_exit
 from bigsci_launch.runs.layout import AttemptDir, RunDir, read_json, write_json
-from bigsci_launch.runs.ownership import Identification, identify_job
+from bigsci_launch.runs.ownership import Identification, identify_job, is_same_folder
+from bigsci_launch.scheduler.command import has_command
 from bigsci_launch.scheduler.job import JobInfo, JobState
 from bigsci_launch.scheduler.local import Launcher
-from bigsci_launch.scheduler.slurm import cluster_name, query_jobs
+from bigsci_launch.scheduler.slurm import QueuedScript, cluster_name, query_jobs, queued_scripts
 
 SCHEMA_VERSION = 1
+NO_RECORD = "`bsl submit` recorded no job"
+NO_JOB = f"{NO_RECORD}, and none that waits or runs has the script of this attempt"
 STATE_OF_REASON = {
     "finished": JobState.COMPLETED,
     "stopped": JobState.COMPLETED,
@@ -95,6 +103,71 @@ def read_job(attempt: AttemptDir) -> JobRecord | None:
         raise RunDirError(f"{attempt.job}: not a job record ({error!r})") from error
 
 
+def find_job(attempt: AttemptDir) -> JobRecord | None:
+    """Like `read_job`, but an attempt without a record is looked for in the queue while it has not ended.
+
+    Raises:
+        RunDirError: as `read_job`.
+        SlurmError: squeue gave no answer.
+    """
+    record = read_job(attempt)
+    if record is not None or not has_command("squeue") or _is_concluded(attempt):
+        return record
+    return next((_as_record(attempt, job) for job in jobs_of_run(run_of(attempt)) if _starts(job, attempt)), None)
+
+
+def adopt_jobs(run: RunDir) -> None:
+    """Record the jobs in the queue of attempts whose submission was killed, or got no answer, before it could do so.
+
+    Raises:
+        RunDirError: a record cannot be read; OSError: one cannot be written.
+        SlurmError: squeue gave no answer.
+    """
+    lost = [each for each in (*run.attempts(), *run.queued_attempts()) if read_job(each) is None]
+    for job in jobs_of_run(run) if lost else ():
+        if attempt := next((each for each in lost if _starts(job, each)), None):
+            write_job(attempt, _as_record(attempt, job))
+
+
+def jobs_of_run(run: RunDir) -> list[QueuedScript]:
+    """Return the jobs that wait or run and belong to the run, recorded or not: by their script, or by their comment.
+
+    Raises:
+        SlurmError: squeue gave no answer.
+    """
+    jobs = queued_scripts(os.getuid(), *_owner_of(run.path))
+    return [
+        job
+        for job in jobs
+        if run.attempts_folder in job.script.parents
+        or (job.run_directory is not None and is_same_folder(Path(job.run_directory), run.path))
+    ]
+
+
+def _owner_of(folder: Path) -> Iterator[int]:
+    """Yield the owner of a folder, unless this machine does not know the number: squeue would refuse it."""
+    with suppress(OSError, KeyError):
+        yield pwd.getpwuid(folder.stat().st_uid).pw_uid
+
+
+def _starts(job: QueuedScript, attempt: AttemptDir) -> bool:
+    """Whether a job of the run is that of the attempt: another path may lead to the same folder."""
+    return job.script.parts[-2:] == (attempt.base_name, attempt.script.name)
+
+
+def _as_record(attempt: AttemptDir, job: QueuedScript) -> JobRecord:
+    steps = None
+    with suppress(BslError):
+        config = load_resolved(attempt.config)
+        steps = config.training.steps if config.run.starts_trainer else None
+    return JobRecord("slurm", time.time() - age_s(attempt), job_id=job.job_id, total_steps=steps)
+
+
+def _is_concluded(attempt: AttemptDir) -> bool:
+    ended = read_exit(attempt)
+    return ended is not None and ended.get("exit_code") is not None
+
+
 def read_exit(attempt: AttemptDir) -> dict[str, Any] | None:
     """Return the contents of `exit.json`; None if the attempt left none, or an incomplete one.
 
@@ -135,9 +208,17 @@ def query_attempt(attempt: AttemptDir) -> JobInfo:
 
 def query_attempts(attempts: Iterable[AttemptDir], *, ask_slurm: bool = True) -> dict[str, JobInfo]:
     """Like `query_attempt`, for several attempts of one run, by name. Slurm is asked once for all."""
-    records = {attempt.name: (attempt, read_job(attempt)) for attempt in attempts}
-    answer = ask_about(record for _, record in records.values()) if ask_slurm else SlurmAnswer()
-    return {name: attempt_state(attempt, record, answer) for name, (attempt, record) in records.items()}
+    found = {attempt.name: (attempt, *_look_up(attempt, ask_slurm=ask_slurm)) for attempt in attempts}
+    answer = ask_about(record for _, record, _ in found.values()) if ask_slurm else SlurmAnswer()
+    return {name: attempt_state(attempt, record, answer, why) for name, (attempt, record, why) in found.items()}
+
+
+def _look_up(attempt: AttemptDir, *, ask_slurm: bool) -> tuple[JobRecord | None, str]:
+    """Return the job of an attempt; without one, why it is not known whether there is one."""
+    try:
+        return (find_job(attempt) if ask_slurm else read_job(attempt)), NO_JOB
+    except SlurmError as error:
+        return None, f"{NO_RECORD}; {error.message}"
 
 
 def ask_about(records: Iterable[JobRecord | None], *, needs_cluster: bool = False) -> SlurmAnswer:
@@ -163,11 +244,15 @@ def identify(attempt: AttemptDir, record: JobRecord, job: JobInfo) -> Identifica
     return identify_job(attempt, record.submitted, record.cluster, job)
 
 
-def attempt_state(attempt: AttemptDir, record: JobRecord | None, answer: SlurmAnswer) -> JobInfo:
+def attempt_state(
+    attempt: AttemptDir, record: JobRecord | None, answer: SlurmAnswer, why_no_record: str = NO_RECORD
+) -> JobInfo:
     """Return the state of one attempt, given Slurm's answer about its job."""
     ended = read_exit(attempt)
+    if record is None and ended is not None:
+        return ended_state(str(ended.get("job_id") or ""), ended)
     if record is None:
-        return unknown("", "nothing was submitted, or `bsl submit` was killed before it could record the job")
+        return unknown("", why_no_record)
     if record.launcher is not None:
         return launcher_state(record.launcher, ended)
     job_id, job = record.job_id or "", answer.about(record.job_id)
@@ -243,5 +328,6 @@ def run_of(attempt: AttemptDir) -> RunDir:
 
 
 def age_s(attempt: AttemptDir) -> float:
-    """Return the seconds since the attempt's directory was created or last changed."""
-    return time.time() - attempt.path.stat().st_mtime
+    """Return the seconds since the attempt was made: since its script was written, or else its directory changed."""
+    made = attempt.script if attempt.script.exists() else attempt.path
+    return time.time() - made.stat().st_mtime

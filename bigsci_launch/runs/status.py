@@ -20,9 +20,9 @@ from bigsci_launch.runs.attempts import (
     SlurmAnswer,
     ask_about,
     attempt_state,
+    find_job,
     query_attempt,
     read_exit,
-    read_job,
 )
 from bigsci_launch.runs.chain.carry import Carry, read_carry
 from bigsci_launch.runs.chain.records import read_next
@@ -116,7 +116,7 @@ def read_status(run: RunDir, name: str | None = None) -> RunStatus:
         asked=time.time(),
         attempt=attempt,
         num_attempts=len(run.attempts()),
-        record=read_job(attempt),
+        record=_known_job(attempt),
         job=job,
         topology=topology,
         num_started=len(signs),
@@ -134,6 +134,12 @@ def read_status(run: RunDir, name: str | None = None) -> RunStatus:
         recorded_steps=tuple(read_recorded_steps(attempt)) if generations and len(generations.all) > 1 else (),
         found_size=read_found_size(run),
     )
+
+
+def _known_job(attempt: AttemptDir) -> JobRecord | None:
+    with suppress(SlurmError):
+        return find_job(attempt)
+    return None
 
 
 def _is_cancelled_on_slurm(job: JobInfo) -> bool:
@@ -235,7 +241,7 @@ def _open(run: RunDir) -> _Opened:
         attempt = run.latest_attempt()
         if attempt is None:
             return _Opened(run, problem="nothing has been submitted yet")
-        return _Opened(run, attempt, read_job(attempt))
+        return _Opened(run, attempt, _known_job(attempt))
     except RunDirError as error:
         return _Opened(run, problem=error.message)
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bigsci_launch.errors import SlurmRefused, SlurmUnavailable
+from bigsci_launch.errors import SlurmRefused, SlurmUnanswered, SlurmUnavailable
 
 DEFAULT_TIMEOUT_S = 30.0
 _SCRUBBED = re.compile(r"(SLURM|SLURMD|SBATCH|SRUN|SQUEUE|SACCT|SCANCEL|SINFO|SALLOC|SCONTROL|PMI|PMIX)_.*")
@@ -30,6 +30,11 @@ _UNAVAILABLE = re.compile(
     r"Unable to contact slurm controller|Could not establish a configuration source|cannot stat file"
     r"|Socket timed out|slurmctld in standby mode|Connection refused|authentication error"
     r"|failed to fetch config|Could not find config file|If munged is up|Invalid authentication credential",
+    re.IGNORECASE,
+)
+# How they say that the request was sent, and that its answer was lost.
+_UNANSWERED = re.compile(
+    r"Socket timed out|Zero Bytes were transmitted or received|Unexpected missing socket|Connection reset|Broken pipe",
     re.IGNORECASE,
 )
 # What Slurm itself says on the stderr of a program that it runs: errors, and a remark that helps nobody.
@@ -76,6 +81,7 @@ def run_slurm(
 
     Raises:
         SlurmUnavailable: the command is missing, Slurm is not configured here, or its controller does not answer.
+            SlurmUnanswered if it may have got the request.
         SlurmRefused: the exit status is not 0; the message contains Slurm's own.
     """
     if not has_command(argv[0]):
@@ -97,12 +103,14 @@ _LOCAL_HINT = "use `bsl submit --local` to run without it (`bsl cluster up` star
 
 def is_unavailable(completed: Completed) -> bool:
     """Whether a command failed because it found no cluster, as opposed to being refused."""
-    return _UNAVAILABLE.search(completed.stderr) is not None
+    return _UNAVAILABLE.search(completed.stderr) is not None or _UNANSWERED.search(completed.stderr) is not None
 
 
 def unavailable(completed: Completed, why: str) -> SlurmUnavailable:
-    """The error for a command that found no cluster."""
-    return SlurmUnavailable(
+    """The error for a command that found no cluster, or got no answer."""
+    is_sent = completed.returncode < 0 or _UNANSWERED.search(completed.stderr) is not None
+    error = SlurmUnanswered if is_sent else SlurmUnavailable
+    return error(
         f"{completed.argv[0]}: Slurm is not available: {why}",
         hint=f"check SLURM_CONF and that slurmctld runs (`scontrol ping`), or {_LOCAL_HINT}",
         argv=completed.argv,

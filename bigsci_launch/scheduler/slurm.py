@@ -6,7 +6,6 @@ installed and keeps records. A job that neither knows has no answer.
 
 from __future__ import annotations
 
-import os
 import pwd
 import re
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
@@ -29,6 +28,7 @@ from bigsci_launch.scheduler.job import (
     SQUEUE_FORMAT,
     JobInfo,
     NodeInfo,
+    parse_comment,
     parse_job_line,
     parse_node_line,
 )
@@ -135,15 +135,26 @@ def query_output(job_id: str) -> Path | None:
     return Path(found[1]) if found is not None and "%" not in found[1] else None
 
 
-def job_of_script(script: Path) -> str | None:
-    """Return the job of this user in the queue that runs `script`; None if there is none.
+@dataclass(frozen=True, slots=True)
+class QueuedScript:
+    """A job that waits or runs: the script that was passed to sbatch, and the run that its comment names."""
+
+    job_id: str
+    script: Path
+    run_directory: str | None
+
+
+def queued_scripts(*users: int) -> list[QueuedScript]:
+    """Return the jobs of these users, by number, that wait or run.
 
     Raises:
         SlurmUnavailable: squeue gave no answer.
+        SlurmRefused: squeue failed otherwise.
     """
-    completed = run_slurm(["squeue", "--noheader", f"--user={os.getuid()}", "--format=%i|%o"], check=False)
-    jobs = (line.partition("|") for line in completed.stdout.splitlines())
-    return next((job_id for job_id, _, command in jobs if command.strip() == str(script)), None)
+    whose = ",".join(str(user) for user in dict.fromkeys(users))
+    completed = run_slurm(["squeue", "--noheader", f"--user={whose}", "--format=%i|%k|%o"])
+    rows = (line.split("|", 2) for line in completed.stdout.splitlines())
+    return [QueuedScript(row[0], Path(row[2].strip()), parse_comment(row[1])) for row in rows if len(row) == 3]
 
 
 def query_canceller(job_id: str) -> str | None:

@@ -211,6 +211,18 @@ def test_a_refused_submission_leaves_nothing(carried: Carried) -> None:
     assert [path.name for path in carried.run.attempts_folder.iterdir()] == ["0001"]
 
 
+def test_a_submission_without_an_answer_is_looked_for_at_the_next_decision(carried: Carried) -> None:
+    carried.slurm.answer("sbatch", stderr="sbatch: error: Socket timed out on send/recv operation", rc=1)
+    attempt = carried.start("0001", by="queue", step=19)
+    carried.ended(attempt, "stopped")
+    carried.call("end", attempt)
+    [queued] = carried.run.queued_attempts()
+    carried.slurm.answer("squeue", f"31|{queued.script}\n")
+    found = carried.call("end", attempt)
+    assert found is not None and (found.next_attempt, found.next_job_id) == ("0002", "31")
+    assert len(carried.asked("sbatch")) == 1
+
+
 def test_a_finished_run_withdraws_what_waits_behind_it(carried: Carried) -> None:
     first, second = carried.start("0001", by="queue", step=60), carried.start("0002", by="queue")
     second.queued_mark.write_text("")

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from bigsci_launch.errors import CollectError, JobNotFound, RunDirError
-from bigsci_launch.runs.attempts import JobRecord, identify, query_attempt, read_job
+from bigsci_launch.runs.attempts import JobRecord, find_job, identify, query_attempt, read_job
 from bigsci_launch.runs.find import find_run, run_argument, runs_root
 from bigsci_launch.runs.generations.read import read_generations
 from bigsci_launch.runs.layout import AttemptDir, RunDir, find_runs, open_run
@@ -77,7 +77,7 @@ def find_target(argument: str | None, job_id: str | None) -> Target:
         return target_of_job(job, *_run_of(job))
     run = find_run(argument, None)
     attempt = run.latest_attempt()
-    record = read_job(attempt) if attempt else None
+    record = find_job(attempt) if attempt else None
     if attempt is None or record is None:
         raise CollectError(f"{run.path}: this run was never started", hint="`bsl submit CONFIG` starts it")
     if record.job_id is not None:

@@ -30,7 +30,27 @@ first_attempt=0001
 host_python=/opt/bsl/bin/python
 rank_python=python3
 
+# The output may be on a disk that is full: that must not change how the job ends.
+say() {
+  TZ=UTC0 printf '%(%Y-%m-%dT%H:%M:%SZ)T bsl: %s\n' -1 "$*" || true
+}
+
 frozen="$run_dir/attempts/$first_attempt"
+
+# Two jobs of one run would train at once and write the same files. sbatch may submit a job without an answer, and people
+# submit scripts by hand. So a job ends here if job.json names another one, or names none and a later attempt was made.
+owner="$(sed -n 's/^  "job_id": "\(.*\)",*$/\1/p' "$frozen/job.json" 2>/dev/null || true)"
+if [ -z "$owner" ]; then
+  for other in "$run_dir"/attempts/[0-9]*; do
+    other="${other##*/}"
+    [ "$((10#${other%%.*}))" -le "$((10#$first_attempt))" ] || owner="that of attempt $other"
+  done
+fi
+if [ -n "$owner" ] && [ "$owner" != "$SLURM_JOB_ID" ]; then
+  say "job $SLURM_JOB_ID starts nothing: the job of attempt $first_attempt is $owner"
+  exit 1
+fi
+
 attempt="$first_attempt"
 restarts="${SLURM_RESTART_COUNT:-0}"
 if [ "$restarts" -gt 0 ]; then
@@ -45,11 +65,6 @@ rm -f -- "$attempt_dir/queued"
 started="$(date +%s)"
 facts=(--restart-count "$restarts")
 watcher=""
-
-# The output may be on a disk that is full: that must not change how the job ends.
-say() {
-  TZ=UTC0 printf '%(%Y-%m-%dT%H:%M:%SZ)T bsl: %s\n' -1 "$*" || true
-}
 
 # Writes exit.json: why the attempt ended, and the first rank and node that failed. Prints the training's exit code.
 conclude() {

@@ -30,7 +30,7 @@ USER = pwd.getpwuid(os.getuid()).pw_name
 RunFile = Callable[..., Path]
 RUN = Path("runs/trial")
 MODEL = {"hidden_size": 8, "num_attention_heads": 2, "sequence_length": 8, "vocab_size": 64}
-INVALID = "slurm_load_jobs error: Invalid job id specified\n"
+TIMED_OUT = "error: Socket timed out on send/recv operation\n"
 
 
 def invoke(*words: str) -> Result:
@@ -190,7 +190,7 @@ def test_the_next_attempt_after_the_end(slurm: Any, run_file: RunFile, state: st
 def test_a_job_that_nobody_knows_any_more_blocks_nothing(slurm: Any, run_file: RunFile) -> None:
     path = str(run_file())
     invoke("submit", path)
-    slurm.answer("squeue", stderr=INVALID, rc=1)
+    slurm.answer("squeue", "")
     assert invoke("submit", path).exit_code == 0
 
 
@@ -201,8 +201,33 @@ def test_a_submission_under_way_is_not_overtaken(slurm: Any, run_file: RunFile) 
     job.unlink()
     done = invoke("submit", path)
     assert done.exit_code == 2 and "is being submitted" in done.stderr
-    os.utime(job.parent, (1, 1))
+    os.utime(job.parent / "script.sh", (1, 1))
     assert invoke("submit", path).exit_code == 0
+
+
+# tests/slurm/test_lost_answers.py has the same with a slurmctld that answers late.
+def test_an_attempt_stays_that_may_have_a_job(slurm: Any, run_file: RunFile, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch, "LOOK_S", 0.0)
+    path, script = str(run_file()), RUN.resolve() / "attempts" / "0001" / "script.sh"
+    slurm.answer("sbatch", stderr=TIMED_OUT, rc=1)
+    slurm.answer("squeue", "")
+    done = invoke("submit", path)
+    assert done.exit_code == 3 and "Socket timed out" in done.stderr
+    assert "the job may be in the queue all the same" in done.stderr and "bsl status trial" in done.stderr
+    assert "none that waits or runs has the script of this attempt" in invoke("status", "trial").stdout
+    slurm.answer("squeue", stderr=TIMED_OUT, rc=1)
+    assert "recorded no job; squeue: Slurm is not available: " in invoke("status", "trial").stdout
+    assert "Slurm is not available" in invoke("cancel", "trial").stderr
+    slurm.answer("squeue", f"78|(null)|{script}\n" + line("78", "PENDING"))
+    assert "(job 78) is PENDING" in invoke("submit", path).stderr
+    assert len(slurm.calls("sbatch")) == 1
+
+
+def test_a_job_of_the_run_that_no_attempt_records_is_named(slurm: Any, run_file: RunFile) -> None:
+    slurm.answer("squeue", f"79|{format_comment(str(RUN.resolve()))}|/some/where/script.sh\n")
+    done = invoke("submit", str(run_file()))
+    assert done.exit_code == 2 and "job 79 in the queue belongs to this run" in done.stderr
+    assert "`scancel 79` ends it" in done.stderr and not slurm.calls("sbatch") and not RUN.exists()
 
 
 def test_another_model_is_another_run(slurm: Any, run_file: RunFile) -> None:
