@@ -371,7 +371,9 @@ def _ask_sacct(job_ids: Sequence[str]) -> dict[str, JobInfo]:
     if not has_command("sacct"):
         return {}
     try:
-        completed = run_slurm(["sacct", "-n", "-X", "-P", f"--jobs={','.join(job_ids)}", "-o", SACCT_FIELDS], check=False)
+        completed = run_slurm(
+            ["sacct", "-n", "-X", "-P", f"--jobs={','.join(job_ids)}", "-o", SACCT_FIELDS], check=False
+        )
     except SlurmUnavailable:
         return {}
     return _parse_jobs(completed.stdout, "sacct") if completed.returncode == 0 else {}

@@ -195,6 +195,45 @@ def test_a_process_says_where_an_error_comes_from_only_if_asked(folder: Path) ->
     assert "Traceback" in process(folder, "status", "nowhere", BSL_DEBUG="1").stderr
 
 
+@pytest.mark.parametrize(
+    ("line", "code", "said"),
+    [
+        ("list >&-", 0, "no runs under runs"),
+        ("config sites >&-", 0, ""),
+        ("config sites >&- 2>&- <&-", 0, ""),
+        ("--help >/dev/full", 1, "error: no space left on device"),
+        ("config sites >/dev/full", 1, "error: no space left on device"),
+    ],
+)
+def test_an_output_that_takes_nothing_is_no_traceback(tmp_path: Path, line: str, code: int, said: str) -> None:
+    words = f"{sys.executable} -m bigsci_launch {line}"
+    done = subprocess.run(["bash", "-c", words], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr.partition(";")[0].partition("\n")[0]) == (code, said)
+
+
+LOADED_WITH_CTRL_C = """
+import os, signal, sys
+class Interrupting:
+    def find_spec(self, name, *_):
+        if name == "click":
+            os.kill(os.getpid(), signal.SIGINT)
+sys.meta_path.insert(0, Interrupting())
+from bigsci_launch.__main__ import main
+main()
+"""
+
+
+def test_ctrl_c_while_the_program_is_loaded_is_no_traceback() -> None:
+    argv = [sys.executable, "-c", LOADED_WITH_CTRL_C]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (130, "interrupted\n")
+
+
+def test_the_program_starts_where_ctrl_c_is_expected() -> None:
+    """The script `bsl` of an installation calls the function that handles it."""
+    assert '\nbsl = "bigsci_launch.__main__:main"\n' in (ROOT / "pyproject.toml").read_text()
+
+
 def test_a_table_whose_reader_went_away_ends_as_other_text_does(monkeypatch: pytest.MonkeyPatch) -> None:
     """The boundary turns it into 141. Rich alone would exit with 1, which means a bad answer."""
     reader, writer = os.pipe()
