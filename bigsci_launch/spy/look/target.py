@@ -204,8 +204,8 @@ def find_local_target() -> Target:
 
 
 def _is_running_here(run: RunDir) -> bool:
-    attempt = run.latest_attempt()
     try:
+        attempt = run.latest_attempt()
         record = read_job(attempt) if attempt else None
         is_local = record is not None and record.launcher is not None and record.launcher.is_here
         return attempt is not None and is_local and query_attempt(attempt).state is JobState.RUNNING
