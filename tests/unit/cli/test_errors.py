@@ -183,6 +183,16 @@ def test_a_reader_that_goes_away_is_no_error(folder: Path) -> None:
     assert "Traceback" not in done.stderr and "Exception" not in done.stderr
 
 
+def test_a_conversion_without_torch_says_what_to_install(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)
+    done = run("checkpoint", "convert", "nowhere", "--tp", "1", "-o", "there")
+    assert done.exit_code == 4
+    assert done.stderr.splitlines() == [
+        "error: a conversion needs torch, which is not installed",
+        "hint: pip install torch deepspeed numpy tokenizers safetensors xxhash",
+    ]
+
+
 def process(folder: Path, *words: str, **environment: str) -> subprocess.CompletedProcess[str]:
     argv, given = [sys.executable, "-m", "bigsci_launch", *words], {**os.environ, **environment}
     return subprocess.run(argv, cwd=folder, env=given, capture_output=True, text=True, timeout=60, check=False)
