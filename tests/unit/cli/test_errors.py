@@ -18,6 +18,8 @@ from click.testing import CliRunner, Result
 
 from bigsci_launch.cli import console
 from bigsci_launch.cli.main import bsl
+from bigsci_launch.demo.screen import last_screen
+from bigsci_launch.demo.story import DemoResult
 
 ROOT = Path(__file__).parents[3]
 LONG = "a" * 300
@@ -181,6 +183,22 @@ def test_a_reader_that_goes_away_is_no_error(folder: Path) -> None:
     )
     assert done.stdout.splitlines()[0] == "{" and done.stdout.splitlines()[1] in ("0", "141")
     assert "Traceback" not in done.stderr and "Exception" not in done.stderr
+
+
+def test_there_is_no_need_for_room_where_no_disk_is_full(run: Run) -> None:
+    done = run("submit", "configs/demo.yaml", "--local", "--set", "run.root=a-file")
+    assert done.stderr.splitlines()[-1] == "hint: set run.root to another folder"
+
+
+@pytest.mark.parametrize(("where", "starts"), [(".", "configs/"), ("runs", "/")])
+def test_the_commands_after_the_demonstration_name_files_that_are_there(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, where: str, starts: str
+) -> None:
+    monkeypatch.chdir(folder / where)
+    result = DemoResult("1 token", (2.0, 1.0), 8, "equal", "rank 5", "rank 5", 60.0, ())
+    lines = [line.split() for line in last_screen(result, Path(".demo")).splitlines() if "bloom-176b" in line]
+    assert [words[:2] for words in lines] == [["bsl", "plan"], ["bsl", "submit"]]
+    assert all(words[2].startswith(starts) and Path(words[2]).is_file() for words in lines)
 
 
 def test_a_conversion_without_torch_says_what_to_install(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
