@@ -27,6 +27,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+INSTALL_TRAIN = "pip install torch deepspeed numpy tokenizers safetensors xxhash"
+INSTALL_WEIGHTS = "pip install numpy xxhash"
+"""What the extras `train` and `weights` install. pip would look for `bigsci-launch[train]` in a public index, where the
+name belongs to nobody."""
+
 
 class BslError(Exception):
     """An error with a one-sentence message, a hint about what to do next, and an exit code."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from datetime import datetime, timezone
 from html import escape
 from pathlib import Path
 
+from bigsci_launch import __version__
 from bigsci_launch.errors import BslError
 
 # A browser that honours this policy makes no network request, whatever job text the page contains.
@@ -19,6 +21,11 @@ body { font: 15px/1.5 system-ui, sans-serif; color: var(--ink); background: var(
 h1 { font-size: 1.4rem; margin: 0 0 .25rem; } h2 { font-size: 1.05rem; margin: 2rem 0 .4rem; }
 p { margin: .3rem 0; } .soft { color: var(--soft); }
 """
+
+
+def made_now() -> str:
+    """Return `bsl 0.1.0, 2026-11-26 01:30 UTC`: what wrote a page, and when."""
+    return f"bsl {__version__}, {datetime.now(timezone.utc):%Y-%m-%d %H:%M} UTC"
 
 
 def render_page(title: str, style: str, body: str) -> str:

@@ -144,6 +144,8 @@ def convert(
     from bigsci_launch.topology import Topology
     from bigsci_launch.units import format_bytes
 
+    if not dry_run:
+        _require_torch()
     folder = _folder(run, step)
     saved = saved_topology(read_record(folder))
     conversion = plan_conversion(folder, Topology(tp=tp or saved.tp, pp=pp or saved.pp, dp=dp or saved.dp))
@@ -156,6 +158,15 @@ def convert(
         return
     _require_sound(folder)
     console.answer(f"wrote {_convert(conversion, output)}")
+
+
+def _require_torch() -> None:
+    from importlib.util import find_spec
+
+    from bigsci_launch.errors import INSTALL_TRAIN, CheckpointError
+
+    if missing := [name for name in ("torch", "deepspeed") if find_spec(name) is None]:
+        raise CheckpointError(f"a conversion needs {missing[0]}, which is not installed", hint=INSTALL_TRAIN)
 
 
 def _require_sound(folder: Path) -> None:

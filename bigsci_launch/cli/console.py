@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from pathlib import Path
 from typing import Any, Protocol
 
 import click
@@ -23,6 +24,13 @@ Spans = Sequence[tuple[str, dict[str, Any]]]
 """A line whose parts have their own styles, in click's words."""
 MOST_LINES_HELD = 1000
 LONGEST_HELD_S = 0.1
+
+
+def open_closed_streams() -> None:
+    """Give what the caller has closed (`bsl list >&-`) a place to go: else the next file opened would be stdout."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, Path(os.devnull).open(mode, encoding="utf-8"))  # noqa: SIM115
 
 
 def answer(text: str = "") -> None:

@@ -41,14 +41,14 @@ def prepare(folder: Path, prefix: Path, vocab_size: int, pattern: str, as_json: 
     A byte-level BPE tokenizer is trained on the texts themselves; nothing is downloaded. Every file becomes one
     document, which ends with an end-of-document token. The same folder gives the same bytes.
     """
-    from bigsci_launch.errors import DataError
+    from bigsci_launch.errors import INSTALL_TRAIN, DataError
 
     try:
         from bigsci_launch.data.prepare import find_texts, prepare_dataset, require_tokenizers
 
         require_tokenizers()
     except ModuleNotFoundError as error:
-        raise DataError(f"{error.name} is not installed", hint="pip install 'bigsci-launch[train]'") from error
+        raise DataError(f"{error.name} is not installed", hint=INSTALL_TRAIN) from error
     total = 2 * len(find_texts(folder, pattern))
     with console.progress("prepare", total) as report_progress:
         made = prepare_dataset(folder, prefix, vocab_size, pattern, report_progress)

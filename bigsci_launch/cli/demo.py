@@ -22,8 +22,9 @@ def demo(folder: Path) -> None:
 
     from bigsci_launch.content import packaged
     from bigsci_launch.demo.screen import last_screen
-    from bigsci_launch.demo.story import Demo
+    from bigsci_launch.demo.story import Demo, end_runs
 
+    end_runs(folder / "runs")
     shutil.rmtree(folder / "runs", ignore_errors=True)
     folder.mkdir(parents=True, exist_ok=True)
     with progress("bsl demo", Demo.NUM_PARTS) as report_progress:

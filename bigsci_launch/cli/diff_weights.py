@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +23,12 @@ if TYPE_CHECKING:
 PATH = click.Path(path_type=Path, readable=False)
 
 
+def _finite(ctx: click.Context, parameter: click.Parameter, value: float | None) -> float | None:
+    if value is not None and not math.isfinite(value):
+        raise click.BadParameter(f"{value} is no distance", ctx, parameter)
+    return value
+
+
 @click.command("diff-weights", short_help="Compare weights tensor by tensor and bit by bit.")
 @click.argument("a", type=PATH, required=False)
 @click.argument("b", type=PATH, required=False)
@@ -36,6 +43,7 @@ PATH = click.Path(path_type=Path, readable=False)
 @click.option(
     "--tolerance",
     type=click.FloatRange(min=0.0),
+    callback=_finite,
     metavar="REL",
     help="Largest relative L2 distance that counts as equal.",
 )

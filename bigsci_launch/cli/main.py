@@ -5,10 +5,12 @@ from __future__ import annotations
 import logging
 import os
 import sys
+from typing import Any
 
 import click
 
 from bigsci_launch import __version__
+from bigsci_launch.cli import console
 from bigsci_launch.cli.checkpoint import checkpoint
 from bigsci_launch.cli.cluster import cluster
 from bigsci_launch.cli.config import config
@@ -52,15 +54,23 @@ class Boundary(click.Group):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             ctx.exit(141)
         except OSError as error:
-            # Another user's file, or a full disk: the system's own message says enough.
-            if os.environ.get("BSL_DEBUG") == "1":
-                raise
-            where = "" if error.filename is None else f"{error.filename}: "
-            said = BslError(
-                f"{where}{(error.strerror or str(error)).lower()}", hint="set BSL_DEBUG=1 to see the traceback"
-            )
-            click.echo(error_text(said), err=True)
-            ctx.exit(said.exit_code)
+            ctx.exit(report_system_error(error))
+
+    def main(self, *args: Any, **extra: Any) -> Any:
+        try:
+            return super().main(*args, **extra)
+        except OSError as error:  # `--help` and `--version` print before a command is invoked
+            sys.exit(report_system_error(error))
+
+
+def report_system_error(error: OSError) -> int:
+    """Print what the system says and return the exit code: another user's file, or a full disk."""
+    if os.environ.get("BSL_DEBUG") == "1":
+        raise error
+    where = "" if error.filename is None else f"{error.filename}: "
+    said = BslError(f"{where}{(error.strerror or str(error)).lower()}", hint="set BSL_DEBUG=1 to see the traceback")
+    click.echo(error_text(said), err=True)
+    return said.exit_code
 
 
 def error_text(error: BslError) -> str:
@@ -109,5 +119,6 @@ bsl.add_command(watch)
 
 
 def main() -> None:
-    """Entry point of the `bsl` program."""
+    """Run the command that the words after `bsl` name."""
+    console.open_closed_streams()
     bsl(prog_name="bsl")

@@ -10,7 +10,7 @@ from bigsci_launch.config.document import KeyPath, dotted
 from bigsci_launch.config.finding import finding_document
 from bigsci_launch.config.load import LoadedRun
 from bigsci_launch.config.render import render_yaml
-from bigsci_launch.config.site import Layout, Site
+from bigsci_launch.config.site import BrokenSite, Layout, Site
 from bigsci_launch.errors import ConfigError
 
 SCHEMA_VERSION = 1
@@ -85,16 +85,24 @@ def check_document(file: str, run: LoadedRun | None, error: ConfigError | None =
     }
 
 
-def site_rows(sites: Sequence[Site]) -> list[tuple[str, str, str, str]]:
-    """Return name, scheduler, ranks per node and description of each site."""
-    return [
-        (site.name, site.config.scheduler, str(site.config.ranks_per_node), site.config.description) for site in sites
-    ]
+def site_rows(sites: Sequence[Site | BrokenSite]) -> list[tuple[str, str, str, str]]:
+    """Return name, scheduler, ranks per node and description of each site; of a broken one, what is wrong."""
+    return [_site_row(site) for site in sites]
 
 
-def sites_document(sites: Sequence[Site]) -> dict[str, Any]:
+def _site_row(site: Site | BrokenSite) -> tuple[str, str, str, str]:
+    if isinstance(site, BrokenSite):
+        return site.name, "?", "?", f"cannot be used: {site.problem}"
+    return site.name, site.config.scheduler, str(site.config.ranks_per_node), site.config.description
+
+
+def sites_document(sites: Sequence[Site | BrokenSite]) -> dict[str, Any]:
     """Return every site that a run file can name, for `--json`."""
-    entries = [
-        {"name": site.name, "file": str(site.path), "config": site.config.model_dump(mode="json")} for site in sites
-    ]
-    return {"schema_version": SCHEMA_VERSION, "sites": entries}
+    return {"schema_version": SCHEMA_VERSION, "sites": [_site_document(site) for site in sites]}
+
+
+def _site_document(site: Site | BrokenSite) -> dict[str, Any]:
+    named = {"name": site.name, "file": str(site.path)}
+    if isinstance(site, BrokenSite):
+        return {**named, "config": None, "problem": site.problem}
+    return {**named, "config": site.config.model_dump(mode="json"), "problem": None}

@@ -69,6 +69,15 @@ class Site:
             raise ValueError(f"{words} = {num_ranks} ranks; the most is {MOST_RANKS}")
 
 
+@dataclass(frozen=True, slots=True)
+class BrokenSite:
+    """A site file that cannot be read or is wrong: its name, the file, and the first thing that is wrong."""
+
+    name: str
+    path: Path
+    problem: str
+
+
 def search_path(near: Path | None = None) -> list[Path]:
     """Return folders with site files, strongest first: `sites` next to the run file, in each of `$BSL_PATH`, our
     own."""
@@ -85,13 +94,16 @@ def find_sites(near: Path | None = None) -> dict[str, Path]:
     return dict(sorted(found.items()))
 
 
-def list_sites(near: Path | None = None) -> list[Site]:
-    """Return every site on the search path, ordered by name.
+def list_sites(near: Path | None = None) -> list[Site | BrokenSite]:
+    """Return every site on the search path, ordered by name."""
+    return [_try_site(path) for path in find_sites(near).values()]
 
-    Raises:
-        ConfigError: one of the files is wrong.
-    """
-    return [read_site(path) for path in find_sites(near).values()]
+
+def _try_site(path: Path) -> Site | BrokenSite:
+    try:
+        return read_site(path)
+    except ConfigError as error:
+        return BrokenSite(path.stem, path, str(error.problems[0]) if error.problems else error.message)
 
 
 def is_path(name_or_path: str) -> bool:

@@ -62,9 +62,10 @@ def require_success(spoken: Spoken, log: Path) -> Spoken:
     """Return `spoken` if it exited with 0.
 
     Raises:
-        BslError: the command failed; the message quotes its last line.
+        BslError: the command failed; the message quotes its last line, and its hint if it has one.
     """
     if spoken.returncode != 0:
         words = (spoken.stderr or spoken.stdout).strip().splitlines() or ["(no output)"]
-        raise BslError(f"`{spoken.line}` exited with {spoken.returncode}: {words[-1]}", hint=f"see all output in {log}")
+        said = "; ".join(words[-2:] if words[-1].startswith("hint: ") else words[-1:])
+        raise BslError(f"`{spoken.line}` exited with {spoken.returncode}: {said}", hint=f"see all output in {log}")
     return spoken

@@ -7,12 +7,13 @@ import sys
 import textwrap
 from pathlib import Path
 
+from bigsci_launch.content import packaged
 from bigsci_launch.demo.story import FAULTY_RANK, FAULTY_STEP, NUM_STEPS, DemoResult
 
 
 def last_screen(result: DemoResult, folder: Path) -> str:
     """Return the screen as plain text, at most 100 columns wide apart from the output of other commands."""
-    runs = folder / "runs"
+    runs, big = folder / "runs", _run_file("bloom-176b.yaml")
     return "\n".join(
         [
             "",
@@ -33,12 +34,18 @@ def last_screen(result: DemoResult, folder: Path) -> str:
             f"  BSL_RUNS={runs} bsl list",
             f"  bsl status {runs / 'stopped'}",
             f"  bsl logs {runs / 'undisturbed'} --rank 4",
-            "  bsl plan configs/bloom-176b.yaml          plans a 176B model on 48 nodes, without a cluster",
-            "  bsl submit configs/bloom-176b.yaml --dry-run",
+            f"  bsl plan {big}          plans a 176B model on 48 nodes, without a cluster",
+            f"  bsl submit {big} --dry-run",
             "",
             f"Every command and its output: {folder / 'demo.log'}",
         ]
     )
+
+
+def _run_file(name: str) -> str:
+    """Return a shipped run file as a person types it: in a clone, its short path."""
+    here = Path("configs", name)
+    return str(here if here.is_file() else packaged("configs", name))
 
 
 def _activation() -> list[str]:

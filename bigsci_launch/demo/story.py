@@ -12,14 +12,16 @@ import json
 import sysconfig
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from bigsci_launch.demo.commands import Spoken, require_success, speak
-from bigsci_launch.errors import BslError
+from bigsci_launch.errors import BslError, RunDirError
 from bigsci_launch.progress import Progress
+from bigsci_launch.runs.attempts import read_job
 from bigsci_launch.runs.events import read_events
-from bigsci_launch.runs.layout import RunDir
+from bigsci_launch.runs.layout import RunDir, find_runs
 
 NUM_STEPS = 20
 STOP_AFTER = 8
@@ -184,6 +186,29 @@ def is_still(run: RunDir) -> bool:
         return False
     latest = [max((record["time"] for record in read_events(path)), default=None) for path in attempt.events.iterdir()]
     return None not in latest and time.time() - max(time for time in latest if time) > STILL_S
+
+
+def end_runs(root: Path) -> None:
+    """End the ranks that an earlier demonstration has left: it was killed, and its runs are about to be removed.
+
+    Raises:
+        BslError: some are still there after a while.
+    """
+    for run in find_runs(root) if root.is_dir() else ():
+        with suppress(RunDirError):  # what cannot be read is removed all the same
+            _end(run)
+
+
+def _end(run: RunDir) -> None:
+    attempt = run.latest_attempt()
+    record = read_job(attempt) if attempt is not None else None
+    launcher = record.launcher if record is not None else None
+    if launcher is None or not launcher.is_alive:
+        return
+    for _ in range(2):  # the second time, ranks that hang are killed at once
+        launcher.terminate()
+        time.sleep(0.5)
+    wait_until(f"run {run.name} of an earlier demonstration has ended", lambda: not launcher.is_alive)
 
 
 def newest(folder: Path) -> Path:

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from bigsci_launch.errors import LabError
+from bigsci_launch.errors import INSTALL_TRAIN, LabError
 from bigsci_launch.hang_lab.catalogue import Stand
 from bigsci_launch.hang_lab.processes import rest_marks
 from bigsci_launch.runs.events import read_last_events
@@ -138,7 +138,9 @@ def _require_alive(job: Job, stand: Stand) -> None:
         Stand.OTHERS_ENDED: ended - {job.culprit},
     }.get(stand, set())
     for rank in ended - may_end:
-        raise LabError(f"rank {rank} of the reproduction has ended: {job.last_words(rank)}")
+        words = job.last_words(rank)
+        hint = INSTALL_TRAIN if "ModuleNotFoundError" in words else None
+        raise LabError(f"rank {rank} of the reproduction has ended: {words}", hint=hint)
 
 
 def _describe(job: Job) -> str:

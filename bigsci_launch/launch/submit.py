@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import time
@@ -332,7 +333,8 @@ def _cannot_write(request: JobRequest, error: OSError) -> RunDirError:
             hint=f"`bsl status {run_argument(request.run)}` shows it",
         )
     where = error.filename or request.run.path
-    return RunDirError(f"{where}: {error.strerror or error}", hint="make room, or set run.root to another folder")
+    room = "make room, or " if error.errno in (errno.ENOSPC, errno.EDQUOT) else ""
+    return RunDirError(f"{where}: {error.strerror or error}", hint=f"{room}set run.root to another folder")
 
 
 def forget_run(run: RunDir, missing: Sequence[Path]) -> None:

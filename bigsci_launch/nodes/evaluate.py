@@ -23,9 +23,12 @@ OLDEST_S = max(lasts_s for lasts_s in LASTS_S.values() if lasts_s is not None)
 def evaluate_run(run: RunDir) -> list[str]:
     """Add to the memory what ended attempts of a run have shown, if that was not done yet. Return what was found.
 
-    Attempts of other people, and those whose end is not known, are left alone.
+    Attempts of other people, those whose end is not known, and those that cannot be read are left alone.
     """
-    attempts = run.attempts()
+    try:
+        attempts = run.attempts()
+    except RunDirError:
+        return []
     newest = {attempt.base_name: attempt.name for attempt in attempts}
     open_attempts = [(attempt, record) for attempt in attempts if (record := _open_record(attempt)) is not None]
     if not open_attempts:

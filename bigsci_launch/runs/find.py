@@ -114,7 +114,10 @@ def _find_by_record(job_id: str, job: JobInfo | None = None) -> RunDir | None:
 
 def _records(run: RunDir) -> Iterator[tuple[AttemptDir, JobRecord]]:
     """Yield the attempts of a run with their jobs. Broken ones are skipped: the run that is wanted may be another."""
-    for attempt in run.attempts():
+    attempts: list[AttemptDir] = []
+    with suppress(RunDirError):
+        attempts = run.attempts()
+    for attempt in attempts:
         with suppress(RunDirError):
             if record := read_job(attempt):
                 yield attempt, record

@@ -370,11 +370,11 @@ class RunDir:
 
         One that is still queued behind another is left out: nothing of it has happened yet.
         """
-        return [attempt for attempt in self._all_attempts() if not attempt.queued_mark.exists()]
+        return [attempt for attempt in self._all_attempts() if not _exists(attempt.queued_mark)]
 
     def queued_attempts(self) -> list[AttemptDir]:
         """Return the attempts that are queued behind another one, oldest first."""
-        return [attempt for attempt in self._all_attempts() if attempt.queued_mark.exists()]
+        return [attempt for attempt in self._all_attempts() if _exists(attempt.queued_mark)]
 
     def _all_attempts(self) -> list[AttemptDir]:
         found = [path for path in _entries(self.attempts_folder) if _ATTEMPT.fullmatch(path.name) and path.is_dir()]
@@ -419,9 +419,18 @@ def _entries(folder: Path) -> list[Path]:
     except (FileNotFoundError, NotADirectoryError):
         return []
     except OSError as error:
-        raise RunDirError(
-            f"{folder}: {error.strerror or error}", hint="ask the owner of the run for read access to it"
-        ) from error
+        raise _closed(folder, error) from error
+
+
+def _exists(path: Path) -> bool:
+    try:
+        return path.exists()
+    except OSError as error:
+        raise _closed(path.parent, error) from error
+
+
+def _closed(folder: Path, error: OSError) -> RunDirError:
+    return RunDirError(f"{folder}: {error.strerror or error}", hint="ask the owner of the run for read access to it")
 
 
 def _attempt_order(path: Path) -> tuple[int, int]:
@@ -453,12 +462,19 @@ def attempt_of_log(log: Path) -> AttemptDir | None:
 
 
 def find_runs(root: Path) -> list[RunDir]:
-    """Return every run directly under `root`, sorted by name.
+    """Return every run directly under `root`, sorted by name. A folder that we may not enter may be one.
 
     Raises:
         RunDirError: `root` cannot be read.
     """
-    return [RunDir(path.resolve()) for path in sorted(_entries(root)) if RunDir(path).record.is_file()]
+    return [RunDir(path.resolve()) for path in sorted(_entries(root)) if _may_be_run(path)]
+
+
+def _may_be_run(path: Path) -> bool:
+    try:
+        return RunDir(path).record.is_file()
+    except PermissionError:
+        return True
 
 
 def open_run(path: Path) -> RunDir:

@@ -247,21 +247,28 @@ def _open(run: RunDir) -> _Opened:
 
 
 def _summarize(entry: _Opened, answer: SlurmAnswer) -> RunSummary:
-    record = entry.record
     if entry.attempt is None:
         return RunSummary(entry.run, problem=entry.problem)
-    events = read_rank_events(entry.attempt)
-    last_step = find_last_step(entry.attempt, events)
+    try:
+        return _summary(entry, entry.attempt, answer)
+    except RunDirError as error:
+        return RunSummary(entry.run, entry.attempt.name, problem=error.message)
+
+
+def _summary(entry: _Opened, attempt: AttemptDir, answer: SlurmAnswer) -> RunSummary:
+    record = entry.record
+    events = read_rank_events(attempt)
+    last_step = find_last_step(attempt, events)
     times = [tail[-1]["time"] for tail in events.values() if tail and "time" in tail[-1]]
-    if not times and (printed := find_last_output(entry.attempt, read_signs(entry.attempt, events))) is not None:
+    if not times and (printed := find_last_output(attempt, read_signs(attempt, events))) is not None:
         times = [printed.time]
-    state = attempt_state(entry.attempt, record, answer)
-    topology = present_topology(entry.run, read_generations(entry.attempt)) if state.is_gone else None
-    worked_out = reconstructed_exit(entry.run, entry.attempt, state, topology) if state.is_gone else None
+    state = attempt_state(attempt, record, answer)
+    topology = present_topology(entry.run, read_generations(attempt)) if state.is_gone else None
+    worked_out = reconstructed_exit(entry.run, attempt, state, topology) if state.is_gone else None
     known = worked_out and worked_out["reason"] != "unknown"
     return RunSummary(
         entry.run,
-        entry.attempt.name,
+        attempt.name,
         STATE_OF_REASON.get(worked_out["reason"], state.state) if worked_out and known else state.state,
         record.label if record else "",
         last_step.step if last_step else None,

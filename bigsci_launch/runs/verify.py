@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from bigsci_launch.errors import CheckpointError
+from bigsci_launch.errors import INSTALL_WEIGHTS, CheckpointError
 from bigsci_launch.file_names import step_of_tag
 from bigsci_launch.progress import Progress, no_progress
 from bigsci_launch.runs.checkpoints import (
@@ -55,7 +55,7 @@ def _new_digest() -> Any:
     try:
         from xxhash import xxh3_128
     except ModuleNotFoundError as error:
-        raise CheckpointError("digests need xxhash", hint="pip install 'bigsci-launch[weights]'") from error
+        raise CheckpointError("digests need xxhash", hint=INSTALL_WEIGHTS) from error
     return xxh3_128()
 
 

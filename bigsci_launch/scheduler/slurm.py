@@ -367,7 +367,7 @@ def run_on_node(
 def _ask_squeue(job_ids: Sequence[str]) -> dict[str, JobInfo]:
     completed = run_slurm(
         # All states: a job stays in squeue for MinJobAge after it ends.
-        ["squeue", "-h", "-t", "all", "-j", ",".join(job_ids), "-o", SQUEUE_FORMAT],
+        ["squeue", "-h", "-t", "all", f"--jobs={','.join(job_ids)}", "-o", SQUEUE_FORMAT],
         check=False,
     )
     if completed.returncode != 0 and not _NO_SUCH_JOB.search(completed.stderr):
@@ -382,7 +382,9 @@ def _ask_sacct(job_ids: Sequence[str]) -> dict[str, JobInfo]:
     if not has_command("sacct"):
         return {}
     try:
-        completed = run_slurm(["sacct", "-n", "-X", "-P", "-j", ",".join(job_ids), "-o", SACCT_FIELDS], check=False)
+        completed = run_slurm(
+            ["sacct", "-n", "-X", "-P", f"--jobs={','.join(job_ids)}", "-o", SACCT_FIELDS], check=False
+        )
     except SlurmUnavailable:
         return {}
     return _parse_jobs(completed.stdout, "sacct") if completed.returncode == 0 else {}

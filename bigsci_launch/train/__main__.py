@@ -15,7 +15,7 @@ os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
 import sys
 
 from bigsci_launch.config.load import load_resolved
-from bigsci_launch.errors import BslError
+from bigsci_launch.errors import INSTALL_TRAIN, BslError
 from bigsci_launch.train.identity import RankIdentity, require_topology, this_rank
 from bigsci_launch.train.rank_events import RankReport
 from bigsci_launch.train.stop import StopFlag, end_at_once, explain, leave
@@ -57,7 +57,7 @@ def _train(identity: RankIdentity, report: RankReport, stop: StopFlag) -> str:
         startup.start_deepspeed()
         from bigsci_launch.train.loop import train
     except ModuleNotFoundError as error:
-        raise BslError(f"{error.name} is not installed", hint="pip install 'bigsci-launch[train]'") from error
+        raise BslError(f"{error.name} is not installed", hint=INSTALL_TRAIN) from error
     return train(config, topology, identity, report, stop)
 
 

@@ -381,7 +381,8 @@ warnings | list of {key, other_key, text, severity}
 schema_version | 1
 sites[].name | what `slurm.site` names
 sites[].file | its path
-sites[].config | every value of the site file ([keys](config.md))
+sites[].config | every value of the site file ([keys](config.md)); null if it cannot be used
+sites[].problem | what is wrong with the file; null if it can be used
 """,
     "bsl trace last --json": """
 schema_version | 1

@@ -214,7 +214,7 @@ def as_in_manual(text: str, home: Path) -> str:
 
 
 MEASURED = (
-    (re.compile(r"\d{4}-\d\d-\d\dT[\d:.]+Z?|\d\d-\d\d \d\d:\d\d:\d\d\.\d+|\b\d{8}-\d{6}\b"), "TIME"),
+    (re.compile(r"\d{4}-\d\d-\d\dT[\d:.]+Z?|\d\d-\d\d \d\d:\d\d:\d\d\.\d+|\b\d{8}-\d{6}Z?\b"), "TIME"),
     (re.compile(r"\b\d+(\.\d+)?(e-?\d+)? (d|h|min|s)\b( \d+ (h|min|s)\b)?"), "SPAN"),
     (re.compile(r"[-+]?\b\d+\.\d+([eE][-+]?\d+)?|\b\d+e[-+]?\d+"), "NUMBER"),
     (re.compile(r"(\bpid |\bnumber |:)\d+\b"), r"\1NUMBER"),

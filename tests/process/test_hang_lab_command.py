@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from bigsci_launch.errors import LabError
+from bigsci_launch.errors import INSTALL_TRAIN, LabError
 from bigsci_launch.hang_lab.catalogue import find_reproduction
 from bigsci_launch.hang_lab.judgement import Judgement
 from bigsci_launch.hang_lab.needs import missing_need
@@ -87,6 +87,15 @@ def test_a_rank_that_may_not_be_read(tmp_path: Path) -> None:
     done = subprocess.run(argv, capture_output=True, text=True, timeout=120, check=False, env=environment)
     document = json.loads(done.stdout)
     assert document["judgement"] in (Judgement.RIGHT.value, Judgement.TOO_EARLY.value), document
+
+
+def test_without_torch_it_says_what_to_install(tmp_path: Path) -> None:
+    (tmp_path / "torch.py").write_text("raise ModuleNotFoundError(\"No module named 'torch'\", name='torch')\n")
+    environment = {**os.environ, "TMPDIR": str(tmp_path), "PYTHONPATH": str(tmp_path)}
+    argv = [*BSL, "hang-lab", "run", "H01"]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=120, check=False, env=environment)
+    assert done.returncode == 2 and "ModuleNotFoundError" in done.stderr
+    assert done.stderr.splitlines()[-1] == f"hint: {INSTALL_TRAIN}"
 
 
 @contextmanager

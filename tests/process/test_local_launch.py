@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from bigsci_launch.demo.story import end_runs
 from bigsci_launch.scheduler.local import is_free, reserved_port, split_command
 
 MODEL = {"num_layers": 2, "hidden_size": 8, "num_attention_heads": 2, "sequence_length": 8, "vocab_size": 64}
@@ -282,3 +283,15 @@ def test_the_runner_gets_its_rank_before_the_program() -> None:
         ["python", "runner.py"],
         ["--", "prog", "--", "x"],
     )
+
+
+def test_the_next_demonstration_ends_what_a_killed_one_has_left(local: Local) -> None:
+    local.write("signal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + WAIT)
+    local.submit("--detach")
+    local.wait_for_ranks()
+    assert local.pids()
+    end_runs(local.folder / "runs")
+    local.wait_for_silence()
+    assert local.exit()["reason"] == "cancelled"
+    end_runs(local.folder / "runs")
+    end_runs(local.folder / "nothing")

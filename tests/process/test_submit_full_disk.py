@@ -44,5 +44,7 @@ def test_a_submission_on_a_full_disk_leaves_nothing(small_disk: Path, tmp_path: 
         ballast.truncate(max(0, os.fstat(ballast.fileno()).st_size - num_free_blocks * BLOCK))
     done = submit(path)
     assert done.returncode == 2, done.stderr
-    assert "No space left on device" in done.stderr and "set run.root to another folder" in done.stderr
+    assert (
+        "No space left on device" in done.stderr and "hint: make room, or set run.root to another folder" in done.stderr
+    )
     assert sorted(small_disk.iterdir()) == before

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from bigsci_launch.config.load import load_resolved
 from bigsci_launch.config.site import is_path
-from bigsci_launch.errors import BslError, DataError
+from bigsci_launch.errors import BslError, DataError, RunDirError
 from bigsci_launch.plan.calibrate.calibrate import calibrate
 from bigsci_launch.plan.calibrate.physics import require_possible
 from bigsci_launch.plan.calibrate.sources import read_sources
@@ -48,9 +48,13 @@ def calibrate_on_runs(root: Path, site: str, gpu: GpuModel) -> OwnRuns | None:
 
 def _measured_attempts(run: RunDir, site: str) -> set[str]:
     """Return the names, as measurements have them, of the attempts that finished enough steps on GPUs of the site."""
+    try:
+        attempts = run.attempts()
+    except RunDirError:
+        return set()
     return {
         f"{run.name}/{attempt.name}"
-        for attempt in run.attempts()
+        for attempt in attempts
         if _is_of_site(attempt, site) and _count_gpu_steps(attempt) >= FEWEST_STEPS
     }
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import replace
-from datetime import datetime, timezone
 from html import escape
 
-from bigsci_launch import __version__, pages
+from bigsci_launch import pages
 from bigsci_launch.plan.choose.answer import Answer, reference_plans
 from bigsci_launch.plan.choose.search import Plan, SearchResult
 from bigsci_launch.plan.price.calibration import Calibration
@@ -85,7 +84,7 @@ def render_page(answer: Answer) -> str:
 def _footer(answer: Answer) -> str:
     calibration = answer.request.calibration
     learned = f"; calibrated on {', '.join(calibration.sources)}" if calibration and calibration.sources else ""
-    return f"bsl {__version__}, {datetime.now(timezone.utc):%Y-%m-%d %H:%M} UTC{learned}"
+    return f"{pages.made_now()}{learned}"
 
 
 def _sections(answer: Answer, result: SearchResult, calibration: Calibration) -> list[str]:

@@ -47,7 +47,7 @@ class Target:
         Raises:
             CollectError: the job is not a run of `bsl`, and the user has no home directory.
         """
-        name = time.strftime("%Y%m%d-%H%M%S", time.localtime(moment))
+        name = time.strftime("%Y%m%d-%H%M%SZ", time.gmtime(moment))
         if self.run is not None:
             return self.run.bundles / name
         return state_folder(os.environ) / "spy" / f"{name}-{re.sub(r'[^A-Za-z0-9_.+-]', '-', self.label)}"
@@ -204,8 +204,8 @@ def find_local_target() -> Target:
 
 
 def _is_running_here(run: RunDir) -> bool:
-    attempt = run.latest_attempt()
     try:
+        attempt = run.latest_attempt()
         record = read_job(attempt) if attempt else None
         is_local = record is not None and record.launcher is not None and record.launcher.is_here
         return attempt is not None and is_local and query_attempt(attempt).state is JobState.RUNNING

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from bigsci_launch.config.load import load_resolved
 from bigsci_launch.config.schema.run import RunConfig
-from bigsci_launch.errors import BslError
+from bigsci_launch.errors import INSTALL_TRAIN, BslError
 from bigsci_launch.topology import Topology
 from bigsci_launch.train.identity import require_topology, this_attempt, this_rank
 from bigsci_launch.train.rank_events import RankReport, is_lost_peer
@@ -63,7 +63,7 @@ class Survivor:
             from bigsci_launch.train.survive.snapshot import Memory
             from bigsci_launch.train.survive.waits import Waits
         except ModuleNotFoundError as error:
-            raise BslError(f"{error.name} is not installed", hint="pip install 'bigsci-launch[train]'") from error
+            raise BslError(f"{error.name} is not installed", hint=INSTALL_TRAIN) from error
         self._memory, self._waits = Memory(), Waits(channel.is_over)
         self._life: RankLife | None = None
 

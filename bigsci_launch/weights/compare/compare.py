@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from bigsci_launch.errors import BslError, CheckpointError
+from bigsci_launch.errors import INSTALL_WEIGHTS, BslError, CheckpointError
 from bigsci_launch.progress import Progress, no_progress
 from bigsci_launch.weights.compare.comparison import (
     Comparison,
@@ -317,7 +317,7 @@ def require_numpy(why: str) -> None:
     except ModuleNotFoundError as error:
         raise BslError(
             f"{why}, but numpy, which measures by how much, is not installed",
-            hint="pip install 'bigsci-launch[weights]'",
+            hint=INSTALL_WEIGHTS,
         ) from error
 
 

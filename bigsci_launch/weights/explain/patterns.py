@@ -132,7 +132,7 @@ def _resets(comparison: Comparison, files: FilePool) -> Iterator[PatternMatch]:
     for difference in comparison.differences:
         a, b = difference.a, difference.b
         statistics = difference.statistics
-        if a is None or b is None or difference.kind not in ("value", "nan") or statistics is None:
+        if a is None or b is None or difference.kind != "value" or statistics is None:
             continue
         if statistics.num_elements < 2:
             continue

@@ -67,6 +67,7 @@ def render_page(comparison: Comparison) -> str:
         tps=tps,
         cells=cells,
         rows=table_rows(comparison),
+        made=pages.made_now(),
     )
     return pages.render_page("bsl diff-weights", (here / "heatmap.css").read_text(encoding="utf-8"), body)
 

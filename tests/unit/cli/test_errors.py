@@ -18,6 +18,8 @@ from click.testing import CliRunner, Result
 
 from bigsci_launch.cli import console
 from bigsci_launch.cli.main import bsl
+from bigsci_launch.demo.screen import last_screen
+from bigsci_launch.demo.story import DemoResult
 
 ROOT = Path(__file__).parents[3]
 LONG = "a" * 300
@@ -183,6 +185,32 @@ def test_a_reader_that_goes_away_is_no_error(folder: Path) -> None:
     assert "Traceback" not in done.stderr and "Exception" not in done.stderr
 
 
+def test_there_is_no_need_for_room_where_no_disk_is_full(run: Run) -> None:
+    done = run("submit", "configs/demo.yaml", "--local", "--set", "run.root=a-file")
+    assert done.stderr.splitlines()[-1] == "hint: set run.root to another folder"
+
+
+@pytest.mark.parametrize(("where", "starts"), [(".", "configs/"), ("runs", "/")])
+def test_the_commands_after_the_demonstration_name_files_that_are_there(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, where: str, starts: str
+) -> None:
+    monkeypatch.chdir(folder / where)
+    result = DemoResult("1 token", (2.0, 1.0), 8, "equal", "rank 5", "rank 5", 60.0, ())
+    lines = [line.split() for line in last_screen(result, Path(".demo")).splitlines() if "bloom-176b" in line]
+    assert [words[:2] for words in lines] == [["bsl", "plan"], ["bsl", "submit"]]
+    assert all(words[2].startswith(starts) and Path(words[2]).is_file() for words in lines)
+
+
+def test_a_conversion_without_torch_says_what_to_install(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)
+    done = run("checkpoint", "convert", "nowhere", "--tp", "1", "-o", "there")
+    assert done.exit_code == 4
+    assert done.stderr.splitlines() == [
+        "error: a conversion needs torch, which is not installed",
+        "hint: pip install torch deepspeed numpy tokenizers safetensors xxhash",
+    ]
+
+
 def process(folder: Path, *words: str, **environment: str) -> subprocess.CompletedProcess[str]:
     argv, given = [sys.executable, "-m", "bigsci_launch", *words], {**os.environ, **environment}
     return subprocess.run(argv, cwd=folder, env=given, capture_output=True, text=True, timeout=60, check=False)
@@ -193,6 +221,45 @@ def test_a_process_says_where_an_error_comes_from_only_if_asked(folder: Path) ->
     assert (done.returncode, done.stderr.count("Traceback")) == (2, 0)
     assert "error: no run 'nowhere'" in done.stderr
     assert "Traceback" in process(folder, "status", "nowhere", BSL_DEBUG="1").stderr
+
+
+@pytest.mark.parametrize(
+    ("line", "code", "said"),
+    [
+        ("list >&-", 0, "no runs under runs"),
+        ("config sites >&-", 0, ""),
+        ("config sites >&- 2>&- <&-", 0, ""),
+        ("--help >/dev/full", 1, "error: no space left on device"),
+        ("config sites >/dev/full", 1, "error: no space left on device"),
+    ],
+)
+def test_an_output_that_takes_nothing_is_no_traceback(tmp_path: Path, line: str, code: int, said: str) -> None:
+    words = f"{sys.executable} -m bigsci_launch {line}"
+    done = subprocess.run(["bash", "-c", words], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr.partition(";")[0].partition("\n")[0]) == (code, said)
+
+
+LOADED_WITH_CTRL_C = """
+import os, signal, sys
+class Interrupting:
+    def find_spec(self, name, *_):
+        if name == "click":
+            os.kill(os.getpid(), signal.SIGINT)
+sys.meta_path.insert(0, Interrupting())
+from bigsci_launch.__main__ import main
+main()
+"""
+
+
+def test_ctrl_c_while_the_program_is_loaded_is_no_traceback() -> None:
+    argv = [sys.executable, "-c", LOADED_WITH_CTRL_C]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (130, "interrupted\n")
+
+
+def test_the_program_starts_where_ctrl_c_is_expected() -> None:
+    """The script `bsl` of an installation calls the function that handles it."""
+    assert '\nbsl = "bigsci_launch.__main__:main"\n' in (ROOT / "pyproject.toml").read_text()
 
 
 def test_a_table_whose_reader_went_away_ends_as_other_text_does(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -75,6 +75,17 @@ def test_sites_are_listed(run_file: Path, monkeypatch: pytest.MonkeyPatch) -> No
     assert {"jean-zay-a100", "lake", "local", "minicluster"} <= set(names)
 
 
+def test_a_broken_site_does_not_hide_the_others(run_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(run_file.parent)
+    (run_file.parent / "sites" / "broken.yaml").write_text("partitions: [\n")
+    done = call("sites")
+    assert done.exit_code == 0 and "a cluster by the lake" in done.stdout
+    assert "cannot be used: sites/broken.yaml:2:1: not YAML" in done.stdout
+    sites = {site["name"]: site for site in json.loads(call("sites", "--json").stdout)["sites"]}
+    assert sites["broken"]["config"] is None and "not YAML" in sites["broken"]["problem"]
+    assert sites["lake"]["config"] and sites["lake"]["problem"] is None
+
+
 @pytest.mark.parametrize("name", ["run", "site"])
 def test_schema_prints_the_published_file(name: str) -> None:
     schema = json.loads(call("schema", name).stdout)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import tarfile
@@ -11,6 +12,8 @@ import zipfile
 from pathlib import Path
 
 import pytest
+
+from bigsci_launch.errors import INSTALL_TRAIN, INSTALL_WEIGHTS
 
 ROOT = Path(__file__).parents[3]
 PROBE = """
@@ -103,3 +106,11 @@ def test_an_installed_wheel_reads_the_library(wheel: Path, tmp_path: Path) -> No
 def test_an_editable_install_holds_the_content(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", PROBE], cwd=tmp_path, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(("extra", "command"), [("train", INSTALL_TRAIN), ("weights", INSTALL_WEIGHTS)])
+def test_the_command_that_an_error_names_installs_the_extra(extra: str, command: str) -> None:
+    project = (ROOT / "pyproject.toml").read_text()
+    [requirements] = re.findall(rf"^{extra} = \[(.*)\]$", project, re.MULTILINE)
+    names = re.findall(r'"([a-z]+)>=', requirements)
+    assert command == f"pip install {' '.join(names)}"

@@ -6,6 +6,9 @@ import json
 import os
 import pwd
 import re
+import shutil
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -387,9 +390,42 @@ def test_list_asks_slurm_once_and_not_about_the_dead(slurm: Any, make_trial: Any
         "broken": ("UNKNOWN", None, True),
     }
     [call] = slurm.calls("squeue")
-    assert call["argv"][call["argv"].index("-j") + 1] == "12"
+    assert "--jobs=12" in call["argv"]
     text = invoke("list").stdout
     assert "7/20" in text and "alive" in text and "broken" in text
+
+
+def as_somebody_else(*words: str) -> subprocess.CompletedProcess[str]:
+    """`bsl` without root's right to read everything; anybody else does not have it."""
+    setpriv = shutil.which("setpriv")
+    if os.geteuid() == 0 and setpriv is None:
+        pytest.skip("root needs setpriv to give its right away")
+    rights = "-dac_override,-dac_read_search"
+    less = [str(setpriv), f"--bounding-set={rights}", f"--inh-caps={rights}"] if os.geteuid() == 0 else []
+    argv = [*less, sys.executable, "-m", "bigsci_launch", *words]
+    return subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_a_run_that_may_not_be_read_is_one_line_of_the_list(make_trial: Any) -> None:
+    trials = {name: make_trial(name) for name in ("open", "folder", "attempts", "attempt", "records")}
+    closed = [
+        trials["folder"].run.path,
+        trials["attempts"].run.attempts_folder,
+        trials["attempt"].attempt.path,
+        trials["records"].attempt.events,
+    ]
+    for path in closed:
+        path.chmod(0)
+    try:
+        runs = json.loads(as_somebody_else("list", "--json").stdout)["runs"]
+        text, latest = as_somebody_else("list"), as_somebody_else("status")
+    finally:
+        for path in closed:
+            path.chmod(0o755)
+    problems = {run["name"]: (run["problem"] or "").rpartition(": ")[2] for run in runs}
+    assert problems == {"open": "", **dict.fromkeys(sorted(set(trials) - {"open"}), "Permission denied")}
+    assert text.returncode == 0 and text.stdout.count("Permission denied") == len(closed)
+    assert "records/attempts/0001/events: Permission denied" in latest.stderr, "the run that was submitted last"
 
 
 def test_an_empty_list(slurm: Any, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,7 @@ from pathlib import Path
 from types import NoneType
 from typing import Any
 
-from bigsci_launch.errors import BslError
+from bigsci_launch.errors import INSTALL_WEIGHTS, BslError
 from bigsci_launch.topology import Coordinate
 from bigsci_launch.weights.files.json_text import BadJson, is_length, parse_json, shown
 from bigsci_launch.weights.files.mapped import FilePool, read_small_file
@@ -87,9 +87,7 @@ def _hasher() -> Any:
     try:
         from xxhash import xxh3_128
     except ModuleNotFoundError as error:
-        raise BslError(
-            "digests need xxhash, which is not installed", hint="pip install 'bigsci-launch[weights]'"
-        ) from error
+        raise BslError("digests need xxhash, which is not installed", hint=INSTALL_WEIGHTS) from error
     return xxh3_128
 
 

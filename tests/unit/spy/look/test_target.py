@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import calendar
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,8 @@ from bigsci_launch.runs.attempts import JobRecord, write_job
 from bigsci_launch.runs.layout import AttemptDir, RunDir, write_json
 from bigsci_launch.spy.look.target import Target, find_target
 
-MOMENT = time.mktime((2026, 11, 21, 3, 22, 49, 0, 0, -1))
-STAMP = "20261121-032249"
+MOMENT = calendar.timegm((2026, 11, 21, 3, 22, 49))
+STAMP = "20261121-032249Z"
 
 
 @pytest.fixture(autouse=True)
@@ -47,6 +48,20 @@ def test_a_foreign_job_has_its_evidence_in_the_state_of_the_user(
 )
 def test_the_job_is_in_the_name(label: str, name: str) -> None:
     assert Target(label, {}).evidence_folder(MOMENT).name == f"{STAMP}-{name}"
+
+
+@pytest.fixture
+def tokyo(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """This machine is nine hours ahead of UTC."""
+    with monkeypatch.context() as patch:
+        patch.setenv("TZ", "UTC-9")
+        time.tzset()
+        yield
+    time.tzset()
+
+
+def test_the_time_in_the_name_is_that_of_the_logs(tmp_path: Path, tokyo: None) -> None:
+    assert Target("1234", {}, run=RunDir(tmp_path)).evidence_folder(MOMENT).name == STAMP
 
 
 def test_a_run_keeps_its_evidence(tmp_path: Path) -> None:

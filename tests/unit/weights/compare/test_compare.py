@@ -108,6 +108,23 @@ def test_each_kind_is_told_apart(pair: Any, diff: Any) -> None:
     json.loads(answer.result.stdout, parse_constant=pytest.fail)
 
 
+@pytest.mark.parametrize(("sides", "where"), [("ab", "B"), ("ba", "A")])
+def test_a_nan_is_said_before_what_the_other_numbers_are(pair: Any, diff: Any, sides: str, where: str) -> None:
+    """All numbers of both sides are 1, the default of a norm: still, what differs is the NaN."""
+    ones, with_nan = np.ones((4, 4), np.float32), np.ones((4, 4), np.float32)
+    with_nan[1, 2] = np.nan
+    a, b = (ones, with_nan) if sides == "ab" else (with_nan, ones)
+    answer = diff(*pair({"w": a}, {"w": b}))
+    assert f"w is NaN in {where} where the other side has numbers" in answer.text.splitlines()
+    assert "default" not in answer.text
+
+
+@pytest.mark.parametrize("value", ["nan", "inf", "-1"])
+def test_a_tolerance_is_a_distance(pair: Any, diff: Any, value: str) -> None:
+    sides = pair({"w": np.ones(4)}, {"w": np.zeros(4)})
+    assert diff(*sides, "--tolerance", value).code == 2
+
+
 def test_permuted_shards_are_found_by_their_bits(tmp_path: Path, save_arrays: Any, diff: Any) -> None:
     values = [np.random.default_rng(rank).standard_normal((3, 5)).astype(np.float32) for rank in range(8)]
     for rank, metadata in RANKS:
@@ -313,7 +330,7 @@ def test_without_numpy_equal_is_equal_and_different_asks_for_it(tmp_path: Path, 
     for answer in (run("a", "b"), run("--audit", "a")):
         assert answer.returncode == 1
         assert "but numpy, which measures by how much, is not installed" in answer.stderr
-        assert "hint: pip install 'bigsci-launch[weights]'" in answer.stderr
+        assert "hint: pip install numpy xxhash" in answer.stderr
 
 
 def test_the_document_has_the_published_keys(pair: Any, diff: Any) -> None:

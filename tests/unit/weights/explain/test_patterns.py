@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import time
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bigsci_launch import __version__
 from bigsci_launch.units import format_percent
 from bigsci_launch.weights.compare.places import describe_places
 from bigsci_launch.weights.files.tensors import Place
@@ -117,6 +120,8 @@ def test_a_page_has_the_map_and_needs_nothing_else(tmp_path: Path, tiny: Any, di
     page = tmp_path / "page.html"
     assert diff(tmp_path / "a", tmp_path / "b", "--html", page).code == 1
     text = page.read_text()
+    assert f"A: {tmp_path}/a<br>B: {tmp_path}/b" in text
+    assert re.search(rf"bsl {__version__}, {time.strftime('%Y-%m-%d', time.gmtime())} \d\d:\d\d UTC", text)
     assert "<html" in text
     assert "://" not in text.replace("http://www.w3.org", "")
     assert "<script" not in text
