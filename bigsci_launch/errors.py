@@ -145,6 +145,10 @@ class JobNotFound(SlurmError):
     """No source that was asked knows the job."""
 
 
+class AmbiguousJob(SlurmError):
+    """An ID names several jobs: it is that of an array."""
+
+
 class ClusterError(BslError):
     """The mini cluster could not be started, queried or stopped."""
 

@@ -11,7 +11,8 @@ It never blocks on a process that is stuck, and it ends on its own. It pauses no
 REQUEST is a JSON object; every key is optional:
   pid_files        folder of rank-NNNN.json files that name the rank's process (`bsl` writes them)
   num_ranks        how many ranks there are now, where there may be files of more
-  job_id           Slurm job; Slurm is asked for its processes on this node
+  job_id           Slurm job, by its number; Slurm is asked for its processes on this node
+  components       numbers of all components of this job, if it is a heterogeneous one
   launcher_pid     process whose descendants are searched for ranks
   recorder_folder  folder of rank-NNNN.sock sockets, which serve the collectives that torch recorded
   node             name of this node; default: SLURMD_NODENAME, else the host name

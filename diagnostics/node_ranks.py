@@ -89,16 +89,27 @@ def read_pid_files(folder: str, node: str, host: str | None) -> Iterator[tuple[s
 
 def from_job(job_id: str, node: str, request: Facts, problems: list[str]) -> Found:
     """Return the ranks of a Slurm job on this node, whether `bsl` submitted it or not."""
-    rows, how = list_tasks(job_id, node, problems), "scontrol listpids"
+    components = request.get("components") or []
+    rows, how = list_all_tasks(components or [job_id], node, problems), "scontrol listpids"
     if not rows:
-        rows, how = list_cgroup(job_id), "cgroup.procs"
+        rows, how = [row for each in components or [job_id] for row in list_cgroup(each)], "cgroup.procs"
     if not rows:
         rows, how = list_environment(job_id, node), "environment"
     own_step = os.environ.get("SLURM_STEP_ID")
     tasks = {pid: (step, task) for pid, step, task in rows if step not in (own_step, "extern")}
     known = identify(sorted(tasks), problems)
+    if components:
+        tasks = number_components(known, tasks)
     ranks, others = number_ranks(known, spread_tasks(known, tasks), None, request)
     return ranks, others, how, problems
+
+
+def number_components(known: Known, tasks: Tasks) -> Tasks:
+    """Return `tasks` with the numbers of the whole step: slurmd numbers them in each component from 0."""
+    return {
+        pid: (step, task if task is None or pid not in known else first_number(known[pid]["env"], ("SLURM_PROCID",)))
+        for pid, (step, task) in tasks.items()
+    }
 
 
 def spread_tasks(known: Known, tasks: Tasks) -> Tasks:
@@ -139,6 +150,14 @@ def chain_to_root(pid: int, above: dict[int, int]) -> set[int]:
         chain.add(pid)
         pid = above.get(pid, 0)
     return chain
+
+
+def list_all_tasks(job_ids: list[str], node: str, problems: list[str]) -> list[Row]:
+    """Return the processes of a job, or of those components of a heterogeneous job that are on this node."""
+    said: list[str] = []
+    rows = [row for job_id in job_ids for row in list_tasks(job_id, node, said)]
+    problems += [] if rows else said[:1]
+    return rows
 
 
 def list_tasks(job_id: str, node: str, problems: list[str]) -> list[Row]:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import shutil
 from contextlib import suppress
 
-from bigsci_launch.errors import JobNotFound, RunDirError
+from bigsci_launch.errors import JobNotFound, RunDirError, SlurmRefused
 from bigsci_launch.runs.attempts import JobRecord, ask_about, attempt_state, find_job, identify, query_attempt
-from bigsci_launch.runs.find import run_argument
+from bigsci_launch.runs.find import find_run_of_job, run_argument
 from bigsci_launch.runs.layout import AttemptDir, RunDir, write_atomically
-from bigsci_launch.scheduler.slurm import cancel_job
+from bigsci_launch.scheduler.job_ids import ended_as
+from bigsci_launch.scheduler.slurm import cancel_job, jobs_called
 
 
 def cancel_run(run: RunDir) -> str:
@@ -28,6 +29,34 @@ def cancel_run(run: RunDir) -> str:
         if not waiting:
             raise
         return "\n".join(waiting)  # the attempt before it has ended
+
+
+def cancel_called(job_id: str) -> str:
+    """Ask Slurm to end the job with this ID, in any spelling that squeue prints; of a run, as `cancel_run`.
+
+    Raises:
+        JobNotFound: there is no such job. RunDirError: it is that of an attempt that another has followed.
+        SlurmRefused: it has ended; SlurmRefused, SlurmUnavailable: scancel failed.
+    """
+    jobs = jobs_called(job_id)
+    if jobs[0].run_directory is not None:
+        return cancel_run(_run_of_newest(job_id, jobs[0].number))
+    if all(job.state.is_over for job in jobs):
+        raise SlurmRefused(f"job {job_id} has ended: {jobs[0].state.value}")
+    cancel_job(ended_as(job_id, jobs[0]))
+    return f"job {job_id}, which bsl did not submit: asked to end"
+
+
+def _run_of_newest(job_id: str, number: str) -> RunDir:
+    """Return the run whose newest attempt, or one that waits behind it, is the job `number`."""
+    run = find_run_of_job(job_id)
+    attempts = [*run.queued_attempts(), *filter(None, [run.latest_attempt()])]
+    if not any((record := find_job(attempt)) and record.job_id == number for attempt in attempts):
+        raise RunDirError(
+            f"job {job_id} is not that of the newest attempt of run {run.name}",
+            hint=f"`bsl cancel {run_argument(run)}` ends the newest",
+        )
+    return run
 
 
 def _cancel_queued(run: RunDir) -> list[str]:

@@ -12,6 +12,7 @@ from bigsci_launch.errors import JobNotFound, RunDirError, SlurmUnavailable
 from bigsci_launch.runs.attempts import JobRecord, identify, read_job
 from bigsci_launch.runs.layout import AttemptDir, RunDir, find_runs, open_run
 from bigsci_launch.scheduler.job import JobInfo
+from bigsci_launch.scheduler.job_ids import is_job_id
 from bigsci_launch.scheduler.slurm import query_job
 
 LIST_HINT = "`bsl list` shows the runs that can be found; BSL_RUNS names another folder of runs"
@@ -41,7 +42,7 @@ def find_run(argument: str | None, job_id: str | None = None) -> RunDir:
         return open_run(Path(argument))
     if (named := runs_root() / argument).is_dir():
         return open_run(named)
-    hint = f"for a Slurm job: `bsl spy --jobid {argument}`" if argument.isdigit() else LIST_HINT
+    hint = f"for a Slurm job: `bsl spy --jobid {argument}`" if is_job_id(argument) else LIST_HINT
     raise RunDirError(f"no run {argument!r} under {runs_root()}, and it is not a path", hint=hint)
 
 
@@ -76,7 +77,7 @@ def find_run_of_job(job_id: str) -> RunDir:
         raise
     if job.run_directory is not None:
         return open_run(Path(job.run_directory))
-    if run := _find_by_record(job_id, job):
+    if run := _find_by_record(job.number, job):
         return run
     raise RunDirError(f"job {job_id} was not submitted by bsl: it has no run directory")
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from datetime import datetime
 from enum import Enum
 from urllib.parse import quote, unquote
@@ -124,6 +125,10 @@ class JobInfo:
     """Name of the cluster that answered, if the answer has it: only where commands ask several clusters."""
     is_gone: bool = False
     """For UNKNOWN: the job is over. Slurm answered and no longer knows it, or its launcher is gone."""
+    number: str = ""
+    """The number that srun takes: that of a task of an array is not in its `job_id`, such as `6_1`."""
+    components: Mapping[int, JobInfo] = field(default_factory=dict)
+    """The components of a heterogeneous job; empty for any other job."""
 
     @property
     def expected_start(self) -> float | None:
@@ -181,7 +186,7 @@ def parse_elapsed(text: str) -> int | None:
         return None
 
 
-SQUEUE_FORMAT = "%i|%T|%u|%P|%D|%N|%r|%S|%e|%M|%V|%j|%k"
+SQUEUE_FORMAT = "%i %A|%T|%u|%P|%D|%N|%r|%S|%e|%M|%V|%j|%k"
 SACCT_FIELDS = "JobID,State,User,Partition,NNodes,NodeList,Reason,Start,End,Elapsed,Submit,JobName,Comment"
 _NUM_FIELDS = 13
 
@@ -194,7 +199,8 @@ def parse_job_line(line: str, source: str) -> JobInfo | None:
     fields = line.split("|", _NUM_FIELDS - 1)
     if len(fields) != _NUM_FIELDS:
         return None
-    job_id, state, user, partition, nodes, hostlist, reason, start, end, elapsed, submitted, name, comment = fields
+    job, state, user, partition, nodes, hostlist, reason, start, end, elapsed, submitted, name, comment = fields
+    job_id, _, number = job.partition(" ")
     return JobInfo(
         job_id=job_id,
         state=parse_state(state),
@@ -211,6 +217,7 @@ def parse_job_line(line: str, source: str) -> JobInfo | None:
         elapsed_s=parse_elapsed(elapsed),
         comment="" if comment == "(null)" else comment,
         submitted=parse_time(submitted),
+        number=number or job_id,
     )
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import pwd
 import re
+import tempfile
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -32,6 +33,7 @@ from bigsci_launch.scheduler.job import (
     parse_job_line,
     parse_node_line,
 )
+from bigsci_launch.scheduler.job_ids import asked_as, is_job_id, leaders_missing, named_jobs, only_job
 
 SUBMIT_TIMEOUT_S = 120.0
 NAMES_TIMEOUT_S = 5.0
@@ -100,21 +102,28 @@ def query_jobs(job_ids: Iterable[str]) -> dict[str, JobInfo]:
     Raises:
         SlurmUnavailable: squeue gave no answer.
     """
-    wanted = list(dict.fromkeys(job_ids))
-    found = _ask_squeue(wanted) if wanted else {}
-    if missing := [job_id for job_id in wanted if job_id not in found]:
-        found |= _ask_sacct(missing)
-    return found
+    wanted = [job_id for job_id in dict.fromkeys(job_ids) if is_job_id(job_id)]
+    return {job_id: named[0] for job_id, named in _query_named(wanted).items() if len(named) == 1}
 
 
 def query_job(job_id: str) -> JobInfo:
-    """Return what squeue, or else sacct, knows about one job.
+    """Return what squeue, or else sacct, knows about one job, in any spelling that they print.
 
     Raises:
         SlurmUnavailable: squeue gave no answer.
         JobNotFound: neither knows the job.
+        AmbiguousJob: it is an array, and several of its tasks run, or none.
     """
-    found = query_jobs([job_id])
+    return only_job(job_id, jobs_called(job_id))
+
+
+def jobs_called(job_id: str) -> list[JobInfo]:
+    """Return the jobs that an ID means: several if it is that of an array.
+
+    Raises:
+        SlurmUnavailable, JobNotFound: as `query_job`.
+    """
+    found = _query_named([job_id])
     if job_id not in found:
         accounting = "sacct has no record of it" if has_command("sacct") else "sacct is not installed here"
         raise JobNotFound(
@@ -197,7 +206,7 @@ def partition_nodes(partition: str | None) -> list[str]:
 
 
 def cancel_job(job_id: str) -> None:
-    """Ask Slurm to end the job: TERM to its processes now, KILL after the site's KillWait.
+    """Ask Slurm to end the job, or all tasks of an array: TERM to the processes now, KILL after the site's KillWait.
 
     Raises:
         SlurmUnavailable, SlurmRefused: as `run_slurm`; JobNotFound: there is no such job.
@@ -250,26 +259,40 @@ def _scancel_step(step: str, *options: str) -> None:
         raise refused(completed)
 
 
-def step_argv(job_id: str, argv: Sequence[str], *, nodes: Sequence[str]) -> list[str]:
+def step_argv(
+    job_id: str,
+    argv: Sequence[str],
+    *,
+    nodes: Sequence[str],
+    groups: Mapping[str, int] | None = None,
+    options: Sequence[str] = ("--input=none",),
+) -> list[str]:
     """Return the srun command that runs `argv` once on each of `nodes`, alongside the job's own step.
 
+    `job_id` is a number. In a heterogeneous job, `groups` says to which component each node belongs.
     `--overlap` and `--gres=gpu:0` are both needed: without them the step waits until the training ends.
     """
-    return [
-        "srun",
-        f"--jobid={job_id}",
-        "--overlap",
-        "--gres=gpu:0",
-        f"--nodes={len(nodes)}",
-        f"--ntasks={len(nodes)}",
-        "--ntasks-per-node=1",
-        f"--nodelist={','.join(nodes)}",
-        "--kill-on-bad-exit=0",
-        "--cpu-bind=none",
-        "--mpi=none",
-        "--input=none",
-        *argv,
-    ]
+    parts: dict[int | None, list[str]] = {}
+    for node in nodes:
+        parts.setdefault((groups or {}).get(node), []).append(node)
+    words: list[str] = []
+    for group, members in parts.items():
+        words += [
+            *([":"] if words else [f"--jobid={job_id}"]),
+            *([] if group is None else [f"--het-group={group}"]),
+            "--overlap",
+            "--gres=gpu:0",
+            f"--nodes={len(members)}",
+            f"--ntasks={len(members)}",
+            "--ntasks-per-node=1",
+            f"--nodelist={','.join(members)}",
+            "--kill-on-bad-exit=0",
+            "--cpu-bind=none",
+            "--mpi=none",
+            *options,
+            *argv,
+        ]
+    return ["srun", *words]
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,6 +311,7 @@ def run_monitor_step(
     stdin: str,
     until: Callable[[], float],
     on_line: Callable[[str], None],
+    groups: Mapping[str, int] | None = None,
 ) -> MonitorStep:
     """Run `argv` once on each of `nodes` with `stdin`, alongside the job's own step; `on_line` gets each output line.
 
@@ -297,10 +321,14 @@ def run_monitor_step(
     Raises:
         SlurmUnavailable: srun is missing.
     """
-    command = [word for word in step_argv(job_id, (), nodes=nodes) if word != "--input=none"]
-    # --wait=0: a site's WaitTime must not end slower nodes when the first is done.
-    options = ("--input=all", "--wait=0", "--no-kill", "--quiet")
-    words = stream_slurm([*command, *options, *argv], stdin=stdin, until=until, on_line=on_line)
+    with tempfile.NamedTemporaryFile("w", prefix="bsl-step-") as source:
+        # What srun reads from its own stdin reaches one component of a heterogeneous job, a file reaches all of them.
+        source.write(stdin if groups else "")
+        source.flush()
+        # --wait=0: a site's WaitTime must not end slower nodes when the first is done.
+        options = (f"--input={source.name if groups else 'all'}", "--wait=0", "--no-kill", "--quiet")
+        command = step_argv(job_id, argv, nodes=nodes, groups=groups, options=options)
+        words = stream_slurm(command, stdin=stdin, until=until, on_line=on_line)
     refused = re.findall(r"[Tt]ask launch for \S+ failed on node (\S+?):", words)
     return MonitorStep(tuple(dict.fromkeys(refused)), slurm_words(words))
 
@@ -364,38 +392,53 @@ def run_on_node(
     )
 
 
-def _ask_squeue(job_ids: Sequence[str]) -> dict[str, JobInfo]:
+def _query_named(wanted: Sequence[str]) -> dict[str, list[JobInfo]]:
+    """Return the jobs that each of the IDs means, asking squeue, and sacct for those that it does not know."""
+    found = _named(wanted, _ask_squeue([asked_as(job_id) for job_id in wanted]) if wanted else [])
+    if missing := [job_id for job_id in wanted if job_id not in found]:
+        found |= _named(missing, _ask_sacct(missing))
+    return found
+
+
+def _named(wanted: Sequence[str], jobs: Sequence[JobInfo]) -> dict[str, list[JobInfo]]:
+    return {job_id: named for job_id in wanted if (named := named_jobs(job_id, jobs))}
+
+
+def _ask_squeue(numbers: Sequence[str]) -> list[JobInfo]:
     completed = run_slurm(
         # All states: a job stays in squeue for MinJobAge after it ends.
-        ["squeue", "-h", "-t", "all", f"--jobs={','.join(job_ids)}", "-o", SQUEUE_FORMAT],
+        ["squeue", "-h", "-t", "all", f"--jobs={','.join(dict.fromkeys(numbers))}", "-o", SQUEUE_FORMAT],
         check=False,
     )
     if completed.returncode != 0 and not _NO_SUCH_JOB.search(completed.stderr):
         raise SlurmUnavailable(
             f"squeue: {completed.stderr.strip()}", argv=completed.argv, returncode=completed.returncode
         )
-    return _parse_jobs(completed.stdout, "squeue")
+    jobs = _parse_jobs(completed.stdout, "squeue")
+    leaders = [leader for leader in leaders_missing(jobs) if leader not in numbers]
+    return jobs + _ask_squeue(leaders) if leaders else jobs
 
 
-def _ask_sacct(job_ids: Sequence[str]) -> dict[str, JobInfo]:
+def _ask_sacct(job_ids: Sequence[str]) -> list[JobInfo]:
     """Return sacct's answer, or nothing if it is missing, switched off or silent: it is only the second source."""
     if not has_command("sacct"):
-        return {}
+        return []
     try:
         completed = run_slurm(
             ["sacct", "-n", "-X", "-P", f"--jobs={','.join(job_ids)}", "-o", SACCT_FIELDS], check=False
         )
     except SlurmUnavailable:
-        return {}
-    return _parse_jobs(completed.stdout, "sacct") if completed.returncode == 0 else {}
+        return []
+    return _parse_jobs(completed.stdout, "sacct") if completed.returncode == 0 else []
 
 
-def _parse_jobs(text: str, source: str) -> dict[str, JobInfo]:
+def _parse_jobs(text: str, source: str) -> list[JobInfo]:
     """Parse an answer. One from several clusters (SLURM_CLUSTERS) names each above its jobs."""
-    jobs, cluster = {}, ""
+    jobs: dict[str, JobInfo] = {}
+    cluster = ""
     for line in text.splitlines():
         if line.startswith(_CLUSTER_HEADING):
             cluster = line.removeprefix(_CLUSTER_HEADING).strip()
         elif (job := parse_job_line(line, source)) is not None:
             jobs[job.job_id] = replace(job, cluster=cluster)
-    return jobs
+    return list(jobs.values())

@@ -261,6 +261,7 @@ def collect_step(target: Target, on_answer: AnswerCallback) -> tuple[list[dict[s
             target.job_id,
             ["/bin/sh", "-c", START_AGENT, "sh", sys.executable],
             nodes=left,
+            groups=target.groups,
             stdin=program,
             until=lambda: patience.until,
             on_line=lambda line: _take(reader, line, on_answer, patience),
@@ -327,9 +328,10 @@ def settle_time(target: Target) -> float:
 def no_answer(target: Target, silent: Mapping[str, str], words: str) -> CollectError:
     """Return the error to raise when no node answered."""
     reasons = words or "; ".join(sorted(set(silent.values()))[:2]) or "none of its nodes responds"
+    group = f" --het-group={min(target.groups.values())}" if target.groups else ""
     return CollectError(
-        f"job {target.job_id}: no node answered: {reasons}",
-        hint=f"try by hand: srun --overlap --jobid={target.job_id} --gres=gpu:0 hostname",
+        f"job {target.label}: no node answered: {reasons}",
+        hint=f"try by hand: srun --overlap --jobid={target.job_id}{group} --gres=gpu:0 hostname",
     )
 
 

@@ -26,13 +26,16 @@ from bigsci_launch.spy.look.ring_copies import copies_of
 class Target:
     """A job to look at. `job_id` and `nodes` are set for a job on Slurm; `request` is the request to the node agent.
 
-    `label` is its name in reports; `run` and `attempt` are None for a job that `bsl` did not submit.
+    `job_id` is the number that srun takes. `label` is the job's name in reports; `run` and `attempt` are None for a job
+    that `bsl` did not submit.
     """
 
     label: str
     request: Mapping[str, Any]
     job_id: str | None = None
     nodes: tuple[str, ...] = ()
+    groups: Mapping[str, int] = field(default_factory=dict)
+    """Of a heterogeneous job: the component of each node."""
     down: Mapping[str, str] = field(default_factory=dict)
     """Nodes that do not respond to Slurm, with their Slurm state: the agent is not started on them."""
     run: RunDir | None = None
@@ -127,25 +130,37 @@ def target_of_job(job: JobInfo, run: RunDir | None, attempt: AttemptDir | None) 
             f"job {job.job_id} is not running: {job.raw_state or job.state.value}",
             hint=f"stacks can only be read while a job is running; see `{more}`",
         )
-    nodes = expand_hostlist(job.hostlist)
+    nodes = list(dict.fromkeys(expand_hostlist(job.hostlist)))
     generations = read_generations(attempt) if attempt is not None else None
     silent = [node for node in query_nodes(job.hostlist) if not node.is_responding]
     # A spare node, and one that was lost and whose ranks have been replaced, say nothing of a hang now.
     used = [node for node in nodes if generations is None or generations.needs(node)]
     down = {node.name: node.raw_state for node in silent if node.name in used}
-    request: dict[str, Any] = {"job_id": job.job_id}
+    request: dict[str, Any] = {"job_id": job.number}
+    if job.components:
+        request["components"] = [part.number for part in job.components.values()]
     if attempt is not None:
         request |= _records_request(attempt)
     return Target(
         label=job.job_id,
         request=request,
-        job_id=job.job_id,
+        job_id=job.number,
         nodes=tuple(node for node in used if node not in down),
+        groups=_groups_of(job),
         down={node: f"it does not respond to Slurm ({state})" for node, state in down.items()},
         run=run,
         attempt=attempt,
         topology=_topology_text(run, attempt),
     )
+
+
+def _groups_of(job: JobInfo) -> dict[str, int]:
+    """Return the component of each node, the first where a node has several: one look finds the ranks of all."""
+    found: dict[str, int] = {}
+    for index, part in job.components.items():
+        for node in expand_hostlist(part.hostlist):
+            found.setdefault(node, index)
+    return found
 
 
 def _records_request(attempt: AttemptDir) -> dict[str, Any]:

@@ -21,7 +21,7 @@ RUNNING = (
     "12|RUNNING|root|debug|4|n[1-4]|None|2026-11-21T01:02:03|2026-11-21T02:02:03|1-02:03:04|2026-11-21T01:00:00|demo"
     "|bsl:/runs/my%20run"
 )
-PENDING = "13|PENDING|alice|debug|2||Resources|N/A|N/A|0:00|2026-11-21T01:00:00|demo|(null)"
+PENDING = "13 13|PENDING|alice|debug|2||Resources|N/A|N/A|0:00|2026-11-21T01:00:00|demo|(null)"
 
 
 @pytest.mark.parametrize("state", list(JobState))
@@ -66,6 +66,7 @@ def test_reads_a_pending_line() -> None:
     assert job == JobInfo(
         job_id="13", state=JobState.PENDING, raw_state="PENDING", source="squeue", name="demo", user="alice",
         partition="debug", num_nodes=2, reason="Resources", elapsed_s=0, submitted=parse_time("2026-11-21T01:00:00"),
+        number="13",
     )  # fmt: skip
 
 
