@@ -67,6 +67,7 @@ TOOLS = (
     "calls_native.c",
     "calls_trace.py",
     "calls_ways.py",
+    "run_module.py",
     "exit_reason.py",
     "exit_blame.py",
     "exit_failures.py",
