@@ -12,6 +12,11 @@ def packaged(*names: str) -> Path:
     return Path(str(files("bigsci_launch")), "assets", *names)
 
 
+def module_argv(python: str, module: str) -> list[str]:
+    """Return the command that runs an installed module. `python -m` would look in the current directory first."""
+    return [python, str(packaged("diagnostics", "run_module.py")), module]
+
+
 def content_folders(name: str, own: Path, near: Path | None = None) -> list[Path]:
     """Return the folders called `name`, strongest first: in `near`, in each folder of `$BSL_PATH`, then `own`."""
     roots = [near] if near else []

@@ -180,9 +180,10 @@ def _require_sound(folder: Path) -> None:
 
 def _convert(conversion: Conversion, output: Path) -> str:
     """Convert in a separate process, which may import torch. Return the folder that it wrote."""
+    from bigsci_launch.content import module_argv
     from bigsci_launch.errors import CheckpointError
 
-    command = [sys.executable, "-m", "bigsci_launch.train.state.convert", str(conversion.source)]
+    command = [*module_argv(sys.executable, "bigsci_launch.train.state.convert"), str(conversion.source)]
     command += [str(conversion.topology), conversion.config.parallelism.partition_method, str(output)]
     environment = {"OMP_NUM_THREADS": "1", **os.environ}
     with subprocess.Popen(

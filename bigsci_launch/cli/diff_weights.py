@@ -119,10 +119,11 @@ def _on_node(ctx: click.Context, site: str | None) -> int:
     import signal
     import sys
 
+    from bigsci_launch.content import module_argv
     from bigsci_launch.launch.foreground import interrupts_on
     from bigsci_launch.scheduler.slurm import run_on_node
 
-    argv = [sys.executable, "-m", "bigsci_launch", "diff-weights", *_same_arguments(ctx)]
+    argv = [*module_argv(sys.executable, "bigsci_launch"), "diff-weights", *_same_arguments(ctx)]
     with interrupts_on(signal.SIGTERM, signal.SIGHUP):
         return run_on_node(
             argv,

@@ -19,9 +19,11 @@ def train(run_dir: Path | None, attempt: str | None) -> None:
     LOCAL_RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT. On SIGUSR2 or SIGTERM, it saves at the next step boundary and
     exits with 0.
     """
+    from bigsci_launch.content import module_argv
+
     if run_dir is not None:
         os.environ["BSL_RUN_DIR"] = str(run_dir.absolute())
     if attempt is not None:
         os.environ["BSL_ATTEMPT"] = attempt
     # The rank replaces this process, so the PID that the launcher recorded is that of the process that trains.
-    os.execv(sys.executable, [sys.executable, "-m", "bigsci_launch.train"])
+    os.execv(sys.executable, module_argv(sys.executable, "bigsci_launch.train"))

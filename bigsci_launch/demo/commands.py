@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from bigsci_launch.content import module_argv
 from bigsci_launch.errors import BslError
 
 
@@ -36,7 +37,7 @@ def speak(words: Sequence[str], *, timeout_s: float, log: Path) -> Spoken:
         BslError: the command took too long.
     """
     process = subprocess.Popen(
-        [sys.executable, "-m", "bigsci_launch", *words],
+        [*module_argv(sys.executable, "bigsci_launch"), *words],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from bigsci_launch.content import module_argv
 from bigsci_launch.errors import LabError
 
 TIMEOUT_S = 120.0
@@ -34,4 +35,4 @@ def spy(run: Path, *options: str) -> dict[str, Any]:
 
 
 def spy_argv(run: Path, options: Sequence[str]) -> list[str]:
-    return [sys.executable, "-m", "bigsci_launch", "spy", str(run), *options]
+    return [*module_argv(sys.executable, "bigsci_launch"), "spy", str(run), *options]

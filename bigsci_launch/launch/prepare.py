@@ -13,7 +13,7 @@ from pathlib import Path
 from bigsci_launch.config.finding import Finding
 from bigsci_launch.config.load import COMPUTED, LoadedRun, load_run
 from bigsci_launch.config.schema.run import RunConfig
-from bigsci_launch.errors import ConfigError
+from bigsci_launch.errors import ConfigError, SlurmUnavailable
 from bigsci_launch.launch.job.caller import apply_caller_options
 from bigsci_launch.launch.job.request import JobRequest, make_request
 from bigsci_launch.launch.submit import require_same_run
@@ -30,6 +30,7 @@ from bigsci_launch.runs.layout import RunDir
 from bigsci_launch.runs.resume import describe_run, require_not_lost, verify_resume
 from bigsci_launch.scheduler.command import has_command
 
+MIN_LOCAL_RANKS, RANKS_PER_CORE = 64, 16
 NEW_RUN = "new"
 """Stands for the run_id of a run that has no directory yet."""
 
@@ -62,10 +63,11 @@ def prepare(
 ) -> Prepared:
     """Return the run in the file at `path` with `overrides` applied, ready to be submitted.
 
-    Without `local`, the run goes to Slurm, unless its site is local or there is no sbatch. A `dry_run` needs none.
+    Without `local`, the run goes to Slurm, unless its site is local. A `dry_run` needs no sbatch.
 
     Raises:
-        ConfigError: the run file is wrong, or Slurm cannot use a path of the run.
+        ConfigError: the run file is wrong, Slurm cannot use a path of the run, or this machine is too small for it.
+        SlurmUnavailable: there is no sbatch here.
         DataError: the calibration of the site cannot be read.
     """
     written = load_run(path, overrides)
@@ -73,9 +75,35 @@ def prepare(
     setup = configured_setup(written.config, written.site, calibration)
     loaded = _with_stages(written, setup)
     findings = check_plan(loaded.config, loaded.site, setup, calibration)
-    is_local = local or loaded.site.is_local or not (dry_run or has_command("sbatch"))
+    is_local = local or loaded.site.is_local
+    if is_local:
+        require_few_ranks(loaded)
+    elif not dry_run:
+        require_sbatch(loaded)
     request = plan_submission(loaded, working_directory=working_directory, python=python, local=is_local)
     return Prepared(loaded, calibration, setup, tuple(findings), request)
+
+
+def require_few_ranks(loaded: LoadedRun) -> None:
+    """Raise ConfigError if the run has more ranks than anybody means to start on this machine."""
+    ranks = loaded.layout.topology.world_size
+    limit = max(MIN_LOCAL_RANKS, RANKS_PER_CORE * len(os.sched_getaffinity(0)))
+    if ranks > limit:
+        raise ConfigError(
+            f"the run has {ranks} ranks, and `bsl` starts at most {limit} on this machine "
+            f"({RANKS_PER_CORE} per core, or {MIN_LOCAL_RANKS})",
+            hint="make parallelism smaller for a local trial; ranks of a Slurm site start on its nodes without --local",
+        )
+
+
+def require_sbatch(loaded: LoadedRun) -> None:
+    """Raise SlurmUnavailable without sbatch: ranks that are meant for a cluster must not start where the user is."""
+    if not has_command("sbatch"):
+        raise SlurmUnavailable(
+            f"site {loaded.site.name} has Slurm, and there is no sbatch on this machine",
+            hint="log in to the front end of the cluster, or load the module that has Slurm's commands; "
+            "--local starts the ranks on this machine instead",
+        )
 
 
 def _with_stages(loaded: LoadedRun, setup: Setup) -> LoadedRun:

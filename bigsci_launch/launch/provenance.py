@@ -66,6 +66,7 @@ def collect_provenance(argv: Sequence[str], working_directory: Path, secret: str
         "platform": platform.platform(),
         "python": {"executable": sys.executable, "version": platform.python_version()},
         "bigsci_launch": bigsci_launch.__version__,
+        "bigsci_launch_file": bigsci_launch.__file__,
         "repositories": repositories,
         "packages": installed_packages(),
         "environment": redact_environment(os.environ, secret),

@@ -68,6 +68,7 @@ TOOLS = (
     "calls_native.c",
     "calls_trace.py",
     "calls_ways.py",
+    "run_module.py",
     "exit_reason.py",
     "exit_blame.py",
     "exit_failures.py",
@@ -404,10 +405,10 @@ def dry_run_notes(request: JobRequest) -> list[str]:
     """Return what differs between a dry run and a submission on this machine."""
     if request.scheduler == "local" or has_command("sbatch"):
         return []
-    return ["there is no sbatch here: without --dry-run, the ranks would start on this machine"]
+    return ["there is no sbatch here: without --dry-run, the run would be refused"]
 
 
-def notes(loaded: LoadedRun, *, is_local: bool, was_asked: bool) -> list[str]:
+def notes(loaded: LoadedRun, *, is_local: bool) -> list[str]:
     """Return what the user should know before the run is started, line by line."""
     found = [
         f"warning: env.{name}: its value will be stored in the run directory, where others may read it; "
@@ -420,11 +421,10 @@ def notes(loaded: LoadedRun, *, is_local: bool, was_asked: bool) -> list[str]:
     found += [] if is_local else rehearsal_note(loaded, Path.cwd())
     if not is_local or loaded.site.is_local:
         return found
-    why = "" if was_asked else "there is no sbatch here: "
     ranks = loaded.layout.topology.world_size
     left_out = [name for name in ("activation", "container") if getattr(loaded.site.config, name)]
     without = f", without the {' and '.join(left_out)} of site {loaded.site.name}" if left_out else ""
-    return [*found, f"{why}starting {ranks} ranks on this machine{without}"]
+    return [*found, f"starting {ranks} ranks on this machine{without}"]
 
 
 def _missing_webhook(config: RunConfig) -> Iterator[str]:

@@ -53,12 +53,12 @@ class Arrangement:
         config = self.prepared.loaded.config
         return config.monitor.eval_interval is not None and config.data.held_out > 0
 
-    def remarks(self, *, was_local_asked: bool) -> list[str]:
+    def remarks(self) -> list[str]:
         """Return what the user should know before it starts."""
         is_local = self.prepared.request.scheduler == "local"
         findings = self.prepared.findings
         found = remark_lines([finding for finding in findings if finding.is_error or finding.rule == MEMORY])
-        found += notes(self.prepared.loaded, is_local=is_local, was_asked=was_local_asked)
+        found += notes(self.prepared.loaded, is_local=is_local)
         if not self.loaded.config.run.starts_trainer:
             found.append(
                 "warning: run.command is passed as it is: files that the program writes outside $BSL_RUN_DIR are those "

@@ -9,6 +9,7 @@ import time
 import traceback
 from typing import Any
 
+import bigsci_launch
 from bigsci_launch.errors import BslError
 from bigsci_launch.lost_peer import says_lost_peer
 from bigsci_launch.runs.events import EventWriter
@@ -27,7 +28,7 @@ class RankReport:
         self.coordinate: Coordinate | None = None
 
     def start(self, coordinate: Coordinate) -> None:
-        """Record where this rank runs: host, node, process id and coordinate."""
+        """Record where this rank runs, and which code: its host, node, process ID and coordinate."""
         self.coordinate = coordinate
         self.event(
             "start",
@@ -36,6 +37,7 @@ class RankReport:
             host=self._identity.host,
             node=self._identity.node,
             pid=os.getpid(),
+            bigsci_launch_file=bigsci_launch.__file__,
         )
 
     def phase(self, name: str) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+import bigsci_launch
 from bigsci_launch.demo.story import end_runs
 from bigsci_launch.scheduler.local import is_free, reserved_port, split_command
 
@@ -136,6 +137,30 @@ def test_everything_is_frozen_in_the_attempt(local: Local) -> None:
     assert provenance["command"][1:] == ["submit", "run.yaml", "--set", "training.steps=7"]
     assert provenance["packages"]["click"]
     assert json.loads((local.directory / "run.json").read_text())["topology"] == {"tp": 2, "pp": 1, "dp": 2}
+
+
+def test_what_is_installed_runs_whatever_the_current_directory_has(local: Local) -> None:
+    (local.folder / "random.py").write_text("raise SystemExit('not the random of Python')")
+    (local.folder / "bigsci_launch").mkdir()
+    (local.folder / "bigsci_launch" / "__init__.py").write_text("raise SystemExit('not the one that is installed')")
+    local.write("", ranks=2)
+    config = json.loads((local.folder / "run.yaml").read_text())
+    del config["run"]["command"]
+    (local.folder / "run.yaml").write_text(json.dumps(config))
+    bsl = [str(Path(sys.executable).with_name("bsl")), "submit", "run.yaml"]
+    done = subprocess.run(bsl, cwd=local.folder, capture_output=True, text=True, timeout=100, check=False)
+    assert "none.idx: no such file" in local.exit()["first_failure"]["error"], done.stderr
+    assert "not the" not in local.log(0) + local.log(1) + done.stderr
+    provenance = json.loads((local.attempt / "provenance.json").read_text())
+    start = json.loads((local.attempt / "events" / "rank-0001.jsonl").read_text().splitlines()[0])
+    assert provenance["bigsci_launch_file"] == start["bigsci_launch_file"] == bigsci_launch.__file__
+
+    (local.folder / "mine.py").write_text("import random")
+    config["run"] |= {"name": "own", "command": [sys.executable, "-m", "mine"]}
+    (local.folder / "run.yaml").write_text(json.dumps(config))
+    subprocess.run(bsl, cwd=local.folder, capture_output=True, timeout=60, check=False)
+    output = (local.folder / "runs" / "own" / "attempts" / "0001" / "logs" / "rank-0000.log").read_text()
+    assert "not the random of Python" in output, "a program of one's own is found where Python looks for it"
 
 
 def test_a_rank_that_leaves_before_the_others_is_named(local: Local) -> None:

@@ -16,7 +16,7 @@ from bigsci_launch.cli import console
 )
 @click.argument("config", type=click.Path(path_type=Path))
 @click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Override a value of the file.")
-@click.option("--local", is_flag=True, help="Run on this machine, without Slurm (the default if there is no sbatch).")
+@click.option("--local", is_flag=True, help="Run on this machine, without Slurm.")
 @click.option(
     "--start-within",
     metavar="HH:MM:SS",
@@ -47,7 +47,7 @@ def rehearse(
     )
     for change in arrangement.changes:
         console.talk(f"changed: {change.line}")
-    for line in arrangement.remarks(was_local_asked=local):
+    for line in arrangement.remarks():
         console.talk(line)
     report = run_rehearsal(arrangement, sys.argv, console.talk)
     if as_json:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 @click.argument("config", type=click.Path(path_type=Path))
 @click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Override a value of the file.")
 @click.option("--dry-run", "--dryrun", "dry_run", is_flag=True, help="Print the script and rank map; start nothing.")
-@click.option("--local", is_flag=True, help="Run on this machine, without Slurm (the default if there is no sbatch).")
+@click.option("--local", is_flag=True, help="Run on this machine, without Slurm.")
 @click.option("--detach", is_flag=True, help="With --local: leave the ranks in the background.")
 @click.option(
     "--force",
@@ -81,7 +81,7 @@ def submit(
         return
     if detach and request.scheduler == "slurm":
         raise click.UsageError("--detach is for local attempts: a Slurm job is in the background anyway")
-    for line in launch.notes(loaded, is_local=request.scheduler == "local", was_asked=local):
+    for line in launch.notes(loaded, is_local=request.scheduler == "local"):
         console.talk(line)
     with console.late_progress("verify checkpoint", 100) as report_progress:
         folder = find_start(loaded.config, request, report_progress)

@@ -12,6 +12,7 @@ from typing import Literal
 
 from bigsci_launch.config.load import LoadedRun
 from bigsci_launch.config.schema.node import StageIn
+from bigsci_launch.config.schema.program import TRAINER_MODULE
 from bigsci_launch.config.schema.run import RunConfig
 from bigsci_launch.config.schema.site import SiteConfig
 from bigsci_launch.errors import ConfigError, Problem
@@ -85,7 +86,8 @@ class JobRequest:
     """The Python of `bsl` itself, which runs the helpers of the job script."""
     rank_python: str
     """The Python of the ranks: that of `bsl`, or the one from the site's activation lines or container."""
-    program: tuple[str, ...]
+    command: tuple[str, ...]
+    """`run.command`; empty for `bsl train`."""
     stop_signal: str
     """What asks the program to save and stop, without `SIG`."""
     master_addr_suffix: str
@@ -114,6 +116,11 @@ class JobRequest:
     """Bad nodes that the job excludes, apart from those of slurm.exclude."""
     accepted: Acceptance = NOTHING_ACCEPTED
     """What has changed since the checkpoint was saved and is accepted with `--force`."""
+
+    @property
+    def program(self) -> tuple[str, ...]:
+        """What every rank executes."""
+        return self.command or (self.rank_python, str(self.attempt.tools / "run_module.py"), TRAINER_MODULE)
 
 
 BUILT_IN_VARIABLES = (
@@ -173,7 +180,7 @@ def make_request(
         variables=variables,
         host_python=python,
         rank_python=rank_python,
-        program=tuple(config.run.command or (rank_python, "-m", "bigsci_launch.train")),
+        command=tuple(config.run.command or ()),
         stop_signal=config.run.stop_signal,
         master_addr_suffix=site.master_addr_suffix or "",
         ulimits=() if is_local else user_limits(config),

@@ -31,6 +31,8 @@ set -euo pipefail
 run_dir='/home/alice/runs/my run'
 first_attempt=0001
 host_python=/opt/bsl/bin/python
+# Where that Python, which is bsl's own, has packages from. What follows may set PYTHONPATH for the one of the ranks.
+host_path="${PYTHONPATH:-}"
 rank_python=python3
 
 # The output may be on a disk that is full: that must not change how the job ends.
@@ -175,12 +177,12 @@ step_options=(
 srun "${step_options[@]}" "$rank_python" -I -S "$frozen/tools/rank_runner.py" \
   --attempt-dir "$attempt_dir" --topology tp=4,pp=12,dp=8 --ranks-per-node 8 \
   --log-limit-mib 256 --ring auto \
-  -- python3 -m bigsci_launch.train &
+  -- "$rank_python" "$frozen/tools/run_module.py" bigsci_launch.train &
 step=$!
 
 # monitor.watch: notices hangs, spikes and slow nodes, and serves what people ask in control/.
 "$host_python" -I -S "$frozen/tools/keep_watch.py" --attempt-dir "$attempt_dir" \
-  -- "$host_python" -I -m bigsci_launch watch "$run_dir" --agent &
+  -- "$host_python" -E "$frozen/tools/run_module.py" --path "$host_path" bigsci_launch watch "$run_dir" --agent &
 watcher=$!
 
 # A signal interrupts `wait` with status 128 + signal, so wait again while srun is alive. Its status is then the job's.

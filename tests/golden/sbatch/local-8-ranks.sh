@@ -9,6 +9,8 @@ set -euo pipefail
 attempt_dir='/home/alice/runs/my run/attempts/0001'
 tools="$attempt_dir/tools"
 host_python=/opt/bsl/bin/python
+# Where that Python, which is bsl's own, has packages from. What follows may set PYTHONPATH for the one of the ranks.
+host_path="${PYTHONPATH:-}"
 rank_python=/opt/bsl/bin/python
 cd -- /home/alice/llm
 
@@ -23,14 +25,14 @@ export OMP_NUM_THREADS=1
 # first on PYTHONPATH records them; one of your own still runs.
 # monitor.watch: notices hangs and spikes, and serves what people ask in control/. It leaves when the launcher is gone.
 "$host_python" -I -S "$tools/keep_watch.py" --attempt-dir "$attempt_dir" \
-  -- "$host_python" -I -m bigsci_launch watch '/home/alice/runs/my run' --agent &
+  -- "$host_python" -E "$tools/run_module.py" --path "$host_path" bigsci_launch watch '/home/alice/runs/my run' --agent &
 
 # The launcher replaces this shell, so its PID and exit status are the attempt's. It sets MASTER_ADDR and MASTER_PORT,
 # starts one runner per rank with --rank, ends the other ranks when one fails, and writes exit.json.
-exec "$host_python" -m bigsci_launch.scheduler.local \
+exec "$host_python" -E "$tools/run_module.py" --path "$host_path" bigsci_launch.scheduler.local \
   --attempt-dir "$attempt_dir" --world-size 8 --exit-reason "$tools/exit_reason.py" \
   --wait-s 60 \
   -- "$rank_python" -I -S "$tools/rank_runner.py" \
   --attempt-dir "$attempt_dir" --topology tp=2,pp=2,dp=2 --ranks-per-node 8 \
   --log-limit-mib 256 --ring auto \
-  -- /opt/bsl/bin/python -m bigsci_launch.train
+  -- "$rank_python" "$tools/run_module.py" bigsci_launch.train

@@ -14,6 +14,7 @@ import pytest
 from click.testing import CliRunner
 
 from bigsci_launch.cli.diff_weights import diff_weights
+from bigsci_launch.content import module_argv
 from bigsci_launch.scheduler import slurm
 
 GIVEN: dict[str, list[str]] = {
@@ -50,7 +51,7 @@ def test_every_option_reaches_the_node(monkeypatch: pytest.MonkeyPatch) -> None:
     assert options == GIVEN.keys()
     words = [word for given in GIVEN.values() for word in given]
     argv, placed = started(monkeypatch, *words, "--slurm", "--", "-a", "b")
-    assert argv[:4] == [sys.executable, "-m", "bigsci_launch", "diff-weights"]
+    assert argv[:4] == [*module_argv(sys.executable, "bigsci_launch"), "diff-weights"]
     assert argv[-3:] == ["--", "-a", "b"]
     assert sorted(argv[4:-3]) == sorted(words)
     assert placed == {}

@@ -115,6 +115,16 @@ def test_one_module_knows_where_content_is() -> None:
         assert path == PACKAGE / "content.py" or not constants & {"assets", "BSL_PATH"}, path
 
 
+def test_only_what_is_installed_is_run() -> None:
+    """`python -m` takes a module of that name from the current directory, unless it is told not to."""
+    for path, tree in parsed():
+        for node in nodes(tree):
+            words = [each.value for each in getattr(node, "elts", ()) if isinstance(each, ast.Constant)]
+            assert "-m" not in words, f"{path.relative_to(ROOT)}:{node.lineno}: see content.module_argv"
+    for template in (ROOT / "slurm" / "templates").glob("*.j2"):
+        assert not re.search(r"-m bigsci_launch", template.read_text()), template
+
+
 def test_axes_are_data() -> None:
     """Only rooms that support just three axes may list them, because a loop over literal axes misses a new one."""
     names, allowed = {"tp", "cp", "ep", "dp", "pp"}, ("topology", "train", "config/check.py")

@@ -217,7 +217,8 @@ def test_a_local_job_that_survives_is_started_by_its_controller() -> None:
     script = render_script(request_of("jean-zay-48-nodes", "survive={standby: false}", local=True))
     launched = script[script.index("exec ") :].replace(" \\\n ", "")
     assert launched.startswith(
-        'exec "$host_python" -I -m bigsci_launch.recover.controller --attempt-dir "$attempt_dir"'
+        'exec "$host_python" -E "$tools/run_module.py" --path "$host_path" bigsci_launch.recover.controller '
+        '--attempt-dir "$attempt_dir"'
     )
     seats = request_of("jean-zay-48-nodes", local=True).topology.world_size
     assert f' --level in_place --seats {seats} --exit-reason "$tools/exit_reason.py" -- ' in launched

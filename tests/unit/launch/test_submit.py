@@ -363,10 +363,20 @@ def test_waiting_says_each_state_and_exits_as_the_training(
     assert pauses == [2, 4, 8, 16, 30, 30, 30]
 
 
-def test_where_there_is_no_sbatch_the_run_is_local(fake_slurm: Install, run_file: RunFile) -> None:
+def test_where_there_is_no_sbatch_nothing_starts_unless_asked(fake_slurm: Install, run_file: RunFile) -> None:
     fake_slurm()
-    request = prepare(run_file(), working_directory=Path.cwd(), python=sys.executable).request
+    done = invoke("submit", str(run_file()))
+    assert done.exit_code == 3 and not RUN.exists()
+    assert "site minicluster has Slurm, and there is no sbatch on this machine" in done.stderr
+    request = prepare(run_file(), working_directory=Path.cwd(), python=sys.executable, local=True).request
     assert (request.scheduler, request.topology.world_size, request.nodes) == ("local", 4, 1)
+
+
+def test_more_ranks_than_a_machine_can_have_are_refused(slurm: Any, run_file: RunFile) -> None:
+    many = ["--set", "slurm.nodes=50000", "--set", "training.global_batch_size=50000"]
+    done = invoke("submit", str(run_file()), "--local", *many)
+    assert done.exit_code == 2 and "the run has 100000 ranks, and `bsl` starts at most" in done.stderr
+    assert not RUN.exists()
 
 
 def test_a_dry_run_shows_the_job_of_a_slurm_site_where_there_is_no_slurm(
@@ -375,7 +385,7 @@ def test_a_dry_run_shows_the_job_of_a_slurm_site_where_there_is_no_slurm(
     fake_slurm()
     done = invoke("submit", str(run_file()), "--dry-run")
     assert "#SBATCH --nodes=2\n" in done.stdout and "\nsrun " in done.stdout
-    assert "there is no sbatch here: without --dry-run, the ranks would start on this machine\n" in done.stderr
+    assert "there is no sbatch here: without --dry-run, the run would be refused\n" in done.stderr
     document = json.loads(invoke("submit", str(run_file()), "--dry-run", "--json").stdout)
     assert (document["scheduler"], document["nodes"]) == ("slurm", 2)
     local = json.loads(invoke("submit", str(run_file()), "--dry-run", "--local", "--json").stdout)
@@ -425,9 +435,8 @@ def test_a_secret_in_the_run_file_is_warned_of(slurm: Any, run_file: RunFile) ->
 
 def test_a_run_for_a_slurm_site_says_that_it_starts_here(run_file: RunFile) -> None:
     loaded = load_run(run_file())
-    assert launch.notes(loaded, is_local=True, was_asked=True) == ["starting 4 ranks on this machine"]
-    assert launch.notes(loaded, is_local=True, was_asked=False)[0].startswith("there is no sbatch here: ")
-    assert launch.notes(loaded, is_local=False, was_asked=False) == []
+    assert launch.notes(loaded, is_local=True) == ["starting 4 ranks on this machine"]
+    assert launch.notes(loaded, is_local=False) == []
 
 
 def test_a_dataset_that_is_not_there_is_warned_of_before_anyone_waits(slurm: Any, run_file: RunFile) -> None:
