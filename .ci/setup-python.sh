@@ -14,10 +14,13 @@ python=$1 venv=$2
     echo "hint: Debian keeps venv in a package of its own: apt-get install python3-venv" >&2
     exit 2
 }
-pip() { "$venv/bin/python" -m pip --disable-pip-version-check "$1" --quiet --constraint constraints.txt "${@:2}"; }
+# It takes minutes: whoever waits at a terminal sees what is downloaded; a log only has the lines below.
+talk=--quiet
+[ ! -t 1 ] || talk=--progress-bar=on
+pip() { "$venv/bin/python" -m pip --disable-pip-version-check "$1" "$talk" --constraint constraints.txt "${@:2}"; }
 
 torch=$(sed -n 's/^torch==\([0-9.]*\).*/\1/p' constraints.txt)
-echo "bsl: installing torch $torch" >&2
+echo "bsl: installing torch $torch; with the rest, it takes some minutes" >&2
 if [ -e /dev/nvidiactl ] || ! pip install "torch==$torch+cpu" 2>/dev/null; then
     pip install "torch==$torch"
 fi

@@ -99,17 +99,20 @@ def is_interactive() -> bool:
     return sys.stdout.isatty()
 
 
-def answer_table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, title: str | None = None) -> None:
+def answer_table(
+    columns: Sequence[str], rows: Sequence[Sequence[str]], *, title: str | None = None, spare: Sequence[str] = ()
+) -> None:
     """Print a table on stdout; columns in `columns` whose name starts with `>` hold numbers, right-aligned.
 
-    Numbers are never folded, because half a number is another number. Text is folded only on a terminal that is too
-    narrow for it; in a pipe, a row is always one line.
+    Numbers are never folded, because half a number is another number. On a terminal that is too narrow, the `spare`
+    columns are left out, the first one first, and then text is folded; in a pipe, a row is always one line.
     """
     from rich import box
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
+    columns, rows = _without_spare(columns, rows, spare)
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
     for column in columns:
         is_number = column.startswith(">")
@@ -119,19 +122,33 @@ def answer_table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, title
     for row in rows:
         table.add_row(*(Text(cell) for cell in row))
     console = Console(highlight=False)
-    console.width = max(console.width, _least_width(columns, rows)) if is_interactive() else 10_000
+    console.width = max(console.width, _width(columns, rows)) if is_interactive() else 10_000
     # Click writes it: if the reader goes away, rich would exit with 1, which means that the answer is bad.
     with console.capture() as capture:
         console.print(table)
     click.echo(_printable(capture.get()), nl=False)
 
 
-def _least_width(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> int:
-    """Return the width of a table whose numbers are not folded and whose texts are folded at 12 characters."""
+def _without_spare(
+    columns: Sequence[str], rows: Sequence[Sequence[str]], spare: Sequence[str]
+) -> tuple[Sequence[str], Sequence[Sequence[str]]]:
+    """Return the table without as many of the `spare` columns as the terminal has no room for."""
+    width = terminal_width()
+    for name in spare:
+        if width is None or _width(columns, rows, longest_text=width) <= width:
+            break
+        at = columns.index(name)
+        columns = [*columns[:at], *columns[at + 1 :]]
+        rows = [[*row[:at], *row[at + 1 :]] for row in rows]
+    return columns, rows
+
+
+def _width(columns: Sequence[str], rows: Sequence[Sequence[str]], longest_text: int = 12) -> int:
+    """Return the width of a table whose numbers are not folded and whose texts are folded at `longest_text`."""
     widths = []
     for index, column in enumerate(columns):
         longest = max(len(cell) for cell in (column.lstrip(">"), *(row[index] for row in rows)))
-        widths.append(longest if column.startswith(">") else min(longest, 12))
+        widths.append(longest if column.startswith(">") else min(longest, longest_text))
     return sum(widths) + 3 * len(columns) + 1
 
 

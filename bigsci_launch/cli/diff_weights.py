@@ -346,10 +346,9 @@ def _answer(ctx: click.Context, found: Comparison | None, at: _Seams | None, htm
     if as_json:
         console.answer_json(as_document(found, document))
     else:
-        for line in summary_lines(found):
-            console.answer(line)
+        console.answer_wrapped(summary_lines(found))
         if found.differences:
-            console.answer_table(COLUMNS, table_rows(found))
+            console.answer_table(COLUMNS, table_rows(found), spare=(">max ulp", ">max abs"))
         if closing := closing_line(found):
             console.answer(closing)
     if html is not None:  # last, so that the answer is not lost if the page cannot be written

@@ -25,15 +25,17 @@ REDACTED = "<redacted>"
 GIT_TIMEOUT_S = 20.0
 MAX_DIFF_BYTES = 5_000_000
 _SECRET_NAME = re.compile(
-    r"TOKEN|KEY|WEBHOOK|SECRET|PASSW|PASSPHRASE|CREDENTIAL|COOKIE|PRIVATE|AUTHORIZATION|(^|_)(AUTH|PAT|PWD|PASS|JWT|DSN)(_|$)",
+    r"TOKEN|KEY|WEBHOOK|SECRET|PASSW|PASSPHRASE|CREDENTIAL|COOKIE|PRIVATE|AUTHORIZATION|NETRC"
+    r"|(^|_)(AUTH|PAT|PWD|JWT|DSN)(_|$)|(?<!BY)(?<!COM)PASS(_|$)",
     re.IGNORECASE,
 )
 _NO_SECRET = frozenset({"PWD", "OLDPWD", "SSH_AUTH_SOCK", "XAUTHORITY"})
-# Tokens with an issuer's prefix, key blocks, signed tokens, passwords in addresses.
+# Tokens with an issuer's prefix, key blocks, signed tokens, passwords in addresses, and addresses that are passwords.
 _SECRET_VALUE = re.compile(
     r"\b(gh[pousr]_\w{20,}|github_pat_\w{20,}|glpat-[\w-]{16,}|hf_\w{16,}|sk-[\w-]{16,}|xox[abeoprs]-[\w-]{10,}"
     r"|A(KIA|SIA)[A-Z0-9]{16}|AIza[\w-]{30,}|npm_\w{30,}|pypi-\w{30,}|eyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]*)"
     r"|-----BEGIN [A-Z ]*PRIVATE KEY-----[\s\S]*?(-----END [A-Z ]*PRIVATE KEY-----|\Z)|(?<=://)[^/\s:@]*:[^/\s@]+(?=@)"
+    r"|(?<=://)(hooks\.|[^\s'\"]+/webhooks?/)[^\s'\"]+"
 )
 # Long hexadecimal text is probably a key in an environment, but as likely a checksum in a diff.
 _LONG_HEX = re.compile(r"\b[0-9a-fA-F]{32,}\b")

@@ -46,6 +46,8 @@ from bigsci_launch.scheduler.slurm import SubmittedJob, cancel_job, cluster_name
 from bigsci_launch.topology import AXIS_NAMES, Topology
 
 SCHEMA_VERSION = 1
+FOR_GROUP = 0o640
+"""Mode of records that may hold a secret that nobody recognised."""
 TOOLS = (
     "rank_runner.py",
     "rank_process.py",
@@ -284,9 +286,9 @@ def freeze(request: JobRequest, loaded: LoadedRun, command: Sequence[str]) -> No
     notify = loaded.config.monitor.notify
     webhook = notify.webhook_variable if notify is not None else None
     provenance = collect_provenance(command, request.working_directory, webhook)
-    write_json(attempt.provenance, provenance.document)
+    write_json(attempt.provenance, provenance.document, FOR_GROUP)
     if provenance.diff:
-        write_atomically(attempt.dirty_diff, provenance.diff)
+        write_atomically(attempt.dirty_diff, provenance.diff, FOR_GROUP)
     write_atomically(attempt.script, render_script(request))
     attempt.script.chmod(0o755)
     copy_tools(attempt)

@@ -7,8 +7,8 @@ RUN/
   attempts/0001/              one Slurm job, or one start of the local launcher; a requeue adds `0001.r1`
     config.yaml               the resolved config; ranks read this and nothing else
     origins.json              where each value came from
-    provenance.json           git revision, package versions, redacted environment, command line
-    dirty.diff                uncommitted changes to the code, if there are any
+    provenance.json           git revision, package versions, redacted environment, command line; for your group only
+    dirty.diff                uncommitted changes to the code, if there are any; for your group only
     script.sh                 the rendered sbatch script
     tools/                    the stand-alone programs that the script runs, as they were at submission
     job.json                  scheduler, job ID, cluster, time of submission
@@ -61,7 +61,7 @@ _ATTEMPT = re.compile(r"[0-9]+(\.r[0-9]+)?")
 _NUMBER = re.compile(r"[0-9]+")
 
 
-def write_atomically(path: Path, text: str) -> None:
+def write_atomically(path: Path, text: str, mode: int = 0o644) -> None:
     """Write `text` next to `path`, sync it, and rename it into place: readers see the old file or the new one."""
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, beside = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
@@ -70,16 +70,16 @@ def write_atomically(path: Path, text: str) -> None:
             stream.write(text)
             stream.flush()
             os.fsync(stream.fileno())
-        Path(beside).chmod(0o644)
+        Path(beside).chmod(mode)
         Path(beside).replace(path)
     except BaseException:
         Path(beside).unlink(missing_ok=True)
         raise
 
 
-def write_json(path: Path, document: Any) -> None:
+def write_json(path: Path, document: Any, mode: int = 0o644) -> None:
     """Write `document` as indented JSON, atomically."""
-    write_atomically(path, json.dumps(document, indent=2, default=str) + "\n")
+    write_atomically(path, json.dumps(document, indent=2, default=str) + "\n", mode)
 
 
 def read_json(path: Path) -> Any:

@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import socket
+import stat
 import subprocess
 import sys
 import time
@@ -134,6 +135,7 @@ def test_everything_is_frozen_in_the_attempt(local: Local) -> None:
     assert json.loads((local.attempt / "origins.json").read_text())["training.steps"] == "--set"
     assert (local.attempt / "tools" / "rank_runner.py").is_file()
     provenance = json.loads((local.attempt / "provenance.json").read_text())
+    assert stat.S_IMODE((local.attempt / "provenance.json").stat().st_mode) == 0o640, "it is not for everybody"
     assert provenance["command"][1:] == ["submit", "run.yaml", "--set", "training.steps=7"]
     assert provenance["packages"]["click"]
     assert json.loads((local.directory / "run.json").read_text())["topology"] == {"tp": 2, "pp": 1, "dp": 2}

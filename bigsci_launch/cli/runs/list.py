@@ -22,6 +22,6 @@ def list_(as_json: bool) -> None:
     if as_json:
         console.answer_json(list_document(summaries, str(root)))
     elif summaries:
-        console.answer_table(LIST_COLUMNS, list_rows(summaries, time.time()))
+        console.answer_table(LIST_COLUMNS, list_rows(summaries, time.time()), spare=("directory", "attempt"))
     else:
         console.talk(f"no runs under {root}; set BSL_RUNS to list those of another folder")

@@ -24,6 +24,9 @@ SECRET_NAMES = [
     "Session_Cookie",
     "JWT",
     "github_pat",
+    "MYPASS",
+    "SLACK_WEBHOOK",
+    "NETRC_LOGIN",
 ]
 SECRET_VALUES = [
     "ghp_" + "a1B2" * 9,
@@ -49,6 +52,19 @@ def test_telling_values_are_hidden_under_any_name(value: str) -> None:
 def test_passwords_inside_addresses_are_hidden() -> None:
     hidden = redact_environment({"http_proxy": "http://alice:hunter2@proxy:3128/"})
     assert hidden == {"http_proxy": f"http://{REDACTED}@proxy:3128/"}
+
+
+@pytest.mark.parametrize(
+    ("address", "shown"),
+    [
+        ("https://hooks.slack.com/services/T0/B0/abc", f"https://{REDACTED}"),
+        ("https://discord.com/api/webhooks/1/abc", f"https://{REDACTED}"),
+        ("https://host.example/path", "https://host.example/path"),
+        ("+++ b/src/webhooks/handler.py", "+++ b/src/webhooks/handler.py"),
+    ],
+)
+def test_an_address_that_is_a_password_is_hidden(address: str, shown: str) -> None:
+    assert redact_environment({"ALERTS": address}) == {"ALERTS": shown}
 
 
 @pytest.mark.parametrize(
