@@ -145,6 +145,10 @@ class Evidence:
     """Processes of the job that are no ranks."""
     steps_left_out: tuple[str, ...] = ()
     """Steps of the job whose processes were not taken for ranks, in words."""
+    is_over: bool = False
+    """Whether the job had ended, so that no node was asked."""
+    ending: str | None = None
+    """Why the run ended, by its exit.json: `cancelled`, `crashed`, ..; None while it runs, or if that is not known."""
 
     @property
     def is_from_files(self) -> bool:
@@ -249,6 +253,8 @@ def read_evidence(collection: Mapping[str, Any], nodes: Iterable[Mapping[str, An
         locks=tuple(lock for node in nodes for lock in parse_locks(node)),
         others=tuple(other for node in nodes for other in parse_others(node)),
         steps_left_out=tuple(left_out),
+        is_over=bool(collection.get("is_over")),
+        ending=collection.get("ending"),
     )
 
 
