@@ -13,6 +13,7 @@ REQUEST is a JSON object; every key is optional:
   num_ranks        how many ranks there are now, where there may be files of more
   job_id           Slurm job, by its number; Slurm is asked for its processes on this node
   components       numbers of all components of this job, if it is a heterogeneous one
+  step             step of this job, such as `0` or `batch`, to which the ranks belong; default: all are reported
   launcher_pid     process whose descendants are searched for ranks
   recorder_folder  folder of rank-NNNN.sock sockets, which serve the collectives that torch recorded
   node             name of this node; default: SLURMD_NODENAME, else the host name

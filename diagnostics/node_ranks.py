@@ -56,7 +56,7 @@ def find_ranks(request: Facts, node: str) -> Found:
     """Return the ranks of this node, who is no rank, how they were found, and problems on the way."""
     problems: list[str] = []
     job_id, launcher_pid = request.get("job_id"), request.get("launcher_pid")
-    if request.get("pid_files"):
+    if request.get("pid_files") and not request.get("step"):
         found = from_pid_files(request["pid_files"], node, None if job_id else os.uname().nodename, problems)
         # With `survive`, earlier generations may have had more ranks.
         ranks = [rank for rank in found if rank["rank"] < request.get("num_ranks", rank["rank"] + 1)]
@@ -96,7 +96,12 @@ def from_job(job_id: str, node: str, request: Facts, problems: list[str]) -> Fou
     if not rows:
         rows, how = list_environment(job_id, node), "environment"
     own_step = os.environ.get("SLURM_STEP_ID")
-    tasks = {pid: (step, task) for pid, step, task in rows if step not in (own_step, "extern")}
+    wanted = request.get("step")
+    tasks = {
+        pid: (step, task)
+        for pid, step, task in rows
+        if step not in (own_step, "extern") and (wanted is None or step == wanted)
+    }
     known = identify(sorted(tasks), problems)
     if components:
         tasks = number_components(known, tasks)
@@ -233,7 +238,9 @@ def number_ranks(
 
 
 def add_ages(ranks: list[Facts], known: Known) -> None:
-    """Add to each rank how many seconds ago it began."""
+    """Add to each rank whether it runs Python, and how many seconds ago it began."""
+    for rank in ranks:
+        rank["is_python"] = rank["pid"] not in known or is_python(known[rank["pid"]])
     uptime = (read_text("/proc/uptime") or "").split()
     for rank in ranks:
         if uptime and rank["pid"] in known:

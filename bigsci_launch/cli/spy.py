@@ -51,6 +51,9 @@ MARK_STYLES: dict[str, dict[str, Any]] = {
 )
 @click.argument("words", nargs=-1, metavar="[RUN]")
 @click.option("--jobid", metavar="ID", help="Look at this Slurm job; bsl need not have submitted it.")
+@click.option(
+    "--step", metavar="STEP", help="Step of the job to look at, as `squeue --steps` prints it; default: the training's."
+)
 @click.option("--local", is_flag=True, help="Look at this machine: the local run, or the launcher of --pid.")
 @click.option("--pid", type=click.IntRange(min=1), help="Launcher whose descendants are the ranks, such as torchrun.")
 @click.option(
@@ -88,6 +91,7 @@ MARK_STYLES: dict[str, dict[str, Any]] = {
 def spy(
     words: tuple[str, ...],
     jobid: str | None,
+    step: str | None,
     local: bool,
     pid: int | None,
     bundle: Path | None,
@@ -111,13 +115,16 @@ def spy(
     unstored: BslError | None = None
     _require_one_place(words, jobid, local or pid is not None, bundle)
     axes = _parse_topology(topology)
-    if bundle is not None and (native or flight_recorder or settle is not None):
-        raise click.UsageError("--settle, --native and --flight-recorder look at processes, --bundle at files")
+    if bundle is not None and (native or flight_recorder or settle is not None or step is not None):
+        raise click.UsageError("--settle, --native, --step and --flight-recorder look at processes, --bundle at files")
     if bundle is not None:
         answer = _judge(_open([bundle, *map(Path, words)]), axes)
     else:
         target = _find_target(run, jobid, local, pid)
+        if step is not None and not target.job_id:
+            raise click.UsageError("--step chooses among the steps of a Slurm job that runs")
         wanted = {"native": native, "flight_recorder": flight_recorder, "settle_s": settle or 0.0}
+        wanted |= {"step": step.rpartition(".")[2]} if step is not None else {}
         target = replace(target, request={**target.request, **wanted})
         found = _collect(target)
         if flight_recorder:

@@ -246,6 +246,8 @@ def test_a_detached_run_is_seen_refused_twice_and_cancelled(local: Local) -> Non
     wait_until(lambda: (local.attempt / "exit.json").exists())
     wait_until(lambda: json.loads(local.bsl("status", "--json").stdout)["job"]["state"] == "CANCELLED")
     assert local.exit()["exit_code"] == 143
+    said = local.bsl("spy", "run").stdout
+    assert said.startswith("the run was cancelled: 4 ranks had been told to end, and did\nunknown"), said
     local.wait_for_silence()
 
 

@@ -81,6 +81,10 @@ def test_a_job_of_bsl_with_a_program_of_its_own(jobs: Jobs) -> None:
     assert by_name.stdout.startswith("rank 2 (n1, dp1 pp0 tp0) sleeps in load_batch"), by_name.stderr
     assert list(RunDir(jobs.folder / "stuck").bundles.iterdir())
     jobs.cancel(job)
+    for words in ([str(jobs.folder / "stuck")], ["--jobid", job]):
+        after = jobs.cluster.bsl("spy", *words)
+        assert after.stdout.startswith("the run was cancelled: 8 ranks had been told to end, and did"), after
+        assert "0 of 8 ranks read · the job has ended · job stuck" in after.stdout
 
 
 SHELL = "{python} {program}"

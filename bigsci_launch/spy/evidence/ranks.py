@@ -35,6 +35,7 @@ from bigsci_launch.spy.evidence.numbering import (
 from bigsci_launch.spy.evidence.run_facts import Exit, Failure, Heartbeat, RunRecords
 from bigsci_launch.spy.evidence.samples import GONE_STATES, Sample, parse_samples
 from bigsci_launch.spy.evidence.stacks import ThreadStack, decisive_thread
+from bigsci_launch.spy.evidence.steps import without_other_steps
 from bigsci_launch.topology import Coordinate, Topology, compress_ranks
 from bigsci_launch.topology.words import count_ranks, name_part, name_ranks
 
@@ -142,6 +143,12 @@ class Evidence:
     locks: tuple[FileLock, ...] = ()
     others: tuple[OtherProcess, ...] = ()
     """Processes of the job that are no ranks."""
+    steps_left_out: tuple[str, ...] = ()
+    """Steps of the job whose processes were not taken for ranks, in words."""
+    is_over: bool = False
+    """Whether the job had ended, so that no node was asked."""
+    ending: str | None = None
+    """Why the run ended, by its exit.json: `cancelled`, `crashed`, ..; None while it runs, or if that is not known."""
 
     @property
     def is_from_files(self) -> bool:
@@ -213,7 +220,7 @@ class Evidence:
 
 def read_evidence(collection: Mapping[str, Any], nodes: Iterable[Mapping[str, Any]]) -> Evidence:
     """Return the evidence in the documents of a bundle: `collection`, and one document per node that answered."""
-    nodes = sorted(nodes, key=lambda node: str(node["node"]))
+    nodes, left_out = without_other_steps(sorted(nodes, key=lambda node: str(node["node"])))
     problems = tuple(f"{node['node']}: {problem}" for node in nodes for problem in node.get("problems", []))
     records = RunRecords(collection)
 
@@ -245,6 +252,9 @@ def read_evidence(collection: Mapping[str, Any], nodes: Iterable[Mapping[str, An
         problems=problems,
         locks=tuple(lock for node in nodes for lock in parse_locks(node)),
         others=tuple(other for node in nodes for other in parse_others(node)),
+        steps_left_out=tuple(left_out),
+        is_over=bool(collection.get("is_over")),
+        ending=collection.get("ending"),
     )
 
 

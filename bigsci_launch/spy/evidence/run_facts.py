@@ -24,6 +24,8 @@ class Exit:
         return self.code == 0
 
     def __str__(self) -> str:
+        if self.code is None and not self.signal:
+            return "nobody saw how: its runner was killed first"
         return f"killed by {self.signal}" if self.signal else f"exit code {self.code}"
 
 

@@ -156,7 +156,7 @@ def _look_longer(case: JobCase, conclusion: Conclusion) -> str:
 def _complete(conclusion: Conclusion, case: JobCase) -> Conclusion:
     """Add what any verdict may miss, and the next command."""
     evidence = case.evidence
-    missing = list(conclusion.missing)
+    missing = [*evidence.steps_left_out, *conclusion.missing]
     unreadable = [seen.rank for seen in evidence.ranks if seen.why_unreadable]
     if unreadable:
         missing.append(f"the stacks of {evidence.names(unreadable)}")

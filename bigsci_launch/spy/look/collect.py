@@ -89,10 +89,17 @@ def collect(target: Target, on_answer: AnswerCallback = lambda done, node: None)
     """Look at a job once: return every document that could be collected, and why the others could not.
 
     Raises:
-        CollectError: no node answered. SlurmUnavailable: srun is missing.
+        CollectError: no node answered, or none has a process of the step that is wanted.
+        SlurmUnavailable: srun is missing.
     """
     began = time.time()
     nodes, silent = _ask_nodes(target, on_answer)
+    step = target.request.get("step")
+    if step is not None and not silent and not any(node["ranks"] or node["others"] for node in nodes):
+        raise CollectError(
+            f"job {target.label}: step {step} has no process on its nodes",
+            hint=f"`squeue --steps --jobs={target.job_id}` lists its steps",
+        )
     collection = {
         "job": target.label,
         "time": began,

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from bigsci_launch.errors import BslError
+from bigsci_launch.runs.attempts import read_exit
 from bigsci_launch.runs.events import read_last_events
 from bigsci_launch.runs.generations.read import read_generations
 from bigsci_launch.runs.layout import AttemptDir, rank_files, read_json
@@ -32,8 +33,9 @@ _LIBRARIES = ("site-packages", "dist-packages", "/lib/python", "<frozen ", "<str
 RankRecord = dict[str, Any]
 
 
-def read_records(attempt: AttemptDir | None) -> dict[str, list[RankRecord]]:
-    """Return `expected` (from pid files), `exits`, `errors`, the first `tracebacks` in logs, the last `heartbeats`."""
+def read_records(attempt: AttemptDir | None) -> dict[str, Any]:
+    """Return `expected` (from pid files), `exits`, `errors`, the first `tracebacks` in logs, the last `heartbeats`, and
+    the `ending` of the run."""
     if attempt is None:
         return {}
     generations = read_generations(attempt)
@@ -49,6 +51,7 @@ def read_records(attempt: AttemptDir | None) -> dict[str, list[RankRecord]]:
             for rank in ranks
             if (found := first_traceback(attempt.log_file(rank), rank) or first_abort(attempt.log_file(rank), rank))
         ],
+        "ending": (read_exit(attempt) or {}).get("reason"),
         "heartbeats": [found for rank in ranks if (found := last_heartbeat(attempt.event_file(rank), rank))],
     }
 

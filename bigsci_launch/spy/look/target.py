@@ -14,7 +14,7 @@ from bigsci_launch.errors import CollectError, JobNotFound, RunDirError
 from bigsci_launch.runs.attempts import JobRecord, find_job, identify, query_attempt, read_job
 from bigsci_launch.runs.find import find_run, run_argument, runs_root
 from bigsci_launch.runs.generations.read import read_generations
-from bigsci_launch.runs.layout import AttemptDir, RunDir, find_runs, open_run
+from bigsci_launch.runs.layout import AttemptDir, RunDir, find_runs, open_run, rank_files
 from bigsci_launch.runs.status import present_topology
 from bigsci_launch.scheduler.hostlist import expand_hostlist
 from bigsci_launch.scheduler.job import JobInfo, JobState
@@ -73,11 +73,14 @@ def find_target(argument: str | None, job_id: str | None) -> Target:
 
     Raises:
         RunDirError, JobNotFound, SlurmUnavailable: there is no such run or job.
-        CollectError: it is not running, and its ranks have left no rings.
+        CollectError: it does not run, and nothing is left of its ranks.
     """
     if job_id is not None:
         job = query_job(job_id)
-        return target_of_job(job, *_run_of(job))
+        job_run, job_attempt = _run_of(job)
+        if job_run and job_attempt and job.state.is_over and _can_be_told(job_attempt, job):
+            return target_of_ended_run(job_run, job_attempt)
+        return target_of_job(job, job_run, job_attempt)
     run = find_run(argument, None)
     attempt = run.latest_attempt()
     record = find_job(attempt) if attempt else None
@@ -87,7 +90,7 @@ def find_target(argument: str | None, job_id: str | None) -> Target:
         try:
             return _target_of_run_on_slurm(run, attempt, record)
         except (CollectError, JobNotFound):
-            if not copies_of(attempt) or not query_attempt(attempt).state.is_over:
+            if not _has_left_records(attempt) or not query_attempt(attempt).state.is_over:
                 raise
             return target_of_ended_run(run, attempt)
     return target_of_local_run(run, attempt)
@@ -104,6 +107,16 @@ def target_of_ended_run(run: RunDir, attempt: AttemptDir) -> Target:
     """Return the target for a run whose job has ended: its records, and the rings that its ranks have left."""
     topology = _topology_text(run, attempt)
     return Target(label=run.name, request={}, run=run, attempt=attempt, topology=topology, is_over=True)
+
+
+def _can_be_told(attempt: AttemptDir, job: JobInfo) -> bool:
+    """Whether the attempt is that of the job, and its ranks have left anything."""
+    record = read_job(attempt)
+    return record is not None and record.job_id == job.number and _has_left_records(attempt)
+
+
+def _has_left_records(attempt: AttemptDir) -> bool:
+    return bool(copies_of(attempt) or rank_files(attempt.pids, ".json") or rank_files(attempt.exits, ".json"))
 
 
 def _run_of(job: JobInfo) -> tuple[RunDir | None, AttemptDir | None]:

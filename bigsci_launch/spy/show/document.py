@@ -27,6 +27,7 @@ def to_document(evidence: Evidence, conclusion: Conclusion) -> dict[str, Any]:
             "nodes_silent": [{"node": node, "why": why} for node, why in evidence.nodes_silent],
             "numbering": evidence.numbering.value,
             "problems": list(evidence.problems),
+            "steps_left_out": list(evidence.steps_left_out),
         },
         "ranks": [_rank(seen, evidence) for seen in evidence.ranks],
         "others": [

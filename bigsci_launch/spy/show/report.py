@@ -128,17 +128,23 @@ def _cut_runs(text: str) -> str:
 
 def _summary(evidence: Evidence, conclusion: Conclusion) -> str:
     read = sum(1 for seen in evidence.ranks if seen.threads)
-    nodes = {seen.node for seen in evidence.ranks if seen.samples}
     parts = [
         conclusion.state.value,
         f"class {conclusion.hang_class}" if conclusion.hang_class else "",
         f"confidence {conclusion.confidence:.2f}",
         f"{read} of {evidence.world_size} {_noun(evidence)} read",
-        f"{len(nodes)} of {len(nodes) + len(evidence.nodes_silent)} nodes answered",
+        _nodes_words(evidence),
         f"job {evidence.job}" if evidence.job else "",
         str(evidence.topology or ""),
     ]
     return " · ".join(part for part in parts if part)
+
+
+def _nodes_words(evidence: Evidence) -> str:
+    if evidence.is_over:
+        return "the job has ended"
+    nodes = {seen.node for seen in evidence.ranks if seen.samples}
+    return f"{len(nodes)} of {len(nodes) + len(evidence.nodes_silent)} nodes answered"
 
 
 def _noun(evidence: Evidence) -> str:

@@ -24,6 +24,13 @@ from bigsci_launch.topology.words import agree, count_ranks
 OTHER_AMOUNT = re.compile(r"EnforceNotMet|enforce fail at.*(preamble|nbytes|length)", re.IGNORECASE)
 NEWEST = 3
 """The last collectives of a rank among which the one must be that its backend aborted."""
+ENDED_BY = {
+    "cancelled": "the run was cancelled",
+    "time_limit": "the time limit ended the run",
+    "preempted": "Slurm took the nodes of the run for another job",
+    "requeued": "the job was requeued",
+}
+"""Reasons in exit.json that lie outside of the ranks, in words."""
 AMOUNTS = re.compile(r"(\d+) vs\.? (\d+)")
 
 
@@ -89,11 +96,20 @@ def ended_in_silence(case: JobCase) -> Conclusion | None:
 
 
 def ended_on_request(case: JobCase) -> Conclusion | None:
-    """Every rank has ended, each that failed had been told to end before, and rings show where they were."""
+    """Every rank has ended, and each that failed had been told to end before. Rings show where they were."""
     failed, evidence = failed_ranks(case), case.evidence
-    rings = [seen.rank for seen in evidence.ranks if seen.ring is not None]
-    if case.alive or not rings or not failed or not all(seen.exit and seen.exit.was_told for seen in failed):
+    if case.alive or not failed or not all(_ended_because_asked(seen, evidence) for seen in failed):
         return None
+    rings = [seen.rank for seen in evidence.ranks if seen.ring is not None]
+    asked = ENDED_BY.get(evidence.ending or "")
+    if not rings:
+        told = f"{count_ranks(failed)} had been told to end, and did"
+        return Conclusion(
+            state=State.UNKNOWN,
+            claim=f"{asked}: {told}" if asked else told,
+            strength=Strength.AGREED if asked else Strength.DERIVED,
+            missing=("what they did before: none of them has left its last calls",),
+        )
     found = find_in_rings(evidence)
     without = [seen.rank for seen in failed if seen.ring is None]
     words = found[0].words if found else places_of(evidence, rings)
@@ -103,10 +119,18 @@ def ended_on_request(case: JobCase) -> Conclusion | None:
         strength=Strength.DERIVED if found else Strength.GUESS,
         hang_class=found[0].hang_class if found else None,
         sides=(Side(tuple(rings), "ended; known from their rings"),),
-        evidence=tuple(each.words for each in found[1:]),
+        evidence=(*((f"{asked}, as its exit.json says",) if asked else ()), *(each.words for each in found[1:])),
         missing=(f"the last calls of {evidence.names(without)}: no ring of them was kept",) if without else (),
         next=("bsl trace last  # the last calls of every rank",),
     )
+
+
+def _ended_because_asked(seen: RankEvidence, evidence: Evidence) -> bool:
+    """Whether the rank had been told to end; where the run was, also one that was killed with its runner, or whose peer
+    was told a moment before."""
+    if seen.exit is not None and seen.exit.was_told:
+        return True
+    return evidence.ending in ENDED_BY and (seen.exit is None or lost_peer(seen))
 
 
 def aborted_on_size(case: JobCase) -> Conclusion | None:

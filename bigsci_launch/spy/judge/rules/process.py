@@ -94,6 +94,11 @@ def _ended(seen: RankEvidence) -> Stall | None:
         return Stall(
             seen.rank, hang_class, f"was killed by {seen.exit.signal}{error}", Strength.DIRECT, patience=Patience.NONE
         )
+    if seen.exit.code is None:
+        words = f"has ended{error}, and nobody saw how"
+        return Stall(
+            seen.rank, HangClass.RANK_EXITED, words, Strength.DERIVED, "its exit status", patience=Patience.NONE
+        )
     words = f"has ended with exit code {seen.exit.code}{error}"
     return Stall(seen.rank, HangClass.RANK_EXITED, words, Strength.DIRECT, patience=Patience.NONE)
 

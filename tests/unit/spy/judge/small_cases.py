@@ -99,6 +99,19 @@ def all_told_to_end_with_rings() -> Evidence:
     return job([], world_size=2, exits=exits, rings=rings, is_over=True)
 
 
+def all_told_and_lost_a_peer() -> Evidence:
+    exits = [
+        {"rank": rank, "node": "n0", "pid": 9, "code": 1, "signal": None, "time": 1.0, "terminated": 0.5}
+        for rank in (0, 1)
+    ]
+    errors = [{"rank": rank, "node": "n0", "type": "RuntimeError", "message": LOST, "time": 0.9} for rank in (0, 1)]
+    return job([], world_size=2, exits=exits, errors=errors, is_over=True, ending="cancelled")
+
+
+def cancelled_without_a_record() -> Evidence:
+    return job([], world_size=2, is_over=True, ending="cancelled")
+
+
 def _steps(lag: int) -> list[tuple[Any, ...]]:
     """All-reduces number 1 to 6 of all ranks, in steps that are `lag` behind from the third one on."""
     return [(at, at + 0.1, "all_reduce", "0: 0,1,2", None, at, at - (lag if at > 2 else 0)) for at in range(1, 7)]
@@ -336,6 +349,7 @@ CASES: dict[str, Callable[[], Evidence]] = {
         data_flows_in_one_place, data_flows_in_two_places, all_moved_and_compute, all_moved_to_one_place,
         all_moved_to_two_places, a_server_sleeps, a_server_is_woken, a_server_asks, a_rank_holds_a_lock,
         one_died_and_the_rest_stand_apart, in_the_kernel_with_the_interpreters_lock,
-        a_key_of_a_known_rank, all_told_to_end_with_rings, one_is_a_step_behind, one_is_a_step_behind_in_the_next_phase,
+        a_key_of_a_known_rank, all_told_to_end_with_rings, all_told_and_lost_a_peer,
+        cancelled_without_a_record, one_is_a_step_behind, one_is_a_step_behind_in_the_next_phase,
     )
 }  # fmt: skip

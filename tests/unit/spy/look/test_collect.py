@@ -240,5 +240,5 @@ def test_every_node_gets_the_time_that_it_is_asked_to_look_for(monkeypatch: pyte
 def test_settling_looks_at_processes_and_not_at_files() -> None:
     done = CliRunner().invoke(bsl, ["spy", "--settle", "5", "--bundle", "somewhere"])
     assert done.exit_code == 2
-    assert "--settle, --native and --flight-recorder look at processes, --bundle at files" in done.stderr
+    assert "--settle, --native, --step and --flight-recorder look at processes, --bundle at files" in done.stderr
     assert CliRunner().invoke(bsl, ["spy", "--settle", "601"]).exit_code == 2

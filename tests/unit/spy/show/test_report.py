@@ -122,7 +122,7 @@ def test_the_document_has_the_keys_that_were_promised(recorded: Callable[..., Ev
     keys = ["schema_version", "job", "world_size", "coverage", "ranks", "others", "verdict", "classes"]
     assert list(document) == keys
     assert list(document["coverage"]) == [
-        "ranks_read", "ranks_unreadable", "nodes_silent", "numbering", "problems",
+        "ranks_read", "ranks_unreadable", "nodes_silent", "numbering", "problems", "steps_left_out",
     ]  # fmt: skip
     assert list(document["verdict"]) == [
         "state", "class", "signature", "suspects", "look_first", "sides", "confidence", "claim", "evidence", "missing",

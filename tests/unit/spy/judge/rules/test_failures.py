@@ -11,7 +11,7 @@ from bigsci_launch.spy.evidence.bundle import Bundle
 from bigsci_launch.spy.evidence.ranks import Evidence
 from bigsci_launch.spy.judge.conclusion import Conclusion
 from bigsci_launch.spy.judge.verdict import judge
-from bigsci_launch.spy.taxonomy import HangClass
+from bigsci_launch.spy.taxonomy import HangClass, State
 
 MakeEvidence = Callable[..., Evidence]
 LOST = "[pair.cc:553] Connection closed by peer [10.0.0.3]:23436. This is typically caused by a remote worker crashing."
@@ -105,3 +105,41 @@ def test_ranks_of_another_machine_are_not_accused_of_staying_away(make_rank: Cal
     assert "ranks 2-3 have not reached" in seen(here).claim
     stuck = seen([here[0], make_rank(1, "load_batch@/src/train.py:7", wchan="hrtimer_nanosleep", **sizes)])
     assert accused(stuck) == [1]
+
+
+def told(rank: int, code: int | None = None, signal: str | None = None) -> dict[str, Any]:
+    return {"rank": rank, "node": "n0", "pid": 9, "code": code, "signal": signal, "time": 2.0, "terminated": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("ending", "exits", "claim"),
+    [
+        (
+            "cancelled",
+            [told(0, signal="SIGTERM"), told(1)],
+            "the run was cancelled: 2 ranks had been told to end, and did",
+        ),
+        ("time_limit", [told(0, 143)], "the time limit ended the run: 2 ranks had been told to end, and did"),
+        ("crashed", [told(0), told(1, 1)], "2 ranks had been told to end, and did"),
+        (None, [told(0), told(1, 1)], "2 ranks had been told to end, and did"),
+    ],
+)
+def test_who_ends_because_the_run_was_ended_has_not_crashed(
+    make_evidence: MakeEvidence, ending: str | None, exits: list[dict[str, Any]], claim: str
+) -> None:
+    """A rank whose runner was killed too has left no record."""
+    conclusion = judge(make_evidence([], world_size=2, exits=exits, is_over=True, ending=ending))
+    assert (conclusion.claim, conclusion.state, conclusion.suspects) == (claim, State.UNKNOWN, ())
+
+
+def test_a_rank_that_failed_before_the_run_was_ended_is_still_named(make_evidence: MakeEvidence) -> None:
+    exits = [told(0, signal="SIGTERM"), ended(1, 0.5)]
+    conclusion = judge(make_evidence([], world_size=2, exits=exits, is_over=True, ending="cancelled"))
+    assert (accused(conclusion), conclusion.state) == ([1], State.CRASHED)
+    assert conclusion.claim == "rank 1 has ended with exit code 1"
+
+
+def test_an_end_that_nobody_saw_has_no_exit_code(make_evidence: MakeEvidence) -> None:
+    unseen = {"rank": 1, "node": "n0", "pid": 9, "code": None, "signal": None, "time": 1.0}
+    conclusion = judge(make_evidence([], world_size=2, exits=[told(0), unseen], is_over=True))
+    assert conclusion.claim == "rank 1 has ended, and nobody saw how"

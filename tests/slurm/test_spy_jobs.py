@@ -134,3 +134,23 @@ def test_a_job_of_torchx(jobs: Jobs) -> None:
     assert (document["job"], suspect(document)["rank"], suspect(document)["node"]) == (job, 3, "n1")
     assert document["coverage"]["ranks_read"] == document["world_size"] == 4
     jobs.cancel(job)
+
+
+def test_a_step_next_to_the_training_does_not_hide_it(jobs: Jobs) -> None:
+    """Both have one Python process on each node, which Slurm numbers 0 and 1."""
+    watch = f"{sys.executable} -c 'import time; time.sleep(300)'"
+    train = hung_processes(jobs.folder, 1)
+    body = f"srun --overlap {watch} &\nwhile ! squeue -hs -j $SLURM_JOB_ID | grep -q .0; do sleep 0.1; done\n"
+    job = jobs.submit(f"{body}srun --overlap bash -c '{train}; true'", "-N2", "--ntasks-per-node=1")
+    wait_until(ready(jobs.folder, 2))
+    document = jobs.spy(job)
+    assert (suspect(document)["rank"], suspect(document)["node"]) == (1, "n1")
+    assert document["coverage"]["ranks_read"] == document["world_size"] == 2
+    assert [words[:35] for words in document["coverage"]["steps_left_out"]] == ["step 0, with 2 processes on n[0-1]:"]
+    for name in ("0", f"{job}.0"):
+        other = jobs.spy(job, "--step", name)
+        assert [entry["frames"][0]["function"] for entry in other["classes"]] == ["<module>"]
+        assert other["coverage"]["steps_left_out"] == []
+    refused = jobs.cluster.bsl("spy", "--jobid", job, "--step", "9")
+    assert f"error: job {job}: step 9 has no process on its nodes" in refused.stderr
+    jobs.cancel(job)
