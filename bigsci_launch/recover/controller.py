@@ -3,7 +3,7 @@
 It starts the runners, which connect to it and start, end and kill the ranks as it says. Locally, it starts the command
 once for each seat; with `--step`, the command is one that starts all runners, as srun does.
 
-    python -I -m bigsci_launch.recover.controller --attempt-dir DIR --level restart --seats 8 --exit-reason FILE
+    python run_module.py bigsci_launch.recover.controller --attempt-dir DIR --level restart --seats 8 --exit-reason FILE
         -- PYTHON rank_runner.py OPTIONS -- PROGRAM
 
 Signals: USR2 asks local ranks to save and stop. TERM, INT or HUP ends the job, with KILL after a grace period, and
@@ -28,6 +28,7 @@ from types import FrameType
 from bigsci_launch.config.load import load_resolved
 from bigsci_launch.config.schema.run import RunConfig
 from bigsci_launch.config.schema.survive import SurviveSection
+from bigsci_launch.errors import SlurmError
 from bigsci_launch.recover.course import TERMINATION_GRACE_S, JobCourse
 from bigsci_launch.recover.generation import Instant
 from bigsci_launch.recover.members import BatchSizes, Rules, WantedLayout
@@ -45,7 +46,9 @@ from bigsci_launch.recover.records import Records
 from bigsci_launch.recover.seats import Seats
 from bigsci_launch.recover.wishes import WishReader
 from bigsci_launch.runs.layout import AttemptDir
+from bigsci_launch.scheduler.hostlist import expand_hostlist
 from bigsci_launch.scheduler.local import Children, say, split_command, write_exit
+from bigsci_launch.scheduler.slurm import query_addresses
 
 POLL_S = 0.1
 LEAVE_S = 20.0
@@ -181,7 +184,20 @@ def rules_of(config: RunConfig, options: argparse.Namespace) -> Rules:
         options.seats,
         wait_s=float(config.slurm.wait_s),
         address_suffix=options.address_suffix if options.step else None,
+        addresses=addresses_of_nodes(options.address_suffix) if options.step else {},
     )
+
+
+def addresses_of_nodes(suffix: str) -> dict[str, str]:
+    """Return Slurm's address of each node of the job if the job script had to ask for it; empty if names are enough."""
+    nodes = expand_hostlist(os.environ.get("SLURM_JOB_NODELIST", ""))
+    if not nodes or os.environ.get("MASTER_ADDR") == nodes[0] + suffix:
+        return {}
+    try:
+        return query_addresses(nodes)
+    except SlurmError as error:
+        say(f"the addresses of the nodes are not known: {error.message}")
+        return {}
 
 
 def batches_of(config: RunConfig) -> BatchSizes:

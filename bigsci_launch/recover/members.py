@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from bigsci_launch.recover.generation import Level, LineUp, Seat
@@ -50,6 +50,7 @@ class Rules:
     """What holds for the whole job. `wait_s` 0: ranks may run for any time after the first has ended with 0.
 
     `address_suffix` is appended to the name of a node for the address of rank 0; None: all ranks are on this machine.
+    Nodes that are not known by their names are in `addresses`.
     """
 
     level: Level
@@ -57,9 +58,12 @@ class Rules:
     num_seats: int
     wait_s: float = 0.0
     address_suffix: str | None = None
+    addresses: Mapping[str, str] = field(default_factory=dict)
 
     def address_of(self, seat: Seat) -> str:
-        return "127.0.0.1" if self.address_suffix is None else seat.node + self.address_suffix
+        if self.address_suffix is None:
+            return "127.0.0.1"
+        return self.addresses.get(seat.node, seat.node + self.address_suffix)
 
 
 def line_up(wanted: WantedLayout, seats: Mapping[int, Seat], before: LineUp | None) -> LineUp | str:

@@ -4,7 +4,7 @@ The script of an attempt runs this module as a program, the launcher. The launch
 others when one fails, and has `exit.json` written at the end. `Launcher` and `start_launcher` are for code that starts,
 queries or stops a launcher.
 
-    python -m bigsci_launch.scheduler.local --attempt-dir DIR --world-size 8 --exit-reason FILE --wait-s 60
+    python run_module.py bigsci_launch.scheduler.local --attempt-dir DIR --world-size 8 --exit-reason FILE --wait-s 60
         -- PYTHON rank_runner.py OPTIONS -- PROGRAM
 
 Signals to the launcher: USR2 asks the ranks to save and stop. TERM, INT or HUP ends them, with KILL after a grace

@@ -42,6 +42,7 @@ _CLUSTER_NAME = re.compile(r"^ClusterName\s*=\s*(\S+)", re.MULTILINE)
 _CLUSTER_HEADING = "CLUSTER: "
 _CANCELLED_BY = re.compile(r"^CANCELLED by (\d+)", re.MULTILINE)
 _STDOUT = re.compile(r"\bStdOut=(/.*?)(?= [A-Z]\w+=|$)", re.MULTILINE)
+_ADDRESS = re.compile(r"^NodeName=(\S+) .*?\bNodeAddr=(\S+)", re.MULTILINE)
 _NO_SUCH_JOB = re.compile(r"Invalid job id", re.IGNORECASE)
 
 
@@ -189,6 +190,16 @@ def query_nodes(hostlist: str, *, slurm_conf: Path | None = None) -> list[NodeIn
     completed = run_slurm(["sinfo", "-h", "-N", "-n", hostlist, "-o", "%N|%T|%E"], extra_environment=environment)
     nodes = (parse_node_line(line) for line in completed.stdout.splitlines())
     return list({node.name: node for node in nodes if node is not None}.values())
+
+
+def query_addresses(nodes: Sequence[str]) -> dict[str, str]:
+    """Return the address of each node by which Slurm itself reaches it.
+
+    Raises:
+        SlurmUnavailable, SlurmRefused: as `run_slurm`.
+    """
+    completed = run_slurm(["scontrol", "--oneliner", "show", "node", ",".join(nodes)])
+    return dict(_ADDRESS.findall(completed.stdout))
 
 
 def partition_nodes(partition: str | None) -> list[str]:

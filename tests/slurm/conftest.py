@@ -49,12 +49,13 @@ class SlurmCluster:
 MakeCluster = Callable[..., SlurmCluster]
 
 
-def _start(nodes: int, gpus_per_node: int, isolated: bool) -> SlurmCluster:
+def _start(nodes: int, gpus_per_node: int, isolated: bool, may_mount: bool = True) -> SlurmCluster:
     directory = Path(tempfile.mkdtemp(prefix="bsl-", dir="/tmp"))  # short, because Unix sockets are created in it
     width = len(str(nodes - 1))
     cluster = SlurmCluster(directory, tuple(f"n{i:0{width}d}" for i in range(nodes)), gpus_per_node)
     options = ["--nodes", str(nodes), "--gpus-per-node", str(gpus_per_node), *(["--isolated"] if isolated else [])]
-    done = cluster.bsl("cluster", "up", *options)
+    powerless = [] if may_mount else ["setpriv", "--bounding-set=-sys_admin"]
+    done = cluster.run(*powerless, sys.executable, "-m", "bigsci_launch", "cluster", "up", *options, timeout_s=120)
     if done.returncode != 0:
         cluster.bsl("cluster", "down")
         pytest.fail(f"bsl cluster up: {done.stderr}")
@@ -86,12 +87,13 @@ def many_nodes_cluster(slurm_packages: None) -> Iterator[SlurmCluster]:
 def make_cluster(slurm_packages: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[MakeCluster]:
     """`make_cluster(nodes=2, gpus_per_node=2, isolated=True)` makes a cluster for one test, which may break it.
 
-    SLURM_CONF points at the newest one until the test ends.
+    Without `may_mount`, its nodes are not known by their names, as in the cluster of a user who is not root. SLURM_CONF
+    points at the newest one until the test ends.
     """
     made: list[SlurmCluster] = []
 
-    def make(nodes: int = 2, gpus_per_node: int = 2, isolated: bool = True) -> SlurmCluster:
-        cluster = _start(nodes, gpus_per_node, isolated)
+    def make(nodes: int = 2, gpus_per_node: int = 2, isolated: bool = True, may_mount: bool = True) -> SlurmCluster:
+        cluster = _start(nodes, gpus_per_node, isolated, may_mount)
         made.append(cluster)
         monkeypatch.setenv("SLURM_CONF", str(cluster.slurm_conf))
         return cluster

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from .conftest import MakeCluster
 from .test_submit import write_run
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(240)]
@@ -37,6 +38,17 @@ def test_a_port_that_is_taken_on_the_first_host_is_avoided(isolated_cluster: Any
     assert port not in range(derived, derived + 5) and 10000 <= port < 30000
     assert f"port {port} instead of {derived} (address already in use)" in run.output()
     assert f"bsl: rendezvous at n0:{port}\n" in run.output()
+
+
+def test_ranks_meet_where_no_node_is_known_by_its_name(make_cluster: MakeCluster, tmp_path: Path) -> None:
+    cluster = make_cluster(nodes=2, isolated=False, may_mount=False)
+    run = write_run(cluster, tmp_path, "steps=1", name="nameless")
+    for attempt, options in (("0001", ()), ("0002", ("--set", "survive={}"))):
+        run.submit(*options)
+        run.wait_for_state("COMPLETED")
+        places = [json.loads(run.log(rank, attempt).split("up ", 1)[1].splitlines()[0]) for rank in range(4)]
+        assert {place["MASTER_ADDR"] for place in places} == {"127.0.0.1"}, attempt
+    assert "the name n0 has no address on this node: Slurm's is 127.0.0.1\n" in run.output()
 
 
 def test_an_account_of_the_environment_reaches_the_job(

@@ -131,6 +131,12 @@ export PYTHONFAULTHANDLER=1
 # If somebody uses it already, it is another one, and the output says which and why.
 hosts="$(scontrol show hostnames "$SLURM_JOB_NODELIST")"
 export MASTER_ADDR="${hosts%%$'\n'*}"
+# Where nodes are not known by their names, Slurm has the address by which it reaches each of them.
+if command -v getent >/dev/null && ! getent hosts "$MASTER_ADDR" >/dev/null; then
+  address="$(scontrol --oneliner show node "$MASTER_ADDR" | sed -n 's/.* NodeAddr=\([^ ]*\) .*/\1/p' || true)"
+  say "the name $MASTER_ADDR has no address on this node: Slurm's is ${address:-not known either}"
+  MASTER_ADDR="${address:-$MASTER_ADDR}"
+fi
 derived_port="$((10000 + SLURM_JOB_ID % 20000))"
 MASTER_PORT="$("$host_python" -I -S "$frozen/tools/free_port.py" "$derived_port")" || MASTER_PORT="$derived_port"
 export MASTER_PORT
