@@ -206,7 +206,7 @@ def test_a_submission_under_way_is_not_overtaken(slurm: Any, run_file: RunFile) 
 
 
 def test_another_model_is_another_run(slurm: Any, run_file: RunFile) -> None:
-    path = str(run_file())
+    path = str(run_file(run={"name": "trial"}))
     invoke("submit", path)
     slurm.answer("squeue", line("77", "COMPLETED"))
     done = invoke("submit", path, "--set", "model.num_layers=3", "--set", "parallelism.partition_method=uniform")
