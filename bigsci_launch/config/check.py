@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 
 from bigsci_launch.config.checks.node import (
     check_container,
     check_segment,
     check_spare_nodes,
     check_stop_signal,
+    check_survive,
     check_tensor_parallel_in_node,
 )
 from bigsci_launch.config.checks.notify import check_notify
@@ -26,6 +28,7 @@ from bigsci_launch.config.checks.technique import (
 from bigsci_launch.config.finding import DP, PP, TP, Finding, worst_first
 from bigsci_launch.config.problems import closest
 from bigsci_launch.config.schema.run import ModelSection, RunConfig
+from bigsci_launch.config.schema.section import NotDescribed
 from bigsci_launch.config.site import Site
 from bigsci_launch.topology import AXES, Axis
 from bigsci_launch.units import format_slurm_duration, parse_slurm_duration
@@ -44,8 +47,13 @@ TRAINER_KNOWS = "bsl train supports tensor, pipeline and data parallelism only"
 
 
 def check_run(config: RunConfig, site: Site) -> list[Finding]:
-    """Return the findings of every rule for `config` on `site`, errors first."""
-    return worst_first(finding for check in CHECKS for finding in check(config, site))
+    """Return the findings of every rule for `config` on `site`, errors first. A rule about a section that the run file
+    leaves out finds nothing."""
+    found: list[Finding] = []
+    for check in CHECKS:
+        with suppress(NotDescribed):
+            found += check(config, site)
+    return worst_first(found)
 
 
 def error(rule: str, keys: tuple[str, ...], text: str) -> Finding:
@@ -442,6 +450,7 @@ CHECKS: tuple[Check, ...] = (
     check_tensor_parallel_in_node,
     check_segment,
     check_spare_nodes,
+    check_survive,
     check_heads,
     check_key_value_heads,
     check_ffn_width,

@@ -29,7 +29,9 @@ from bigsci_launch.config.document import (
 from bigsci_launch.config.finding import Finding
 from bigsci_launch.config.problems import section_in, validate
 from bigsci_launch.config.render import render_yaml
+from bigsci_launch.config.schema.program import starts_trainer
 from bigsci_launch.config.schema.run import RunConfig
+from bigsci_launch.config.schema.section import DESCRIBING
 from bigsci_launch.config.site import Layout, Site, is_path, load_site, site_layer
 from bigsci_launch.errors import ConfigError, Problem
 
@@ -70,7 +72,7 @@ def resolve_run(path: Path, overrides: Sequence[str] = ()) -> tuple[RunConfig, S
         ConfigError: lists every problem of a single value.
     """
     written = read_chain(path)
-    defaults = default_layer(RunConfig)
+    defaults = _defaults(_override(written, overrides)[0])
     site, problems, hint = _site_of(_override(overlay(defaults, written), overrides)[0], path)
     lower = overlay(defaults, site_layer(site)) if site else defaults
     tree, unusable = _override(overlay(lower, written), overrides)
@@ -79,6 +81,28 @@ def resolve_run(path: Path, overrides: Sequence[str] = ()) -> tuple[RunConfig, S
     if config is None or site is None or problems:
         raise _refuse(path, problems, hint)
     return config, site, tree
+
+
+def _defaults(written: Node) -> Node:
+    """Return the weakest layer. A section that only describes a training has its defaults if `bsl train` is started, or
+    if some of it is written; otherwise it is null."""
+    layer = default_layer(RunConfig)
+    command = written.at(("run", "command"))
+    words = command.plain() if command is not None else None
+    is_list = isinstance(words, list) and all(isinstance(word, str) for word in words)
+    needs_all = not is_list or starts_trainer(words)
+    sections = {
+        name: default_layer(section)
+        for name, field in RunConfig.model_fields.items()
+        if name in DESCRIBING and (section := section_in(field.annotation)) is not None
+        if needs_all or _is_written(written, name)
+    }
+    return overlay(layer, Node(sections, DEFAULT))
+
+
+def _is_written(tree: Node, section: str) -> bool:
+    node = tree.at((section,))
+    return node is not None and node.value is not None
 
 
 def _checked(path: Path, config: RunConfig, site: Site, tree: Node) -> LoadedRun:

@@ -10,6 +10,7 @@ from pydantic import BaseModel
 
 from bigsci_launch.config.problems import sections
 from bigsci_launch.config.schema.run import RunConfig
+from bigsci_launch.config.schema.section import DESCRIBING
 from bigsci_launch.config.schema.site import SiteConfig
 
 SchemaName = Literal["run", "site"]
@@ -64,7 +65,7 @@ def _allow_extends(schema: Schema) -> None:
     demanded = {}
     for path, section in sections(RunConfig):
         required = schema["definitions"][section.__name__].get("required")
-        if required and len(path) == 1 and path[0] in schema["required"]:
+        if required and len(path) == 1 and path[0] in (*schema["required"], *DESCRIBING):
             demanded[path[0]] = {"required": schema["definitions"][section.__name__].pop("required")}
     schema["if"] = {"required": ["extends"]}
     schema["else"] = {"required": schema.pop("required"), "properties": demanded}

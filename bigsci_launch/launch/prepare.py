@@ -38,18 +38,20 @@ NEW_RUN = "new"
 @dataclass(frozen=True, slots=True)
 class Prepared:
     """A run that is ready to be submitted. `findings` are those of `check_plan`; `loaded` has the run file's own
-    warnings. `calibration` is None on a site without GPUs."""
+    warnings. `calibration` is None on a site without GPUs, `setup` for a run that does not describe its model."""
 
     loaded: LoadedRun
     calibration: Calibration | None
-    setup: Setup
+    setup: Setup | None
     findings: tuple[Finding, ...]
     request: JobRequest
 
     @property
     def stages(self) -> tuple[StageLayout, ...]:
         """What `bsl train` will place on each stage; empty for another program, whose layers are not known."""
-        return lay_out_stages(self.setup, self.calibration) if self.loaded.config.run.starts_trainer else ()
+        if self.setup is None or not self.loaded.config.run.starts_trainer:
+            return ()
+        return lay_out_stages(self.setup, self.calibration)
 
 
 def prepare(
@@ -72,9 +74,11 @@ def prepare(
     """
     written = load_run(path, overrides)
     calibration = calibration_of(written.site)
-    setup = configured_setup(written.config, written.site, calibration)
-    loaded = _with_stages(written, setup)
-    findings = check_plan(loaded.config, loaded.site, setup, calibration)
+    setup, loaded, findings = None, written, []
+    if written.config.describes("model", "training"):
+        setup = configured_setup(written.config, written.site, calibration)
+        loaded = _with_stages(written, setup)
+        findings = check_plan(loaded.config, loaded.site, setup, calibration)
     is_local = local or loaded.site.is_local
     if is_local:
         require_few_ranks(loaded)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import bigsci_launch
 from bigsci_launch.config.load import OVERRIDE, LoadedRun
+from bigsci_launch.config.schema.section import DESCRIBING
 from bigsci_launch.launch.provenance import describe_repository, uncommitted_changes
 from bigsci_launch.runs.rehearsals.identity import CodeRevision, config_identity, digest
 from bigsci_launch.runs.rehearsals.record import describe_past, read_rehearsals
@@ -33,8 +34,10 @@ def read_revision(working_directory: Path) -> CodeRevision:
 
 
 def rehearsal_note(loaded: LoadedRun, working_directory: Path) -> list[str]:
-    """Return one line on whether the run was rehearsed; none for a run that is not larger than a rehearsal."""
-    if loaded.site.is_local or loaded.layout.nodes <= MOST_NODES:
+    """Return one line on whether the run was rehearsed; none for a run that is not larger than a rehearsal, or that
+    cannot be made smaller, because it is not described."""
+    is_small = loaded.site.is_local or loaded.layout.nodes <= MOST_NODES
+    if is_small or not loaded.config.describes(*DESCRIBING):
         return []
     root = (working_directory / loaded.config.run.root).resolve()
     past = read_rehearsals(root, loaded.config.run.name)

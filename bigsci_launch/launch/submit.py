@@ -366,6 +366,8 @@ def run_record(request: JobRequest, config: RunConfig) -> dict[str, Any]:
 
 def identity(config: RunConfig, topology: Topology) -> dict[str, Any]:
     """Return what all attempts of a run share. A checkpoint fits no other model or layout."""
+    if not config.run.starts_trainer:
+        return {"topology": topology.as_dict()}  # what else its checkpoints fit, only the program knows
     return {
         "topology": topology.as_dict(),
         "model": config.model.model_dump(mode="json", exclude={"declared_parameters"}),

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bigsci_launch.config.load import LoadedRun
+from bigsci_launch.config.schema.section import NotDescribed
 from bigsci_launch.errors import ConfigError, Problem
 from bigsci_launch.launch.prepare import Prepared, find_start, prepare
 from bigsci_launch.launch.report import remark_lines
@@ -98,7 +99,8 @@ def arrange(
     """Return the rehearsal of the run in the file at `path`, which waits at most `pending_s` seconds for nodes.
 
     Raises:
-        ConfigError: the run file is wrong, or its program would write into the checkpoints of the run.
+        ConfigError: the run file is wrong or does not describe the training, or its program would write into the
+            checkpoints of the run.
     """
 
     def prepared_with(more: Sequence[str]) -> Prepared:
@@ -106,6 +108,8 @@ def arrange(
 
     whole = prepared_with(())
     config = whole.loaded.config
+    if whole.setup is None:
+        raise NotDescribed("model")  # a smaller run is made from it
     folder = next_rehearsal((working_directory / config.run.root).resolve(), config.run.name)
     _require_own_checkpoints(whole.loaded, folder)
     layers = whole.setup.layers_per_stage if config.run.starts_trainer else ()

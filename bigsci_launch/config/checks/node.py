@@ -73,6 +73,13 @@ def check_stop_signal(config: RunConfig, site: Site) -> Iterator[Finding]:
         yield Finding("stop_signal", "error", ("run.stop_signal", "run.command"), text)
 
 
+def check_survive(config: RunConfig, _site: Site) -> Iterator[Finding]:
+    """A run that survives keeps its global batch size, so it names it."""
+    if config.survive is not None and not config.describes("training"):
+        text = "the replicas that are left keep the global batch size: describe it in the section `training`"
+        yield Finding("survive", "error", ("survive", "training"), text)
+
+
 def check_spare_nodes(config: RunConfig, _site: Site) -> Iterator[Finding]:
     """Spare nodes wait for somebody to use them."""
     spares = config.slurm.spare_nodes

@@ -6,7 +6,7 @@ Values are validated one by one here, in strict JSON mode (`"4"` is not an integ
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import (
     BeforeValidator,
@@ -21,7 +21,7 @@ from pydantic import (
 from bigsci_launch.config.schema.guards import FaultSpec, GuardsSection
 from bigsci_launch.config.schema.notify import NotifySection
 from bigsci_launch.config.schema.program import starts_trainer
-from bigsci_launch.config.schema.section import Section
+from bigsci_launch.config.schema.section import DESCRIBING, NOTHING, OR_NOTHING, NotDescribed, Section
 from bigsci_launch.config.schema.slurm import SlurmSection
 from bigsci_launch.config.schema.survive import SurviveSection, or_switch, survive_defaults
 from bigsci_launch.config.schema.technique import (
@@ -151,7 +151,8 @@ MOST_LAYERS, WIDEST, LARGEST_BATCH = 1000, 1_000_000, 1_000_000
 
 
 class ModelSection(Section):
-    """A GPT. Sizes are counts of elements."""
+    """A GPT. Sizes are counts of elements. `bsl train`, `bsl plan` and `bsl rehearse` need it; a run of another program
+    may leave it out."""
 
     num_layers: Annotated[int, Field(ge=1, le=MOST_LAYERS)]
     """Transformer layers, at most 1000."""
@@ -232,7 +233,8 @@ class RampupSection(Section):
 
 
 class TrainingSection(Section):
-    """The length of the run and the sizes of its batches."""
+    """The length of the run and the sizes of its batches. A run of another program may leave it out, unless it has
+    `survive`."""
 
     steps: PositiveInt
     """Optimizer steps of the whole run."""
@@ -309,7 +311,7 @@ class OptimizerSection(Section):
 
 
 class DataSection(Section):
-    """Where the tokens come from."""
+    """Where the tokens come from. A run of another program may leave it out."""
 
     prefix: str
     """Path of Megatron's indexed dataset without `.bin`/`.idx`; `bsl data prepare` makes one."""
@@ -406,10 +408,10 @@ class RunConfig(Section):
     run: RunSection
     slurm: SlurmSection = SlurmSection()
     parallelism: ParallelismSection = ParallelismSection()
-    model: ModelSection
-    training: TrainingSection
+    model: Annotated[ModelSection, OR_NOTHING] = NOTHING
+    training: Annotated[TrainingSection, OR_NOTHING] = NOTHING
     optimizer: OptimizerSection = OptimizerSection()
-    data: DataSection
+    data: Annotated[DataSection, OR_NOTHING] = NOTHING
     checkpoint: CheckpointSection = CheckpointSection()
     monitor: MonitorSection = MonitorSection()
     guards: GuardsSection = GuardsSection()
@@ -421,6 +423,16 @@ class RunConfig(Section):
     """Variables of the ranks' environment, by name. They override the site's."""
     faults: list[FaultSpec] = []
     """Faults and defects to inject. Empty in a real run."""
+
+    def __getattribute__(self, name: str) -> Any:
+        value = super().__getattribute__(name)
+        if value is None and name in DESCRIBING:
+            raise NotDescribed(name)
+        return value
+
+    def describes(self, *sections: str) -> bool:
+        """Whether the run file has these of the sections that only describe a training."""
+        return all(self.__dict__[section] is not None for section in sections)
 
     def topology(self, ranks_per_node: int) -> Topology:
         """Return the topology on `slurm.nodes` nodes with `ranks_per_node` ranks each.

@@ -31,8 +31,7 @@ def container_of(loaded: LoadedRun, run: RunDir, working_directory: Path) -> Ran
     container, image = loaded.site.config.container, loaded.config.slurm.container_image
     if container is None or image is None:
         return None
-    dataset = working_directory / PurePosixPath(loaded.config.data.prefix).parent
-    folders = unnested([run.path, working_directory, dataset])
+    folders = unnested([run.path, working_directory, *_dataset_folder(loaded, working_directory)])
     return RankContainer(
         container=container,
         image=image,
@@ -40,6 +39,12 @@ def container_of(loaded: LoadedRun, run: RunDir, working_directory: Path) -> Ran
         working_directory=working_directory,
         options=_options_of(container, loaded),
     )
+
+
+def _dataset_folder(loaded: LoadedRun, working_directory: Path) -> list[Path]:
+    if not loaded.config.describes("data"):
+        return []
+    return [working_directory / PurePosixPath(loaded.config.data.prefix).parent]
 
 
 def _options_of(container: Container, loaded: LoadedRun) -> tuple[str, ...]:

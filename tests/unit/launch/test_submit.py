@@ -231,7 +231,7 @@ def test_a_job_of_the_run_that_no_attempt_records_is_named(slurm: Any, run_file:
 
 
 def test_another_model_is_another_run(slurm: Any, run_file: RunFile) -> None:
-    path = str(run_file())
+    path = str(run_file(run={"name": "trial"}))
     invoke("submit", path)
     slurm.answer("squeue", line("77", "COMPLETED"))
     done = invoke("submit", path, "--set", "model.num_layers=3", "--set", "parallelism.partition_method=uniform")
