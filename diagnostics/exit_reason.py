@@ -121,7 +121,7 @@ def describe(options: argparse.Namespace, ranks: Ranks, output: JobOutput) -> Re
         "suspects": finding.suspects,
         "collectives": finding.collectives,
         "evidence": [*finding.evidence, *notes],
-        "cause": launch_cause(output.lines) if finding.reason == "launch_failed" else None,
+        "cause": launch_cause(output.lines) if finding.reason == "launch_failed" else output.no_room,
         "clocks": [
             {"node": node, "ahead_s": round(clock.seconds, 1), "corrected": clock.is_certain}
             for node, clock in sorted(clocks.items())
@@ -144,8 +144,9 @@ def find_reason(options: argparse.Namespace, ranks: Ranks, output: JobOutput) ->
     ended, seen = read_ended_by(options.attempt_dir), find_failures(ranks)
     if ended is not None:
         seen = [failure for failure in seen if failed_before(options.attempt_dir, failure, ended)]
-    # Ranks that somebody killed leave no record either.
-    silent = find_silent(ranks) if has_failed and ended is None and may_be_lost(ranks, output, seen) else None
+    # Ranks that somebody killed leave no record either, nor those that met a full disk.
+    is_telling = has_failed and ended is None and output.no_room is None
+    silent = find_silent(ranks) if is_telling and may_be_lost(ranks, output, seen) else None
     lost = find_lost(ranks, [*options.lost_nodes.split(), *(output.lost_nodes if has_failed else ())])
     lost = lost or (silent.lost if silent else [])
     failures = ordered(seen + (silent.killed if silent else []))

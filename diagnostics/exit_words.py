@@ -49,6 +49,9 @@ STILL_RUN = re.compile(
 )
 START = re.compile(r"bsl: start attempt=(\S+)")
 UNWRITTEN = re.compile(r"^(?:\d+: )?rank_runner: record (pids|exits)/(rank-\d+) (\{.*\})$")
+NO_ROOM = re.compile(
+    r"^(?:\d+: )?rank_runner: cannot write (/.*): \[Errno \d+\] (No space left on device|Disk quota exceeded)"
+)
 LABEL = re.compile(r"^\d+: ")
 SHELL_LINE = re.compile(r"^.*?: line \d+: ")
 NOISE = re.compile(
@@ -71,6 +74,8 @@ class JobOutput(NamedTuple):
     lost_nodes: tuple[str, ...] = ()
     unwritten: dict[str, dict[str, Any]] = {}  # noqa: RUF012  nobody changes it
     """Records that ranks could not write, by `exits/rank-0003`."""
+    no_room: str | None = None
+    """What could not be written because the disk was full: then a record that is missing proves nothing."""
 
 
 def parse_output(text: str, attempt: str) -> JobOutput:
@@ -78,7 +83,7 @@ def parse_output(text: str, attempt: str) -> JobOutput:
     lines = lines_of_attempt(text, attempt)
     running, left, waited_s = read_stragglers(lines)
     lost = [node for line in lines if (match := NODE_FAILURE.match(line)) for node in expand(match[1])]
-    return JobOutput(tuple(lines), running, left, waited_s, tuple(lost), read_unwritten(lines))
+    return JobOutput(tuple(lines), running, left, waited_s, tuple(lost), read_unwritten(lines), read_no_room(lines))
 
 
 def was_step_cancelled(output: JobOutput) -> bool:
@@ -126,6 +131,12 @@ def read_unwritten(lines: list[str]) -> dict[str, dict[str, Any]]:
             except ValueError:
                 continue
     return records
+
+
+def read_no_room(lines: list[str]) -> str | None:
+    """Return what the first rank that met a full disk said about it; None if none did."""
+    found = next((match for line in lines if (match := NO_ROOM.match(line))), None)
+    return f"{found[2]}: {found[1]} could not be written" if found else None
 
 
 def launch_cause(lines: tuple[str, ...]) -> str | None:

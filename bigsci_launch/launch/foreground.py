@@ -10,8 +10,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FrameType
 
-from bigsci_launch.launch.report import state_line
-from bigsci_launch.launch.submit import Submission, exit_code_of, wait_for_end
+from bigsci_launch.launch.report import end_lines, state_line
+from bigsci_launch.launch.submit import Submission, exit_code_of, exit_of, wait_for_end
 from bigsci_launch.runs.logs import BATCH
 from bigsci_launch.runs.output.log_reader import LogReader
 from bigsci_launch.topology import Topology
@@ -45,6 +45,8 @@ def follow(submission: Submission, *, wait: bool, detach: bool, tell: Callable[[
     except KeyboardInterrupt:
         tell(f"no longer waiting; {submission.record.label} continues")
         return 130
+    for line in end_lines(submission.request.run, job, exit_of(submission)):
+        tell(line)
     return exit_code_of(submission, job)
 
 

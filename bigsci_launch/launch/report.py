@@ -14,7 +14,9 @@ from bigsci_launch.launch.submit import Submission
 from bigsci_launch.nodes.show import entry_document
 from bigsci_launch.plan.price.stages import StageLayout, layout_lines
 from bigsci_launch.runs.find import run_argument
-from bigsci_launch.scheduler.job import JobInfo
+from bigsci_launch.runs.layout import RunDir
+from bigsci_launch.runs.show.ending import ending_advice, ending_facts
+from bigsci_launch.scheduler.job import JobInfo, JobState
 from bigsci_launch.scheduler.slurm import submit_argv
 
 SCHEMA_VERSION = 1
@@ -95,6 +97,17 @@ def _request_document(request: JobRequest) -> dict[str, Any]:
 def state_line(job: JobInfo) -> str:
     """Return a line with the state that a job has entered."""
     return f"job {job.job_id}: {job.state.value}" + (f" ({job.reason})" if job.reason else "")
+
+
+def end_lines(run: RunDir, job: JobInfo, ended: dict[str, Any] | None) -> list[str]:
+    """Return why a job that was waited for did not end well, as `bsl status` says it; nothing if it did."""
+    if job.state is JobState.COMPLETED:
+        return []
+    shown = run_argument(run)
+    if ended is None:
+        return [f"next: bsl status {shown}"]
+    advice = ending_advice(ended, shown)
+    return [f"{name}: {text}" for name, text in ending_facts(ended)] + ([f"next: {advice}"] if advice else [])
 
 
 def submission_id(submission: Submission) -> str:

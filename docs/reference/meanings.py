@@ -65,7 +65,7 @@ exit.failed_ranks | numbers of the ranks that failed
 exit.suspects | list of {rank, node, coordinate}: the ranks that a hang points at; empty if they are not known
 exit.collectives | list of {backend, group, operation, sequence, timeout_ms, ranks}: what timed out, and who says so
 exit.evidence | what supports the reason, and what is not known, one sentence each
-exit.cause | why nothing was started, in the words of the shell or of Slurm; null for other reasons
+exit.cause | why nothing was started, in the words of the shell or of Slurm, or what a full disk refused; else null
 exit.clocks | list of {node, ahead_s, corrected}: clocks that differ by more than 2 s, and whether times were corrected
 exit.spy_bundle | evidence of a hang that `bsl spy` stored during the attempt; null if there is none
 exit.world_size | ranks in all

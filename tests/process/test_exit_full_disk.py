@@ -10,6 +10,7 @@ from pathlib import Path
 import bigsci_launch
 from bigsci_launch.runs.attempts import read_exit
 from bigsci_launch.runs.layout import AttemptDir
+from bigsci_launch.runs.show.ending import ending_advice
 
 from .attempt_records import PROGRAM, Attempt
 from .conftest import fill
@@ -48,6 +49,19 @@ def test_the_rank_that_failed_and_its_code_are_known(small_disk: Path, tmp_path:
     found = read_exit(attempt.dir)
     assert found is not None and (found["reason"], found["first_failure"]["rank"]) == ("crashed", 5)
     assert read_exit(AttemptDir(small_disk / "0001.r1")) is None, "a requeue shares job.out"
+
+
+def test_where_nothing_can_be_written_no_rank_is_called_killed(small_disk: Path) -> None:
+    attempt = Attempt(small_disk / "0001")
+    attempt.exits(0, 1, 2, 3, 6, 7, code=None, signal="SIGTERM", terminated=91.0)
+    fill(small_disk)
+    said = run_rank(attempt, 5, "raise SystemExit(1)").stderr.splitlines()
+    (small_disk / "ballast").write_bytes(b"")
+    attempt.output(*said)  # rank 4 could not even say it
+    found = attempt.describe(code=1)
+    assert (found["reason"], found["first_failure"]["rank"], found["failed_ranks"]) == ("crashed", 5, [5])
+    assert found["cause"] == f"No space left on device: {attempt.dir.pid_file(5)} could not be written"
+    assert (ending_advice(found, "run") or "").startswith("make room there, and submit it again")
 
 
 def test_output_that_cannot_be_written_changes_neither_code_nor_record(tmp_path: Path) -> None:

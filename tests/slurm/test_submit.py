@@ -284,6 +284,9 @@ def test_a_job_that_bsl_did_not_submit(isolated_cluster: Any) -> None:
 def test_a_program_that_does_not_exist(make_run: MakeRun) -> None:
     run = make_run()
     run.submit("--set", "run.command=[/no/such/program]", "--wait", rc=127)
+    shown = [line for line in run.stderr.splitlines() if line.startswith(("ended: ", "first failure: ", "next: "))]
+    assert shown[0] == "ended: crashed, exit code 127" and shown[2].startswith("next: bsl logs run --rank ")
+    assert shown[1].startswith("first failure: rank ") and "cannot start /no/such/program" in shown[1]
     assert "cannot start /no/such/program" in run.exit()["first_failure"]["error"]
 
 

@@ -10,6 +10,7 @@ from typing import Any
 from bigsci_launch.topology import Coordinate
 
 EndRecord = dict[str, Any]
+FULL_DISK = ("No space left on device", "Disk quota exceeded")
 EXPLAINED_BY_LOGS = ("crashed", "launch_failed", "unknown")
 """Ends that nobody may be blamed for, but that the output of the ranks or of the job script may explain."""
 
@@ -54,6 +55,8 @@ def ending_advice(ended: EndRecord, run: str) -> str | None:
     """Return what to do after an attempt has ended; None if there is nothing. `run` is the run as a person types it."""
     reason, failure = ended["reason"], ended.get("first_failure")
     logs = f"bsl logs {run}" + (f" --rank {failure.get('rank')}" if failure is not None else "")
+    if any(words in (ended.get("cause") or "") for words in FULL_DISK):
+        return "make room there, and submit it again   (it resumes from its newest checkpoint)"
     if failure is not None and failure.get("rank") is None:
         return f"submit it again: {failure.get('node')} is left out   (bsl nodes)"
     if reason == "hang" and ended.get("spy_bundle"):
