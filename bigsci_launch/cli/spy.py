@@ -125,7 +125,10 @@ def spy(
             raise click.UsageError("--step chooses among the steps of a Slurm job that runs")
         wanted = {"native": native, "flight_recorder": flight_recorder, "settle_s": settle or 0.0}
         wanted |= {"step": step.rpartition(".")[2]} if step is not None else {}
-        target = replace(target, request={**target.request, **wanted})
+        options = [f"--{name} {value}" for name, value in (("step", step), ("topology", axes)) if value is not None]
+        target = replace(
+            target, request={**target.request, **wanted}, asked=" ".join(filter(None, (target.asked, *options)))
+        )
         found = _collect(target)
         if flight_recorder:
             _warn_of_missing_recorders(found)

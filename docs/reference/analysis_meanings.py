@@ -11,6 +11,7 @@ coverage.ranks_read | number of ranks whose stacks were read
 coverage.ranks_unreadable | list of {rank, node, why}
 coverage.nodes_silent | list of {node, why}
 coverage.numbering | whether the numbers of the ranks are `known`, `partly known` or `guessed`
+coverage.steps_left_out[] | job steps that are not the training, such as a monitor, and how to look at them
 coverage.problems | what could not be done on the nodes
 ranks[].rank | its number; an index in this document only, if `numbered_by` is `order of start`
 ranks[].name | what to call it: `rank 3`, or `process 4711` if its number is not known

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -149,6 +149,16 @@ class Evidence:
     """Whether the job had ended, so that no node was asked."""
     ending: str | None = None
     """Why the run ended, by its exit.json: `cancelled`, `crashed`, ..; None while it runs, or if that is not known."""
+    lost_node: str | None = None
+    """The node that Slurm lost, by the run's exit.json."""
+    asked: str = ""
+    """What the user named on the command line, such as `--jobid 1234`."""
+    slurm_job: str | None = None
+    """The job in which steps can be run on the nodes, as srun takes it."""
+    het_groups: Mapping[str, int] = field(default_factory=dict)
+    """Of a heterogeneous job: the component of each node."""
+    py_spy: Mapping[str, str] = field(default_factory=dict)
+    """What to type for py-spy on each node."""
 
     @property
     def is_from_files(self) -> bool:
@@ -255,6 +265,15 @@ def read_evidence(collection: Mapping[str, Any], nodes: Iterable[Mapping[str, An
         steps_left_out=tuple(left_out),
         is_over=bool(collection.get("is_over")),
         ending=collection.get("ending"),
+        lost_node=collection.get("lost_node"),
+        asked=str(collection.get("asked") or ""),
+        slurm_job=collection.get("slurm_job"),
+        het_groups=collection.get("het_groups") or {},
+        py_spy={
+            str(node["node"]): "py-spy" if node["py_spy"] == collection.get("py_spy") else str(node["py_spy"])
+            for node in nodes
+            if node.get("py_spy")
+        },
     )
 
 

@@ -16,6 +16,7 @@ from bigsci_launch.spy.evidence.kernel import FileLock
 from bigsci_launch.spy.evidence.known_code import bare_name
 from bigsci_launch.spy.evidence.ranks import Evidence, RankEvidence
 from bigsci_launch.spy.evidence.stacks import Frame
+from bigsci_launch.spy.judge.commands import on_node
 from bigsci_launch.spy.judge.conclusion import Conclusion
 from bigsci_launch.spy.judge.last_calls import find_in_rings, whereabouts
 from bigsci_launch.spy.judge.rules.failures import lost_peer
@@ -181,7 +182,7 @@ def _memory_kills(conclusion: Conclusion, evidence: Evidence, suspects: list[Ran
 
 
 def _who_killed(node: str) -> str:
-    return f"dmesg -T | grep -i 'killed process'  # on {node}"
+    return on_node(node, "dmesg -T | grep -i 'killed process'")
 
 
 def _was_killed(seen: RankEvidence) -> bool:
@@ -206,7 +207,7 @@ def _lock_holders(conclusion: Conclusion, evidence: Evidence, suspects: list[Ran
     is_known = any(str(lock) in conclusion.evidence for lock in evidence.locks)
     if not found and not is_known and conclusion.hang_class is HangClass.FILE_LOCK_HELD:
         missing = "who holds the lock: /proc/locks of this node does not say"
-        return [Clue(missing=missing, next=f"cat /proc/locks  # on {suspects[0].node}" if suspects else "")]
+        return [Clue(missing=missing, next=on_node(suspects[0].node, "cat /proc/locks") if suspects else "")]
     return found
 
 
@@ -215,7 +216,7 @@ def _held(lock: FileLock, evidence: Evidence) -> Clue:
     words = f"{lock}" + (f": that is {evidence.name(holder.rank)}" if holder else "")
     if not lock.holder:
         return Clue(missing="who holds the lock: a process on another node, or nobody any more")
-    return Clue(words, weight=1, next=f"ls -l /proc/{lock.holder}/fd  # on {lock.node}: who holds the lock")
+    return Clue(words, weight=1, next=on_node(lock.node, f"ls -l /proc/{lock.holder}/fd", "who holds the lock"))
 
 
 def _stale_lock_file(conclusion: Conclusion, evidence: Evidence, suspects: list[RankEvidence]) -> list[Clue]:

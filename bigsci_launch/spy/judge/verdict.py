@@ -12,6 +12,7 @@ from math import ceil
 
 from bigsci_launch.spy.evidence.ranks import Evidence
 from bigsci_launch.spy.judge.case import JobCase
+from bigsci_launch.spy.judge.commands import on_node, typed
 from bigsci_launch.spy.judge.conclusion import Conclusion, Patience, Strength
 from bigsci_launch.spy.judge.corroboration import corroborate, refine_class
 from bigsci_launch.spy.judge.facts import deciding_thread_ran, elapsed_s, is_motion_known, may_be_at_work
@@ -166,6 +167,7 @@ def _complete(conclusion: Conclusion, case: JobCase) -> Conclusion:
         if evidence.topology is None:
             missing.append("coordinates, and which ranks form a group: give --topology tp=..,pp=..,dp=..")
     next_steps = conclusion.next or _next_commands(conclusion, evidence)
+    next_steps = tuple(typed(line, evidence) for line in next_steps)
     return replace(conclusion, missing=tuple(dict.fromkeys(missing)), next=next_steps)
 
 
@@ -188,6 +190,6 @@ def _next_commands(conclusion: Conclusion, evidence: Evidence) -> tuple[str, ...
     if conclusion.state in (State.PROGRESSING, State.FINISHED) or not conclusion.suspects:
         return ()
     seen = next(seen for seen in evidence.ranks if seen.rank == conclusion.suspects[0].rank)
-    if seen.is_gone or seen.pid is None:
+    if seen.is_gone or seen.pid is None or seen.last is None:
         return ()
-    return (f"py-spy dump --native --pid {seen.pid}  # on {seen.node}",)
+    return (on_node(seen.node, f"py-spy dump --native --pid {seen.pid}"),)

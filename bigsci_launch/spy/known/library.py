@@ -19,6 +19,7 @@ from bigsci_launch.spy.evidence.samples import Child
 from bigsci_launch.spy.evidence.stacks import ThreadStack
 from bigsci_launch.spy.judge.conclusion import Conclusion, KnownHang
 from bigsci_launch.spy.known.schema import RankCondition, SignatureFile
+from bigsci_launch.spy.taxonomy import HangClass
 
 FILE = "signature.yaml"
 
@@ -100,6 +101,8 @@ def matches(signature: Signature, evidence: Evidence, conclusion: Conclusion) ->
     when, conclusion = signature.file.when, conclusion.if_hang or conclusion
     if conclusion.state not in when.states or (when.classes and conclusion.hang_class not in when.classes):
         return False
+    if conclusion.hang_class is HangClass.NODE_LOST and not when.classes:
+        return False  # what the other ranks show is how they wait for it
     return all(_holds(condition, evidence, conclusion) for condition in when.ranks)
 
 

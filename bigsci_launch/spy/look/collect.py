@@ -11,6 +11,7 @@ import base64
 import importlib.util
 import json
 import marshal
+import shutil
 import subprocess
 import sys
 import time
@@ -108,6 +109,10 @@ def collect(target: Target, on_answer: AnswerCallback = lambda done, node: None)
         "nodes_asked": [*target.nodes, *target.down],
         "nodes_silent": [{"node": node, "why": why} for node, why in sorted({**target.down, **silent}.items())],
         "is_over": target.is_over,
+        "asked": target.asked,
+        "slurm_job": target.job_id,
+        "het_groups": dict(target.groups),
+        "py_spy": shutil.which("py-spy"),
         **read_records(target.attempt),
         "rings": [_compressed(copy) for copy in read_ring_copies(target.attempt)],
     }

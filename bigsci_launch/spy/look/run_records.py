@@ -42,6 +42,8 @@ def read_records(attempt: AttemptDir | None) -> dict[str, Any]:
     started = [_pick(item, "rank", "node", "host", "pid") for item in _read_all(attempt.pids)]
     expected = [item for item in started if generations is None or generations.has(int(item["rank"]))]
     ranks = [int(item["rank"]) for item in expected]
+    ending = read_exit(attempt) or {}
+    failure = ending.get("first_failure") or {}
     return {
         "expected": expected,
         "exits": _read_all(attempt.exits),
@@ -51,7 +53,8 @@ def read_records(attempt: AttemptDir | None) -> dict[str, Any]:
             for rank in ranks
             if (found := first_traceback(attempt.log_file(rank), rank) or first_abort(attempt.log_file(rank), rank))
         ],
-        "ending": (read_exit(attempt) or {}).get("reason"),
+        "ending": ending.get("reason"),
+        "lost_node": failure.get("node") if ending.get("reason") == "node_failure" else None,
         "heartbeats": [found for rank in ranks if (found := last_heartbeat(attempt.event_file(rank), rank))],
     }
 

@@ -11,7 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from bigsci_launch.errors import CollectError, JobNotFound, RunDirError
+<<<<<<< HEAD
 from bigsci_launch.runs.attempts import JobRecord, find_job, identify, query_attempt, read_job
+=======
+from bigsci_launch.runs.attempts import JobRecord, identify, query_attempt, read_exit, read_job
+>>>>>>> c61dfb2badadc82c8c3e0314c3034d99f6b3154b
 from bigsci_launch.runs.find import find_run, run_argument, runs_root
 from bigsci_launch.runs.generations.read import read_generations
 from bigsci_launch.runs.layout import AttemptDir, RunDir, find_runs, open_run, rank_files
@@ -41,6 +45,8 @@ class Target:
     run: RunDir | None = None
     attempt: AttemptDir | None = None
     topology: str | None = None
+    asked: str = ""
+    """How to name it on the command line of `bsl spy`."""
     is_over: bool = False
     """Whether the job has ended: what is known is what its ranks have left."""
 
@@ -78,7 +84,7 @@ def find_target(argument: str | None, job_id: str | None) -> Target:
     if job_id is not None:
         job = query_job(job_id)
         job_run, job_attempt = _run_of(job)
-        if job_run and job_attempt and job.state.is_over and _can_be_told(job_attempt, job):
+        if job_run and job_attempt and _can_be_told(job_attempt, job):
             return target_of_ended_run(job_run, job_attempt)
         return target_of_job(job, job_run, job_attempt)
     run = find_run(argument, None)
@@ -90,7 +96,7 @@ def find_target(argument: str | None, job_id: str | None) -> Target:
         try:
             return _target_of_run_on_slurm(run, attempt, record)
         except (CollectError, JobNotFound):
-            if not _has_left_records(attempt) or not query_attempt(attempt).state.is_over:
+            if not _has_left_records(attempt) or not _has_ended(attempt, query_attempt(attempt)):
                 raise
             return target_of_ended_run(run, attempt)
     return target_of_local_run(run, attempt)
@@ -106,13 +112,20 @@ def _target_of_run_on_slurm(run: RunDir, attempt: AttemptDir, record: JobRecord)
 def target_of_ended_run(run: RunDir, attempt: AttemptDir) -> Target:
     """Return the target for a run whose job has ended: its records, and the rings that its ranks have left."""
     topology = _topology_text(run, attempt)
-    return Target(label=run.name, request={}, run=run, attempt=attempt, topology=topology, is_over=True)
+    asked = run_argument(run)
+    return Target(label=run.name, request={}, run=run, attempt=attempt, topology=topology, asked=asked, is_over=True)
 
 
 def _can_be_told(attempt: AttemptDir, job: JobInfo) -> bool:
-    """Whether the attempt is that of the job, and its ranks have left anything."""
+    """Whether the attempt is that of the job, which has ended, and its ranks have left anything."""
     record = read_job(attempt)
-    return record is not None and record.job_id == job.number and _has_left_records(attempt)
+    is_its_own = record is not None and record.job_id == job.number
+    return is_its_own and _has_ended(attempt, job) and _has_left_records(attempt)
+
+
+def _has_ended(attempt: AttemptDir, job: JobInfo) -> bool:
+    """Whether the job is over. While Slurm cleans up its nodes, the attempt says so."""
+    return job.state.is_over or (job.state is JobState.COMPLETING and read_exit(attempt) is not None)
 
 
 def _has_left_records(attempt: AttemptDir) -> bool:
@@ -164,6 +177,7 @@ def target_of_job(job: JobInfo, run: RunDir | None, attempt: AttemptDir | None) 
         run=run,
         attempt=attempt,
         topology=_topology_text(run, attempt),
+        asked=run_argument(run) if run is not None else f"--jobid {job.job_id}",
     )
 
 
@@ -197,6 +211,7 @@ def target_of_local_run(run: RunDir, attempt: AttemptDir) -> Target:
         run=run,
         attempt=attempt,
         topology=_topology_text(run, attempt),
+        asked=run_argument(run),
     )
 
 
@@ -208,7 +223,7 @@ def target_of_process(pid: int) -> Target:
     """
     if not Path(f"/proc/{pid}").exists():
         raise CollectError(f"there is no process {pid} on this machine", hint="--pid takes the pid of the launcher")
-    return Target(label=f"local:{pid}", request={"launcher_pid": pid})
+    return Target(label=f"local:{pid}", request={"launcher_pid": pid}, asked=f"--pid {pid}")
 
 
 def find_local_target() -> Target:

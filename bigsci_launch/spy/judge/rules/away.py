@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from bigsci_launch.spy.evidence.ranks import Evidence, RankEvidence
 from bigsci_launch.spy.judge.case import JobCase
+from bigsci_launch.spy.judge.commands import on_node
 from bigsci_launch.spy.judge.conclusion import Conclusion, Patience, Side, Strength, Suspect, where_shared
 from bigsci_launch.spy.judge.facts import UNKNOWN_STATE, deciding_thread_ran, is_busy
 from bigsci_launch.spy.judge.rules.messages import sides_of
@@ -62,7 +63,7 @@ def stays_away(case: JobCase) -> Conclusion | None:
         return None
     graph, evidence = case.graph, case.evidence
     if graph.waits and all(is_joining(case.by_rank[rank]) for rank in graph.waits):
-        stalls = [replace(stall, hang_class=HangClass.RENDEZVOUS_LATE) for stall in stalls]
+        stalls = [_late_at_the_rendezvous(stall) for stall in stalls]
     waiting = graph.leading_to(frozenset(seen.rank for seen in case.roots))
     many = len(stalls) > len(waiting)
     strength = min((stall.strength for stall in stalls), key=lambda strength: strength.level)
@@ -79,6 +80,12 @@ def stays_away(case: JobCase) -> Conclusion | None:
         next=tuple(dict.fromkeys(stall.next for stall in stalls if stall.next)),
         patience=patience,
     )
+
+
+def _late_at_the_rendezvous(stall: Stall) -> Stall:
+    """Return the stall of a rank for which others wait to join. A silent node stays what it is."""
+    is_lost = stall.hang_class is HangClass.NODE_LOST
+    return stall if is_lost else replace(stall, hang_class=HangClass.RENDEZVOUS_LATE)
 
 
 def holds_a_lock(case: JobCase) -> Conclusion | None:
@@ -109,7 +116,7 @@ def holds_a_lock(case: JobCase) -> Conclusion | None:
         suspects=(Suspect(holder, words),),
         sides=sides_of(graph, tuple(graph.waits)),
         evidence=(str(lock),),
-        next=(f"ls -l /proc/{lock.holder}/fd  # on {lock.node}: who holds the lock",),
+        next=(on_node(lock.node, f"ls -l /proc/{lock.holder}/fd", "who holds the lock"),),
         patience=Patience.LOCAL,
     )
 

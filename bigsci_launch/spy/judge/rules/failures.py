@@ -14,7 +14,7 @@ from dataclasses import replace
 from bigsci_launch.lost_peer import says_lost_peer
 from bigsci_launch.spy.evidence.ranks import NOT_FOUND, Evidence, RankEvidence
 from bigsci_launch.spy.judge.case import JobCase
-from bigsci_launch.spy.judge.conclusion import Conclusion, Patience, Side, Strength, Suspect
+from bigsci_launch.spy.judge.conclusion import Conclusion, Patience, Side, Strength, Suspect, name_with_part
 from bigsci_launch.spy.judge.last_calls import find_in_rings, places_of
 from bigsci_launch.spy.judge.rules.process import explain_stall
 from bigsci_launch.spy.judge.schedule.departure import Collective, Departure, find_departures
@@ -79,9 +79,24 @@ def all_ended_well(case: JobCase) -> Conclusion | None:
 
 
 def all_lost_a_peer(case: JobCase) -> Conclusion | None:
-    """Every rank that failed says that another one was gone."""
-    failed = failed_ranks(case)
-    return _conclude_lost(case.evidence, failed) if failed and lost_peer(failed[0]) else None
+    """Every rank that failed says that another one was gone, or was told to end after that."""
+    evidence = case.evidence
+    away = [seen for seen in evidence.ranks if _is_on_a_lost_node(seen, evidence)]
+    failed = [seen for seen in failed_ranks(case) if seen not in away]
+    lost = [seen for seen in failed if lost_peer(seen)]
+    told = [seen for seen in failed if seen not in lost]
+    if not all(seen.exit and seen.exit.was_told for seen in told):
+        return None
+    if away and failed:
+        return _conclude_lost_node(evidence, away, lost, told)
+    return _conclude_lost(evidence, lost) if lost else None
+
+
+def _is_on_a_lost_node(seen: RankEvidence, evidence: Evidence) -> bool:
+    """Whether the rank left no record of its end, on a node that does not answer or that Slurm has lost."""
+    return seen.exit is None and seen.node in {evidence.lost_node, *(node for node, _ in evidence.nodes_silent)} - {
+        None
+    }
 
 
 def ended_in_silence(case: JobCase) -> Conclusion | None:
@@ -96,14 +111,15 @@ def ended_in_silence(case: JobCase) -> Conclusion | None:
 
 
 def ended_on_request(case: JobCase) -> Conclusion | None:
-    """Every rank has ended, and each that failed had been told to end before. Rings show where they were."""
+    """Each rank that failed had been told to end before. Rings show where they were, if all have ended."""
     failed, evidence = failed_ranks(case), case.evidence
-    if case.alive or not failed or not all(_ended_because_asked(seen, evidence) for seen in failed):
+    if not failed or not all(_ended_because_asked(seen, evidence) for seen in failed):
         return None
-    rings = [seen.rank for seen in evidence.ranks if seen.ring is not None]
+    rings = [] if case.alive else [seen.rank for seen in evidence.ranks if seen.ring is not None]
     asked = ENDED_BY.get(evidence.ending or "")
     if not rings:
         told = f"{count_ranks(failed)} had been told to end, and did"
+        told += f"; {len(case.alive)} of {evidence.world_size} ranks still run" if case.alive else ""
         return Conclusion(
             state=State.UNKNOWN,
             claim=f"{asked}: {told}" if asked else told,
@@ -216,6 +232,28 @@ def _conclude_lost(evidence: Evidence, failed: Sequence[RankEvidence]) -> Conclu
         sides=(Side(tuple(ranks), "lost a peer"),),
         evidence=tuple(f"{evidence.name(seen.rank)}: {words_of(seen)[:120]}" for seen in failed[:2]),
         missing=("the first failure: no rank's record or log holds it",),
+    )
+
+
+def _conclude_lost_node(
+    evidence: Evidence, away: Sequence[RankEvidence], lost: Sequence[RankEvidence], told: Sequence[RankEvidence]
+) -> Conclusion:
+    """The verdict where the first failure is that of a node: the other ranks noticed, or were told to end."""
+    ranks, nodes = tuple(seen.rank for seen in away), sorted({seen.node for seen in away})
+    why = "Slurm lost it" if evidence.lost_node in nodes else dict(evidence.nodes_silent)[nodes[0]]
+    where = f"{'was' if len(away) == 1 else 'were'} on node {nodes[0]}" + (" and others" if len(nodes) > 1 else "")
+    others = [f"{count_ranks(lost)} then lost a peer and ended"] if lost else []
+    others += [f"{count_ranks(told)} had been told to end, and did"] if told else []
+    is_known = evidence.lost_node in nodes
+    return Conclusion(
+        state=State.CRASHED,
+        claim=f"{name_with_part(evidence, ranks)} {where}: {why}; {', and '.join(others)}",
+        strength=Strength.AGREED if is_known else Strength.GUESS,
+        hang_class=HangClass.NODE_LOST,
+        suspects=tuple(Suspect(rank, f"was on node {nodes[0]}: {why}") for rank in ranks) if is_known else (),
+        sides=(Side(ranks, "on a node that does not answer"),),
+        evidence=tuple(f"{evidence.name(seen.rank)}: {words_of(seen)[:120]}" for seen in lost[:2]),
+        next=(f"scontrol show node {nodes[0]}  # whether Slurm has lost it",),
     )
 
 

@@ -26,6 +26,7 @@ from bigsci_launch.spy.evidence.known_code import (
 from bigsci_launch.spy.evidence.ranks import NOT_FOUND, NOT_IDENTIFIED, RankEvidence
 from bigsci_launch.spy.evidence.samples import Child
 from bigsci_launch.spy.evidence.stacks import ThreadStack, is_idle, is_wrapper
+from bigsci_launch.spy.judge.commands import on_node
 from bigsci_launch.spy.judge.conclusion import Patience, Strength
 from bigsci_launch.spy.judge.facts import cpu_share, is_busy, kernel_wait, switches_per_s, waits_in
 from bigsci_launch.spy.judge.last_calls import UNKNOWN_SETTER, wanted_key
@@ -114,7 +115,8 @@ def _unreadable(seen: RankEvidence) -> Stall | None:
     words, missing = f"was not reached: {seen.unreached}", "anything about what it does"
     # A node that answers nobody is a sign. A process that could not be identified is none: it may be any rank.
     is_sign = seen.unreached != NOT_IDENTIFIED
-    return Stall(seen.rank, hang_class, words, Strength.GUESS, missing, is_sign=is_sign)
+    ask = f"scontrol show node {seen.node}  # whether Slurm has lost it" if is_sign and seen.node else ""
+    return Stall(seen.rank, hang_class, words, Strength.GUESS, missing, ask, is_sign=is_sign)
 
 
 def _stopped(seen: RankEvidence) -> Stall | None:
@@ -130,7 +132,7 @@ def _stopped(seen: RankEvidence) -> Stall | None:
         HangClass.PROCESS_STOPPED,
         words,
         Strength.DIRECT,
-        next=f"kill -CONT {seen.pid}  # on {seen.node}",
+        next=on_node(seen.node, f"kill -CONT {seen.pid}"),
         patience=Patience.NONE,
     )
 
@@ -158,7 +160,7 @@ def _in_kernel(seen: RankEvidence) -> Stall | None:
         return Stall(seen.rank, HangClass.UNKILLABLE, words, Strength.DIRECT, next=drain, patience=Patience.NONE)
     if seen.threads is None and waits_in(seen, MAP_LOCK_WAITS):
         words = f"waits in the kernel{wchan} for the lock of its own memory map: ps and py-spy hang on it too"
-        instead = f"cat /proc/{seen.pid}/wchan  # on {seen.node}, and never ps"
+        instead = on_node(seen.node, f"cat /proc/{seen.pid}/wchan", "and never ps")
         return Stall(seen.rank, HangClass.MEMORY_MAP_LOCKED, words, Strength.AGREED, next=instead)
     words = f"is in uninterruptible sleep in the kernel{wchan}, in {seen.place}"
     return Stall(seen.rank, _class_in_kernel(seen), words, Strength.DIRECT, "the file or device behind the call")
@@ -196,7 +198,7 @@ def _held_by_child(seen: RankEvidence) -> Stall | None:
     wchan = f", {child.wchan}" if child.wchan.strip("0") else ""
     words = f"waits in {seen.place} for its child process {child.pid} ({child.comm}, state {child.state}{wchan})"
     words += f", which is in {child.place}" if child.place else ""
-    look = f"py-spy dump --pid {child.pid}  # on {seen.node}"
+    look = on_node(seen.node, f"py-spy dump --pid {child.pid}")
     patience = Patience.NONE if child.state in ("T", "t", "Z") else Patience.LOCAL
     missing = "" if child.place else "the stack of the child"
     return Stall(seen.rank, _class_of_child(seen), words, Strength.AGREED, missing, look, patience)

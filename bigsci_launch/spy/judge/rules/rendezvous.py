@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from bigsci_launch.spy.evidence.known_code import is_at_store, is_joining_call
 from bigsci_launch.spy.evidence.ranks import Evidence, RankEvidence
 from bigsci_launch.spy.judge.case import JobCase
+from bigsci_launch.spy.judge.commands import on_node
 from bigsci_launch.spy.judge.conclusion import Conclusion, Patience, Side, Strength, Suspect
 from bigsci_launch.spy.judge.last_calls import find_missing_keys, whereabouts
 from bigsci_launch.spy.taxonomy import HangClass, State
@@ -90,7 +91,7 @@ def _conclude_lost(evidence: Evidence, lost: Sequence[RankEvidence], past: Seque
         sides=_sides(lost, past),
         evidence=tuple(calling[:2]),
         missing=() if calling else (where,),
-        next=(f"tr '\\0' '\\n' < /proc/{lost[0].pid}/environ | grep MASTER  # on {lost[0].node}",),
+        next=(on_node(lost[0].node, f"tr '\\0' '\\n' < /proc/{lost[0].pid}/environ | grep MASTER"),),
     )
 
 

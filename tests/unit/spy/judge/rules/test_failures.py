@@ -143,3 +143,38 @@ def test_an_end_that_nobody_saw_has_no_exit_code(make_evidence: MakeEvidence) ->
     unseen = {"rank": 1, "node": "n0", "pid": 9, "code": None, "signal": None, "time": 1.0}
     conclusion = judge(make_evidence([], world_size=2, exits=[told(0), unseen], is_over=True))
     assert conclusion.claim == "rank 1 has ended, and nobody saw how"
+
+
+def test_who_was_told_to_end_is_not_accused_while_others_still_save(
+    make_evidence: MakeEvidence, make_rank: Callable[..., dict[str, Any]]
+) -> None:
+    alive = [make_rank(rank, "save@/src/train.py:8") for rank in (1, 2)]
+    conclusion = judge(make_evidence(alive, world_size=3, exits=[told(0, signal="SIGTERM")]))
+    assert conclusion.claim == "1 rank had been told to end, and did; 2 of 3 ranks still run"
+    assert (conclusion.state, conclusion.suspects) == (State.UNKNOWN, ())
+
+
+EXPECTED = [{"rank": rank, "node": f"n{rank // 2}", "host": "h", "pid": 9} for rank in range(6)]
+AFTER_A_NODE: dict[str, Any] = {
+    "expected": EXPECTED,
+    "exits": [told(0), told(1), ended(4, 0.5), told(5)],
+    "errors": [raised(4, LOST)],
+}
+
+
+def test_a_silent_node_comes_before_those_that_noticed(make_evidence: MakeEvidence) -> None:
+    silent = [{"node": "n1", "why": "no answer in 40 s"}]
+    conclusion = judge(make_evidence([], world_size=6, nodes_silent=silent, **AFTER_A_NODE))
+    assert conclusion.claim == (
+        "ranks 2-3 were on node n1: no answer in 40 s; 1 rank then lost a peer and ended, and 3 ranks had been told to "
+        "end, and did"
+    )
+    assert (conclusion.suspects, conclusion.hang_class) == ((), HangClass.NODE_LOST), "silent is not lost"
+    assert conclusion.next == ("scontrol show node n1  # whether Slurm has lost it",)
+
+
+def test_a_node_that_slurm_lost_is_the_cause(make_evidence: MakeEvidence) -> None:
+    over: dict[str, Any] = {"is_over": True, "ending": "node_failure", "lost_node": "n1"}
+    conclusion = judge(make_evidence([], world_size=6, **over, **AFTER_A_NODE))
+    assert conclusion.claim.startswith("ranks 2-3 were on node n1: Slurm lost it; 1 rank then lost a peer")
+    assert (accused(conclusion), conclusion.state) == ([2, 3], State.CRASHED)

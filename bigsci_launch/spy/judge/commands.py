@@ -1,0 +1,35 @@
+"""Commands that an answer names, as a person can type them where `bsl spy` was typed."""
+
+from __future__ import annotations
+
+import re
+from shlex import quote
+
+from bigsci_launch.spy.evidence.ranks import Evidence
+
+_ON_NODE = re.compile(r"(?P<command>.+)  # on (?P<node>[^\s:,]+)(?:[:,] (?P<note>.+))?")
+_SHELL = re.compile(r"[|<>]")
+_OF_BSL = ("bsl spy", "bsl trace last")
+
+
+def on_node(node: str, command: str, note: str = "") -> str:
+    """Return a command that is to be typed on a node, where the nodes' job is not known: `COMMAND  # on NODE: NOTE`."""
+    return f"{command}  # on {node}" + (f": {note}" if note else "")
+
+
+def typed(line: str, evidence: Evidence) -> str:
+    """Return the line with what the user named, and of a job on Slurm, with the step that runs it on its node."""
+    for name in _OF_BSL:
+        if line.startswith(name) and evidence.asked:
+            return f"{name} {evidence.asked}{line.removeprefix(name)}"
+    found = _ON_NODE.fullmatch(line)
+    if found is None or evidence.slurm_job is None:
+        return line
+    command, node, note = found["command"], found["node"], found["note"]
+    if command.startswith("py-spy "):
+        command = evidence.py_spy.get(node, "py-spy") + command.removeprefix("py-spy")
+    if _SHELL.search(command):
+        command = f"sh -c {quote(command)}"
+    group = f" --het-group={evidence.het_groups[node]}" if node in evidence.het_groups else ""
+    step = f"srun --overlap --jobid={evidence.slurm_job}{group} --gres=gpu:0 -N1 -n1 -w {node}"
+    return f"{step} {command}" + (f"  # {note}" if note else "")
