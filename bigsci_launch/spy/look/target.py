@@ -11,11 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from bigsci_launch.errors import CollectError, JobNotFound, RunDirError
-<<<<<<< HEAD
-from bigsci_launch.runs.attempts import JobRecord, find_job, identify, query_attempt, read_job
-=======
-from bigsci_launch.runs.attempts import JobRecord, identify, query_attempt, read_exit, read_job
->>>>>>> c61dfb2badadc82c8c3e0314c3034d99f6b3154b
+from bigsci_launch.runs.attempts import JobRecord, find_job, identify, query_attempt, read_exit, read_job
 from bigsci_launch.runs.find import find_run, run_argument, runs_root
 from bigsci_launch.runs.generations.read import read_generations
 from bigsci_launch.runs.layout import AttemptDir, RunDir, find_runs, open_run, rank_files
