@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 CHILD_TIMEOUT_S = 1.0
 MAX_CHILD_STACKS = 2
+MAX_WORKER_STACKS = 8
+DATA_LOADER = "torch/utils/data/dataloader.py"
 MAX_TRIES = 3
 NATIVE_TIMEOUT_S = 15.0
 NUMBERS_TIMEOUT_S = 1.0
@@ -66,12 +68,21 @@ def read_rank_native(rank: Facts, request: Facts, _known: Facts) -> Iterator[tup
 
 
 def choose_children(sample: Facts) -> list[Facts]:
-    """Return Python children (torch renames its processes): those that cannot run first, then those that ran most."""
+    """Return Python children (torch renames its processes): those that cannot run first, then those that ran most.
+
+    A rank that waits for its data loader waits for one of its workers: all of them are read, up to a limit, and those
+    first that sleep where few others do.
+    """
     names = ("python", "pt_", sample.get("comm") or "python")
     pythons = [child for child in sample.get("children") or [] if (child["comm"] or "").startswith(names)]
     pythons = [child for child in pythons if child["state"] not in ("Z", "gone")]
-    pythons.sort(key=lambda child: (child["state"] not in ("D", "T", "t"), -child["cpu_ticks"], child["pid"]))
-    return pythons[:MAX_CHILD_STACKS]
+    in_loader = DATA_LOADER in sample.get("dump", "")
+    waits = [child.get("wchan") for child in pythons] if in_loader else []
+
+    def order(child: Facts) -> tuple[Any, ...]:
+        return child["state"] not in ("D", "T", "t"), waits.count(child.get("wchan")), -child["cpu_ticks"], child["pid"]
+
+    return sorted(pythons, key=order)[: MAX_WORKER_STACKS if in_loader else MAX_CHILD_STACKS]
 
 
 def find_py_spy(request: Facts) -> str | None:

@@ -59,13 +59,20 @@ def test_a_skipped_collective_in_a_job_that_nobody_prepared(spy: Spy) -> None:
     assert "left out all_reduce number 14 of the tensor-parallel group (ranks 2-3)" in document["verdict"]["claim"]
 
 
-def test_a_rank_in_its_data_loader_without_any_preparation(spy: Spy) -> None:
-    document = spy("loader", 1)
-    assert (document["verdict"]["state"], document["verdict"]["class"]) == ("waiting", "H31"), "it has just begun"
-    assert named(document) == []
-    assert document["verdict"]["look_first"][0]["rank"] == 1
-    assert "load_batch (gloo_ranks.py:" in document["verdict"]["claim"]
-    assert "3 ranks wait for it" in document["verdict"]["claim"]
+def test_a_worker_of_a_data_loader_that_gets_no_answer(spy: Spy, tmp_path: Path) -> None:
+    """One of four workers: the others have nothing to do, and sleep as well."""
+    verdict = spy("worker", 1, "--html", str(tmp_path / "page.html"))["verdict"]
+    assert (verdict["state"], verdict["class"]) == ("waiting", "H36"), "it has just begun"
+    assert verdict["suspects"] == []
+    first = verdict["look_first"][0]
+    [worker] = [each for each in first["children"] if each["frames"][0]["function"] == "ask_server"]
+    assert first["rank"] == 1 and len(first["children"]) == 4
+    assert f"for a batch of its worker {worker['pid']}, which is in ask_server (gloo_ranks.py:" in verdict["claim"]
+    assert "called from __getitem__ (gloo_ranks.py:" in verdict["claim"]
+    assert "3 ranks wait for it" in verdict["claim"]
+    assert verdict["next"][1].startswith(f"py-spy dump --subprocesses --pid {first['pid']}  # on ")
+    shown = f"{worker['pid']} (pt_data_worker): S, sleeping in {worker['wchan']}, in ask_server (gloo_ranks.py:"
+    assert shown in (tmp_path / "page.html").read_text()
 
 
 def test_native_frames_show_who_waits_for_an_asynchronous_collective(spy: Spy) -> None:

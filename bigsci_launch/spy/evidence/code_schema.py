@@ -222,5 +222,8 @@ class KnownCodeFile(Section):
     data_loader_files: tuple[ListedText, ...] = ()
     """Files of data loaders with worker processes."""
 
+    data_fetching_files: tuple[ListedText, ...] = ()
+    """Files in which a worker of a data loader reads samples, and does not wait to be asked for them."""
+
     plumbing: tuple[ListedText, ...] = ()
     """Files that wait on behalf of their callers: queues, locks, connections. Who called them says what for."""

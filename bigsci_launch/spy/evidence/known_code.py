@@ -336,6 +336,7 @@ def is_local_library(file: str) -> bool:
     return any(is_file(file, known) for known in _LOCAL_LIBRARIES)
 
 
+DATA_FETCHING_FILES = tuple(map(_part, _CODE.names("data_fetching_files")))
 DATA_LOADER_FILES = tuple(map(_part, _CODE.names("data_loader_files")))
 CHILD_FILES = (*DATA_LOADER_FILES, *map(_part, _CODE.names("child_files")))
 """A thread in one of these may wait for a process below its own."""

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import takewhile
 from typing import Any
 
-from bigsci_launch.spy.evidence.stacks import ThreadStack, decisive_thread, parse_threads, with_native
+from bigsci_launch.spy.evidence.known_code import DATA_FETCHING_FILES
+from bigsci_launch.spy.evidence.stacks import Frame, ThreadStack, decisive_thread, parse_threads, with_native
 
 GONE_STATES = ("gone", "Z", "X")
 
@@ -15,7 +17,7 @@ GONE_STATES = ("gone", "Z", "X")
 class Child:
     """A process below a rank, such as a data-loader worker. `state` is the kernel's letter; `cpu_ticks` so far.
 
-    `place` is where the process is, if its own stack could be read; `idle_s` for how many seconds it has not run.
+    `thread` is the one that decides, if its stack could be read; `idle_s` for how many seconds it has not run.
     """
 
     pid: int
@@ -23,8 +25,25 @@ class Child:
     state: str
     wchan: str
     cpu_ticks: int | None = None
-    place: str = ""
+    thread: ThreadStack | None = None
     idle_s: float | None = None
+
+    @property
+    def place(self) -> str:
+        """Where the process is, or nothing."""
+        return str(self.thread.site) if self.thread and self.thread.site else ""
+
+    @property
+    def reading(self) -> str:
+        """Where a worker of a data loader is while it reads a sample: its innermost call, and what the loader called.
+
+        Nothing if it is no such worker, or waits to be asked for one.
+        """
+        frames = list(takewhile(lambda frame: not _fetches(frame), self.thread.own_frames if self.thread else ()))
+        if self.thread is None or not frames or len(frames) == len(self.thread.own_frames):
+            return ""
+        inner, outer = self.place, str(frames[-1])
+        return outer if inner == outer else f"{inner}, called from {outer}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,17 +194,21 @@ def _parse_children(document: Mapping[str, Any], still: Sample | None) -> tuple[
             state=str(child["state"]),
             wchan=str(child.get("wchan") or ""),
             cpu_ticks=child.get("cpu_ticks"),
-            place=_place_of_child(child),
+            thread=_thread_of_child(child),
             idle_s=(document.get("child_idle_s") or {}).get(str(child["pid"])),
         )
         for child in document["children"]
     )
 
 
-def _place_of_child(child: Mapping[str, Any]) -> str:
+def _thread_of_child(child: Mapping[str, Any]) -> ThreadStack | None:
     threads = parse_threads((child.get("stack") or {}).get("threads") or [], int(child["pid"]))
-    thread = decisive_thread(threads, int(child["pid"]))
-    return str(thread.site) if thread and thread.site else ""
+    fetching = (thread for thread in threads if any(map(_fetches, thread.own_frames)))
+    return next(fetching, None) or decisive_thread(threads, int(child["pid"]))
+
+
+def _fetches(frame: Frame) -> bool:
+    return frame.file.endswith(DATA_FETCHING_FILES)
 
 
 def _parse_thread_waits(document: Mapping[str, Any]) -> dict[str, str] | None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from bigsci_launch.spy.evidence.ranks import Evidence, RankEvidence
+from bigsci_launch.spy.evidence.samples import Child
 from bigsci_launch.spy.evidence.stack_classes import merge_stacks
+from bigsci_launch.spy.evidence.stacks import Frame
 from bigsci_launch.spy.judge.conclusion import Conclusion, Pointer, Suspect
 from bigsci_launch.spy.judge.verdict import Judgment
 
@@ -52,9 +54,7 @@ def to_document(evidence: Evidence, conclusion: Conclusion) -> dict[str, Any]:
                 "ranks": list(found.ranks),
                 "nodes": list(found.nodes),
                 "thread": found.thread,
-                "frames": [
-                    {"function": frame.function, "file": frame.file, "line": frame.line} for frame in found.frames
-                ],
+                "frames": [_frame(frame) for frame in found.frames],
             }
             for found in merge_stacks(evidence.ranks)
         ],
@@ -72,6 +72,21 @@ def _rank(seen: RankEvidence, evidence: Evidence) -> dict[str, Any]:
     }
 
 
+def _child(child: Child) -> dict[str, Any]:
+    """Return a process below a rank, with the frames of the thread that decides, if they could be read."""
+    return {
+        "pid": child.pid,
+        "comm": child.comm,
+        "state": child.state,
+        "wchan": child.wchan,
+        "frames": [_frame(frame) for frame in child.thread.own_frames] if child.thread else None,
+    }
+
+
+def _frame(frame: Frame) -> dict[str, Any]:
+    return {"function": frame.function, "file": frame.file, "line": frame.line}
+
+
 def _suspect(suspect: Suspect, evidence: Evidence) -> dict[str, Any]:
     return {**_who(suspect.rank, evidence), "why": suspect.why}
 
@@ -85,6 +100,7 @@ def _who(rank: int, evidence: Evidence) -> dict[str, Any]:
         "pid": seen.pid,
         "numbered_by": seen.numbered_by.value,
         "coordinate": coordinate.as_dict() if coordinate else None,
+        "children": [_child(child) for child in (seen.last.children or () if seen.last else ())],
     }
 
 

@@ -141,7 +141,9 @@ def _thread_waits(seen: RankEvidence) -> str:
 
 
 def _child(child: Child) -> str:
-    return f"{child.pid} ({child.comm}): {_state(child.state, child.wchan)}"
+    frames = child.thread.own_frames if child.thread else ()
+    stack = f", in {' < '.join(map(str, frames))}" if frames else ""
+    return f"{child.pid} ({child.comm}): {_state(child.state, child.wchan)}{stack}"
 
 
 def _socket(socket: Socket) -> str:

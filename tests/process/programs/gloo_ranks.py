@@ -8,6 +8,7 @@ Every rank writes its number into READY_FIFO when it begins the step in which CA
 import ctypes
 import os
 import signal
+import socket
 import sys
 import time
 from datetime import timedelta
@@ -46,6 +47,28 @@ def load_batch() -> None:
     time.sleep(300)
 
 
+class Samples:
+    """Its sample number 3 comes from a server that takes the request and never answers."""
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> int:
+        return ask_server() if index == 3 else index
+
+
+def ask_server() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as client:
+        return len(client.recv(1))
+
+
+def read_samples() -> None:
+    from torch.utils.data import DataLoader
+
+    for _ in DataLoader(Samples(), batch_size=1, num_workers=4):
+        pass
+
+
 def tokenise() -> None:
     count = 0
     while True:
@@ -68,6 +91,8 @@ def go_wrong() -> None:
         reduce_loss()
     elif CASE == "loader" and IS_CULPRIT:
         load_batch()
+    elif CASE == "worker" and IS_CULPRIT:
+        read_samples()
     elif CASE == "spin" and IS_CULPRIT:
         tokenise()
     elif CASE == "gil" and IS_CULPRIT:

@@ -301,8 +301,25 @@ def _starved_of_batches(seen: RankEvidence) -> Stall | None:
     feeder = seen.thread if seen.thread is not main else None
     if feeder is not None and in_queue:
         words += f"; thread {feeder.label}, which may be the one that fills the queue, is in {feeder.site}"
-    hang_class = HangClass.BATCH_THREAD_STUCK if in_queue else HangClass.DATA_LOADER_STUCK
-    return Stall(seen.rank, hang_class, f"{words}, outside any collective", Strength.DERIVED)
+    worker = reading_worker(seen)
+    if worker is None:
+        hang_class = HangClass.BATCH_THREAD_STUCK if in_queue else HangClass.DATA_LOADER_STUCK
+        return Stall(seen.rank, hang_class, f"{words}, outside any collective", Strength.DERIVED)
+    words += f" of its worker {worker.pid}, which is in {worker.reading}"
+    look = on_node(seen.node, f"py-spy dump --subprocesses --pid {seen.pid}")
+    return Stall(seen.rank, HangClass.DATA_LOADER_STUCK, words, Strength.DERIVED, next=look)
+
+
+def reading_worker(seen: RankEvidence) -> Child | None:
+    """A worker of its data loader that is reading a sample: one that did not run between the samples, if there is."""
+    workers = [child for child in (seen.last.children or () if seen.last else ()) if child.reading]
+    return min(workers, key=lambda child: (has_run(seen, child), child.pid), default=None)
+
+
+def has_run(seen: RankEvidence, child: Child) -> bool:
+    """Whether a child has used CPU time between the samples."""
+    before = {each.pid: each.cpu_ticks for each in seen.samples[0].children or ()}
+    return before.get(child.pid) != child.cpu_ticks
 
 
 def _locked(seen: RankEvidence) -> Stall | None:

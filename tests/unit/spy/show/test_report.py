@@ -136,6 +136,7 @@ def test_the_document_has_the_keys_that_were_promised(recorded: Callable[..., Ev
             "pid": evidence.ranks[1].pid,
             "numbered_by": evidence.ranks[1].numbered_by.value,
             "coordinate": {"pp": 0, "tp": 1, "dp": 0},
+            "children": [],
             "why": document["verdict"]["suspects"][0]["why"],
         }
     ]
