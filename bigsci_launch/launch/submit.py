@@ -386,6 +386,8 @@ def require_same_run(run: RunDir, config: RunConfig, topology: Topology) -> None
         return
     record = read_json(run.record)
     here = {**identity(config, topology), "topology": {axis: topology[axis] for axis in AXIS_NAMES}}
+    if isinstance(record, dict) and "model" not in record:
+        here = {"topology": here["topology"]}  # it was started with another program
     changed = [
         f"{section}.{key}: {_shown(record, section, key)} -> {value}"
         for section, values in here.items()

@@ -85,5 +85,6 @@ def test_a_described_program_may_change_its_sizes(fake_slurm: Callable[..., Any]
     assert invoke("submit", path).exit_code == 0
     fake.answer("squeue", "77|COMPLETED|me|debug|2|n[0-1]|None|2026-11-21T01:02:03|N/A|1:00|N/A|trial|(null)\n")
     assert invoke("submit", path, "--set", "model.num_layers=3").exit_code == 0
-    done = invoke("submit", path, "--set", "slurm.nodes=1", "--set", "run.log_limit_mib=1")
+    assert invoke("submit", path, "--set", "run.command=null").exit_code == 0, "nothing says that it had another model"
+    done = invoke("submit", path, "--set", "slurm.nodes=1")
     assert done.exit_code == 2 and "started with another model or layout: topology.dp: 2 -> 1" in done.stderr
