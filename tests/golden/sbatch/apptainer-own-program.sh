@@ -33,7 +33,7 @@ frozen="$run_dir/attempts/$first_attempt"
 
 # Two jobs of one run would train at once and write the same files. sbatch may submit a job without an answer, and people
 # submit scripts by hand. So a job ends here if job.json names another one, or names none and a later attempt was made.
-owner="$(sed -n 's/^  "job_id": "\(.*\)",*$/\1/p' "$frozen/job.json" 2>/dev/null || true)"
+owner="$(sed -n 's/^ *"job_id": "\(.*\)",*$/\1/p' "$frozen/job.json" 2>/dev/null || true)"
 if [ -z "$owner" ]; then
   for other in "$run_dir"/attempts/[0-9]*; do
     other="${other##*/}"
