@@ -153,6 +153,8 @@ class Evidence:
     """What ranks have printed during the look."""
     lost_node: str | None = None
     """The node that Slurm lost, by the run's exit.json."""
+    looked: float | None = None
+    """When the look began, in seconds since the epoch."""
     asked: str = ""
     """What the user named on the command line, such as `--jobid 1234`."""
     slurm_job: str | None = None
@@ -269,6 +271,7 @@ def read_evidence(collection: Mapping[str, Any], nodes: Iterable[Mapping[str, An
         ending=collection.get("ending"),
         printed=parse_printed(collection),
         lost_node=collection.get("lost_node"),
+        looked=collection.get("time"),
         asked=str(collection.get("asked") or ""),
         slurm_job=collection.get("slurm_job"),
         het_groups=collection.get("het_groups") or {},

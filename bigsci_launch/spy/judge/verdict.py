@@ -18,7 +18,7 @@ from bigsci_launch.spy.judge.corroboration import corroborate, refine_class
 from bigsci_launch.spy.judge.facts import deciding_thread_ran, elapsed_s, is_motion_known, may_be_at_work
 from bigsci_launch.spy.judge.pointers import look_first
 from bigsci_launch.spy.judge.rule import Weighed, resolve, weigh
-from bigsci_launch.spy.judge.rules.process import held_s
+from bigsci_launch.spy.judge.rules.process import explain_stall, held_s
 from bigsci_launch.spy.judge.table import RULES
 from bigsci_launch.spy.taxonomy import State
 
@@ -206,4 +206,4 @@ def _next_commands(conclusion: Conclusion, evidence: Evidence) -> tuple[str, ...
     seen = next(seen for seen in evidence.ranks if seen.rank == conclusion.suspects[0].rank)
     if seen.is_gone or seen.pid is None or seen.last is None:
         return ()
-    return (on_node(seen.node, f"py-spy dump --native --pid {seen.pid}"),)
+    return (explain_stall(seen).next or on_node(seen.node, f"py-spy dump --native --pid {seen.pid}"),)

@@ -48,11 +48,12 @@ class Target:
 
     def evidence_folder(self, moment: float) -> Path:
         """Return the folder for evidence collected at `moment`: in the run directory, else in the user's state folder.
+        Its name has the time in UTC, as logs and pages do.
 
         Raises:
             CollectError: the job is not a run of `bsl`, and the user has no home directory.
         """
-        name = time.strftime("%Y%m%d-%H%M%S", time.localtime(moment))
+        name = time.strftime("%Y%m%d-%H%M%SZ", time.gmtime(moment))
         if self.run is not None:
             return self.run.bundles / name
         return state_folder(os.environ) / "spy" / f"{name}-{re.sub(r'[^A-Za-z0-9_.+-]', '-', self.label)}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import calendar
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -14,8 +15,8 @@ from bigsci_launch.runs.attempts import JobRecord, write_job
 from bigsci_launch.runs.layout import AttemptDir, RunDir, write_json
 from bigsci_launch.spy.look.target import Target, find_target
 
-MOMENT = time.mktime((2026, 11, 21, 3, 22, 49, 0, 0, -1))
-STAMP = "20261121-032249"
+MOMENT = calendar.timegm((2026, 11, 21, 3, 22, 49))
+STAMP = "20261121-032249Z"
 
 
 @pytest.fixture(autouse=True)
