@@ -113,6 +113,7 @@ def spy(
     """
     run = None if bundle is not None or not words else words[0]
     unstored: BslError | None = None
+    stored = bundle
     _require_one_place(words, jobid, local or pid is not None, bundle)
     axes = _parse_topology(topology)
     if bundle is not None and (native or flight_recorder or settle is not None or step is not None):
@@ -134,11 +135,11 @@ def spy(
             _warn_of_missing_recorders(found)
         answer = _judge(found, axes)
         _mention_dumps(answer.evidence, target)
-        unstored = _store(_with_topology(found, axes), answer, target, output)
+        stored, unstored = _store(_with_topology(found, axes), answer, target, output)
     evidence, judgment, conclusion = answer.evidence, answer.judgment, answer.conclusion
     _show(evidence, judgment, as_json, why)
     if html is not None:
-        _write_page(evidence, conclusion, html)
+        _write_page(evidence, conclusion, stored, html)
     if unstored is not None:
         raise unstored
     if exit_code and conclusion.state.is_failure:
@@ -219,8 +220,11 @@ def _with_topology(found: Bundle, axes: str | None) -> Bundle:
     return replace(found, collection={**found.collection, "topology": axes}) if axes else found
 
 
-def _store(found: Bundle, answer: SpyAnswer, target: Target, output: Path | None) -> BslError | None:
-    """Store the evidence. Return the error if `output` cannot be written; if a default folder cannot, only warn."""
+def _store(
+    found: Bundle, answer: SpyAnswer, target: Target, output: Path | None
+) -> tuple[Path | None, BslError | None]:
+    """Store the evidence, and return where. Return the error if `output` cannot be written; if a default folder cannot,
+    only warn."""
     from bigsci_launch.spy.answer import store_evidence
 
     try:
@@ -228,18 +232,18 @@ def _store(found: Bundle, answer: SpyAnswer, target: Target, output: Path | None
         store_evidence(folder, found, answer)
     except CollectError as error:
         if output is not None:
-            return error
+            return None, error
         console.talk(f"warning: {error.message}; {error.hint}")
-        return None
+        return None, None
     console.talk(f"evidence: {folder}")
-    return None
+    return folder, None
 
 
-def _write_page(evidence: Evidence, conclusion: Conclusion, path: Path) -> None:
+def _write_page(evidence: Evidence, conclusion: Conclusion, stored: Path | None, path: Path) -> None:
     from bigsci_launch.pages import write_page
     from bigsci_launch.spy.show.page import render_page
 
-    write_page(path, render_page(evidence, conclusion))
+    write_page(path, render_page(evidence, conclusion, stored))
     console.talk(f"page: {path}")
 
 

@@ -22,7 +22,6 @@ from bigsci_launch.errors import BslError, RunDirError, SlurmError, SlurmUnavail
 from bigsci_launch.runs.ending.job_output import read_printed_exit
 from bigsci_launch.runs.layout import AttemptDir, RunDir, read_json, write_json
 from bigsci_launch.runs.ownership import Identification, identify_job, is_same_folder
-from bigsci_launch.scheduler.command import has_command
 from bigsci_launch.scheduler.job import JobInfo, JobState
 from bigsci_launch.scheduler.local import Launcher
 from bigsci_launch.scheduler.slurm import QueuedScript, cluster_name, query_jobs, queued_scripts
@@ -111,7 +110,7 @@ def find_job(attempt: AttemptDir) -> JobRecord | None:
         SlurmError: squeue gave no answer.
     """
     record = read_job(attempt)
-    if record is not None or not has_command("squeue") or _is_concluded(attempt):
+    if record is not None or not _is_for_slurm(attempt) or _is_concluded(attempt):
         return record
     return next((_as_record(attempt, job) for job in jobs_of_run(run_of(attempt)) if _starts(job, attempt)), None)
 
@@ -148,6 +147,14 @@ def _owner_of(folder: Path) -> Iterator[int]:
     """Yield the owner of a folder, unless this machine does not know the number: squeue would refuse it."""
     with suppress(OSError, KeyError):
         yield pwd.getpwuid(folder.stat().st_uid).pw_uid
+
+
+def _is_for_slurm(attempt: AttemptDir) -> bool:
+    """Whether the attempt's script is one for sbatch, rather than for the local launcher."""
+    try:
+        return "\n#SBATCH " in run_of(attempt).attempt(attempt.base_name).script.read_text(encoding="utf-8")
+    except (OSError, UnicodeError):
+        return False
 
 
 def _starts(job: QueuedScript, attempt: AttemptDir) -> bool:

@@ -64,6 +64,11 @@ def test_a_plain_job_with_one_launcher_per_node(jobs: Jobs) -> None:
     found = suspect(document)
     assert (found["rank"], found["node"], found["coordinate"]) == (6, "n3", {"pp": 1, "tp": 0, "dp": 1})
     assert document["verdict"]["class"] == "H55"
+    wake = document["verdict"]["next"][0]
+    assert wake == f"srun --overlap --jobid={job} --gres=gpu:0 -N1 -n1 -w n3 kill -CONT {found['pid']}"
+    assert jobs.cluster.run("sh", "-c", wake).returncode == 0
+    look = wake.replace("kill -CONT", "test -d /proc/")
+    wait_until(lambda: jobs.cluster.run("sh", "-c", look.replace("proc/ ", "proc/")).returncode != 0, 20)
     jobs.cancel(job)
 
 

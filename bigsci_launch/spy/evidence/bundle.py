@@ -45,6 +45,8 @@ sample holds
 
 `collection.json` also holds what the run wrote about its ranks: `expected`, `exits`, `errors`, the first `tracebacks`
 in the ends of logs {rank, time, type, message, place, source}, and `heartbeats` {rank, phase, step, time, first_step}.
+`printed` is what ranks have printed during the look: {rank, lines, last, step}, the last line, and the last step in the
+format of trainers.
 `rings` are the copies of rings that ranks left when they ended: {rank, ring}, as in a sample. `is_over` says that the
 job had ended, so that no node was asked; `ending` is the reason in its exit.json, and `lost_node` the node named there.
 `asked` is what the user named. `slurm_job` is the job in which srun can run commands, `het_groups` {node: component} if

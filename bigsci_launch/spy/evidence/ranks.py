@@ -32,7 +32,7 @@ from bigsci_launch.spy.evidence.numbering import (
     parse_others,
     parse_source,
 )
-from bigsci_launch.spy.evidence.run_facts import Exit, Failure, Heartbeat, RunRecords
+from bigsci_launch.spy.evidence.run_facts import Exit, Failure, Heartbeat, NewLines, RunRecords, parse_printed
 from bigsci_launch.spy.evidence.samples import GONE_STATES, Sample, parse_samples
 from bigsci_launch.spy.evidence.stacks import ThreadStack, decisive_thread
 from bigsci_launch.spy.evidence.steps import without_other_steps
@@ -149,8 +149,12 @@ class Evidence:
     """Whether the job had ended, so that no node was asked."""
     ending: str | None = None
     """Why the run ended, by its exit.json: `cancelled`, `crashed`, ..; None while it runs, or if that is not known."""
+    printed: tuple[NewLines, ...] = ()
+    """What ranks have printed during the look."""
     lost_node: str | None = None
     """The node that Slurm lost, by the run's exit.json."""
+    looked: float | None = None
+    """When the look began, in seconds since the epoch."""
     asked: str = ""
     """What the user named on the command line, such as `--jobid 1234`."""
     slurm_job: str | None = None
@@ -265,7 +269,9 @@ def read_evidence(collection: Mapping[str, Any], nodes: Iterable[Mapping[str, An
         steps_left_out=tuple(left_out),
         is_over=bool(collection.get("is_over")),
         ending=collection.get("ending"),
+        printed=parse_printed(collection),
         lost_node=collection.get("lost_node"),
+        looked=collection.get("time"),
         asked=str(collection.get("asked") or ""),
         slurm_job=collection.get("slurm_job"),
         het_groups=collection.get("het_groups") or {},

@@ -56,6 +56,17 @@ class Heartbeat:
     first_step: int | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class NewLines:
+    """What a rank has printed while it was looked at: how many lines, the last of them, and the step that the last
+    line in the format of trainers names, or None."""
+
+    rank: int
+    num_lines: int
+    last: str
+    step: int | None
+
+
 class RunRecords:
     """What the run itself wrote about its ranks, by rank."""
 
@@ -105,6 +116,14 @@ def parse_exit(record: Mapping[str, Any] | None) -> Exit | None:
     if record.get("clean_end"):
         return Exit(0, None, time, was_told)
     return Exit(record.get("code"), record.get("signal"), time, was_told)
+
+
+def parse_printed(collection: Mapping[str, Any]) -> tuple[NewLines, ...]:
+    """Parse what ranks have printed during the look."""
+    return tuple(
+        NewLines(int(each["rank"]), int(each["lines"]), str(each["last"]), each.get("step"))
+        for each in collection.get("printed") or []
+    )
 
 
 def parse_error(record: Mapping[str, Any] | None) -> str | None:

@@ -88,6 +88,13 @@ RULES = (
         silent_on="zoo/H01-4-ranks-culprit-0",
     ),
     make_rule(
+        moving.prints_steps,
+        beats="",
+        source="a trainer prints the line of a step when the step has ended",
+        shown_by="test: prints-a-step-in-one-place",
+        silent_on="test: prints-something-in-one-place",
+    ),
+    make_rule(
         moving.step_apart,
         beats="makes-progress data-flows",
         source="synchronous training: the members of a group make one collective in the same step",

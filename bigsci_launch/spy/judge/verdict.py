@@ -18,7 +18,7 @@ from bigsci_launch.spy.judge.corroboration import corroborate, refine_class
 from bigsci_launch.spy.judge.facts import deciding_thread_ran, elapsed_s, is_motion_known, may_be_at_work
 from bigsci_launch.spy.judge.pointers import look_first
 from bigsci_launch.spy.judge.rule import Weighed, resolve, weigh
-from bigsci_launch.spy.judge.rules.process import held_s
+from bigsci_launch.spy.judge.rules.process import explain_stall, held_s
 from bigsci_launch.spy.judge.table import RULES
 from bigsci_launch.spy.taxonomy import State
 
@@ -166,9 +166,23 @@ def _complete(conclusion: Conclusion, case: JobCase) -> Conclusion:
         missing += _missing_recorders(case)
         if evidence.topology is None:
             missing.append("coordinates, and which ranks form a group: give --topology tp=..,pp=..,dp=..")
+    said = conclusion.evidence
+    if conclusion.state in (State.HANG, State.WAITING, State.UNKNOWN):
+        said = (*said, *_printed(evidence))
     next_steps = conclusion.next or _next_commands(conclusion, evidence)
     next_steps = tuple(typed(line, evidence) for line in next_steps)
-    return replace(conclusion, missing=tuple(dict.fromkeys(missing)), next=next_steps)
+    return replace(conclusion, evidence=said, missing=tuple(dict.fromkeys(missing)), next=next_steps)
+
+
+def _printed(evidence: Evidence) -> tuple[str, ...]:
+    """What ranks have printed during the look. It may be progress, or a loop that waits: who reads it knows."""
+    if not evidence.printed:
+        return ()
+    first, ranks = evidence.printed[0], [each.rank for each in evidence.printed]
+    lines = "1 line" if first.num_lines == 1 else f"{first.num_lines} lines"
+    if len(ranks) > 1:
+        return (f"{evidence.names(ranks)} have printed during the look; the last line of {first.rank}: {first.last}",)
+    return (f"{evidence.names(ranks)} has printed {lines} during the look, the last: {first.last}",)
 
 
 def _missing_recorders(case: JobCase) -> list[str]:
@@ -192,4 +206,4 @@ def _next_commands(conclusion: Conclusion, evidence: Evidence) -> tuple[str, ...
     seen = next(seen for seen in evidence.ranks if seen.rank == conclusion.suspects[0].rank)
     if seen.is_gone or seen.pid is None or seen.last is None:
         return ()
-    return (on_node(seen.node, f"py-spy dump --native --pid {seen.pid}"),)
+    return (explain_stall(seen).next or on_node(seen.node, f"py-spy dump --native --pid {seen.pid}"),)

@@ -25,7 +25,7 @@ from bigsci_launch.scheduler.slurm import run_monitor_step
 from bigsci_launch.spy.evidence.bundle import Bundle
 from bigsci_launch.spy.evidence.known_code import operation_of
 from bigsci_launch.spy.look.ring_copies import read_ring_copies
-from bigsci_launch.spy.look.run_records import read_records
+from bigsci_launch.spy.look.run_records import log_sizes, read_printed, read_records
 from bigsci_launch.spy.look.target import Target
 from bigsci_launch.topology import Topology, compress_ranks
 
@@ -93,7 +93,7 @@ def collect(target: Target, on_answer: AnswerCallback = lambda done, node: None)
         CollectError: no node answered, or none has a process of the step that is wanted.
         SlurmUnavailable: srun is missing.
     """
-    began = time.time()
+    began, printed = time.time(), log_sizes(target.attempt)
     nodes, silent = _ask_nodes(target, on_answer)
     step = target.request.get("step")
     if step is not None and not silent and not any(node["ranks"] or node["others"] for node in nodes):
@@ -114,6 +114,7 @@ def collect(target: Target, on_answer: AnswerCallback = lambda done, node: None)
         "het_groups": dict(target.groups),
         "py_spy": shutil.which("py-spy"),
         **read_records(target.attempt),
+        "printed": read_printed(target.attempt, printed),
         "rings": [_compressed(copy) for copy in read_ring_copies(target.attempt)],
     }
     return Bundle(collection, tuple(nodes))

@@ -8,11 +8,13 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from bigsci_launch.errors import BslError
+from bigsci_launch.iteration_line import parse_iterations
 from bigsci_launch.runs.attempts import read_exit
 from bigsci_launch.runs.events import read_last_events
 from bigsci_launch.runs.generations.read import read_generations
@@ -20,6 +22,7 @@ from bigsci_launch.runs.layout import AttemptDir, rank_files, read_json
 
 LOG_TAIL_BYTES = 65536
 EVENT_TAIL_BYTES = 8192
+MAX_LINE = 80
 TRACEBACK = "Traceback (most recent call last)"
 _STAMP = re.compile(r"^(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d+)Z ")
 _PREFIX = re.compile(r"^(?:\[default\d+\]:|\[rank\d+\]: )+")
@@ -57,6 +60,31 @@ def read_records(attempt: AttemptDir | None) -> dict[str, Any]:
         "lost_node": failure.get("node") if ending.get("reason") == "node_failure" else None,
         "heartbeats": [found for rank in ranks if (found := last_heartbeat(attempt.event_file(rank), rank))],
     }
+
+
+def log_sizes(attempt: AttemptDir | None) -> dict[int, int]:
+    """Return how many bytes each rank of an attempt has printed."""
+    sizes = {}
+    for rank, path in rank_files(attempt.logs, ".log").items() if attempt is not None else ():
+        with suppress(OSError):
+            sizes[rank] = path.stat().st_size
+    return sizes
+
+
+def read_printed(attempt: AttemptDir | None, before: Mapping[int, int]) -> list[RankRecord]:
+    """Return what ranks have printed since their logs had the sizes `before`: {rank, lines, last, step}.
+
+    `step` is the last one whose line is in the format of trainers, or None.
+    """
+    found = []
+    for rank, size in sorted(log_sizes(attempt).items()):
+        if attempt is not None and size > before.get(rank, size):
+            lines = [text for _, text in _stamped_lines(attempt.log_file(rank), before[rank]) if text.strip()]
+            steps = [line.step for line in parse_iterations("\n".join(lines))]
+            if lines:
+                step = steps[-1] if steps else None
+                found.append({"rank": rank, "lines": len(lines), "last": lines[-1].strip()[:MAX_LINE], "step": step})
+    return found
 
 
 def _read_all(folder: Path) -> list[RankRecord]:
@@ -111,12 +139,13 @@ def first_abort(log: Path, rank: int) -> RankRecord | None:
     return None
 
 
-def _stamped_lines(log: Path) -> Iterator[tuple[float, str]]:
-    """Yield the lines in the tail of a log, each with its time stamp in seconds; 0 for a line without one."""
+def _stamped_lines(log: Path, begin: int = 0) -> Iterator[tuple[float, str]]:
+    """Yield the lines in the tail of a log, from byte `begin` on, each with its time stamp in seconds; 0 for a line
+    without one."""
     try:
         with log.open("rb") as stream:
             size = stream.seek(0, os.SEEK_END)
-            stream.seek(max(0, size - LOG_TAIL_BYTES))
+            stream.seek(max(begin, size - LOG_TAIL_BYTES))
             text = stream.read().decode("utf-8", "replace")
     except OSError:
         return

@@ -48,6 +48,7 @@ class Target:
 
     def evidence_folder(self, moment: float) -> Path:
         """Return the folder for evidence collected at `moment`: in the run directory, else in the user's state folder.
+        Its name has the time in UTC, as logs and pages do.
 
         Raises:
             CollectError: the job is not a run of `bsl`, and the user has no home directory.

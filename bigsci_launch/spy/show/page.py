@@ -9,10 +9,12 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import datetime, timezone
 from importlib.resources import files as package_files
+from pathlib import Path
 from typing import Any, Literal
 
-from bigsci_launch import pages
+from bigsci_launch import __version__, pages
 from bigsci_launch.scheduler.hostlist import compress_hostlist
 from bigsci_launch.spy.evidence.ranks import Evidence, RankEvidence
 from bigsci_launch.spy.evidence.stack_classes import StackClass, merge_stacks
@@ -65,8 +67,8 @@ class Grid:
     size: Size
 
 
-def render_page(evidence: Evidence, conclusion: Conclusion) -> str:
-    """Return the page as HTML text."""
+def render_page(evidence: Evidence, conclusion: Conclusion, stored: Path | None = None) -> str:
+    """Return the page as HTML text. `stored` is where the evidence is."""
     from jinja2 import Environment, StrictUndefined
     from markupsafe import Markup
 
@@ -85,8 +87,17 @@ def render_page(evidence: Evidence, conclusion: Conclusion) -> str:
         grid=make_grid(evidence, conclusion, classes),
         data=Markup(_dump(_details(evidence, conclusion))),
         script=Markup(script),
+        origin=_origin(evidence, stored),
     )
     return pages.render_page(f"bsl spy: {conclusion.claim}", style, body)
+
+
+def _origin(evidence: Evidence, stored: Path | None) -> str:
+    """Return what the page rests on: the version, the time of the look, and the evidence."""
+    moment = None if evidence.looked is None else datetime.fromtimestamp(evidence.looked, timezone.utc)
+    looked = f"looked at {moment:%Y-%m-%d %H:%M:%S} UTC" if moment else ""
+    where = f"evidence: {stored.absolute()}" if stored else ""
+    return " · ".join(part for part in (f"bsl {__version__}", looked, where) if part)
 
 
 def _pointers(evidence: Evidence, conclusion: Conclusion) -> list[tuple[Pointer, str]]:

@@ -33,6 +33,7 @@ MAX_RUNS = 8
 NAME_WIDTH = 11
 LEAST_FOR_CLASSES = 5
 MAX_GRID_ROWS = 16
+_WORD = re.compile(r"(?:'[^']*'|[^\s'])+")
 LEAST_FOR_GRID = 8
 """With fewer ranks, the classes are enough and no grid is printed."""
 
@@ -63,7 +64,7 @@ def to_lines(evidence: Evidence, conclusion: Conclusion, width: int | None = Non
         *_known_hang(conclusion, page),
         _items("evidence", conclusion.evidence, page),
         _items("missing", conclusion.missing, page),
-        _items("next", conclusion.next, page),
+        [page.fold_command(*each) for each in zip(["next", " ", " ", " "], conclusion.next, strict=False)],
         _items("suspects", _suspects(evidence, conclusion), page),
         _items("look at", _look_first(evidence, conclusion), page),
     ]
@@ -110,6 +111,25 @@ class _Folder:
             break_on_hyphens=False,
         )
         return [Line(line, role) for line in lines]
+
+    def fold_command(self, name: str, text: str) -> list[Line]:
+        """Fold a command so that it can be run as it is copied: with backslashes, never inside of quotes, and with `#`
+        before each line of the remark behind it."""
+        if not self.is_terminal:
+            return self.fold(name, text)
+        command, _, remark = text.partition("  # ")
+        lines = [f"  {name:{NAME_WIDTH - 2}}"]
+        for word in _WORD.findall(command):
+            if len(lines[-1]) > NAME_WIDTH and len(lines[-1]) + len(word) + 3 > self.width:
+                lines[-1] += " \\"
+                lines.append(" " * NAME_WIDTH)
+            lines[-1] += word if len(lines[-1]) == NAME_WIDTH else f" {word}"
+        if remark and len(lines[-1]) + len(remark) + 4 <= self.width:
+            lines[-1] += f"  # {remark}"
+        elif remark:
+            indent = " " * NAME_WIDTH + "# "
+            lines += wrap(remark, self.width, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False)
+        return [Line(line) for line in lines]
 
     def cut(self, text: str) -> str:
         """Cut `text` to one line."""

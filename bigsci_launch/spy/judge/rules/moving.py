@@ -16,6 +16,7 @@ from bigsci_launch.spy.judge.facts import (
     socket_growth,
 )
 from bigsci_launch.spy.judge.last_calls import find_steps_apart
+from bigsci_launch.spy.judge.rules.failures import failed_ranks
 from bigsci_launch.spy.judge.rules.process import explain_stall
 from bigsci_launch.spy.judge.rules.rendezvous import is_joining
 from bigsci_launch.spy.judge.waits import SETUP_OPERATIONS
@@ -62,6 +63,16 @@ def makes_progress(case: JobCase) -> Conclusion | None:
 
 def _fact(case: JobCase, moving: tuple[int, ...]) -> str:
     return f"{len(moving)} of {case.evidence.world_size} ranks moved between the samples"
+
+
+def prints_steps(case: JobCase) -> Conclusion | None:
+    """Ranks have printed the line of another step during the look, and none has failed."""
+    steps = {each.rank: each.step for each in case.evidence.printed if each.step is not None}
+    if not steps or failed_ranks(case):
+        return None
+    first = min(steps)
+    fact = f"{case.evidence.short_name(first)} has printed step {steps[first]} during the look"
+    return Conclusion(State.PROGRESSING, f"the job makes progress: {fact}", Strength.DERIVED, evidence=(fact,))
 
 
 def data_flows(case: JobCase) -> Conclusion | None:

@@ -24,8 +24,8 @@ from bigsci_launch.spy.evidence.known_code import (
     is_signal_handler,
 )
 from bigsci_launch.spy.evidence.ranks import NOT_FOUND, NOT_IDENTIFIED, RankEvidence
-from bigsci_launch.spy.evidence.samples import Child
 from bigsci_launch.spy.evidence.stacks import ThreadStack, is_idle, is_wrapper
+from bigsci_launch.spy.judge.children import reading_worker, stuck_child
 from bigsci_launch.spy.judge.commands import on_node
 from bigsci_launch.spy.judge.conclusion import Patience, Strength
 from bigsci_launch.spy.judge.facts import cpu_share, is_busy, kernel_wait, switches_per_s, waits_in
@@ -224,15 +224,6 @@ def _in_data_loader(seen: RankEvidence) -> bool:
     return _passes(seen, DATA_LOADER_FILES)
 
 
-def stuck_child(seen: RankEvidence) -> Child | None:
-    """A child that is stopped, dead or in the kernel; else one that waits for a lock and did not run."""
-    children = (seen.last.children or ()) if seen.last else ()
-    halted = next((child for child in children if child.state in ("T", "t", "D", "Z")), None)
-    times = {child.pid: child.cpu_ticks for child in seen.samples[0].children or ()} if seen.samples else {}
-    idle = (child for child in children if child.state == "S" and times.get(child.pid) == child.cpu_ticks)
-    return halted or next((child for child in idle if child.wchan.startswith(LOCK_WAITS)), None)
-
-
 # ------------------------------------------------------------------------------------------- its threads
 
 
@@ -308,18 +299,6 @@ def _starved_of_batches(seen: RankEvidence) -> Stall | None:
     words += f" of its worker {worker.pid}, which is in {worker.reading}"
     look = on_node(seen.node, f"py-spy dump --subprocesses --pid {seen.pid}")
     return Stall(seen.rank, HangClass.DATA_LOADER_STUCK, words, Strength.DERIVED, next=look)
-
-
-def reading_worker(seen: RankEvidence) -> Child | None:
-    """A worker of its data loader that is reading a sample: one that did not run between the samples, if there is."""
-    workers = [child for child in (seen.last.children or () if seen.last else ()) if child.reading]
-    return min(workers, key=lambda child: (has_run(seen, child), child.pid), default=None)
-
-
-def has_run(seen: RankEvidence, child: Child) -> bool:
-    """Whether a child has used CPU time between the samples."""
-    before = {each.pid: each.cpu_ticks for each in seen.samples[0].children or ()}
-    return before.get(child.pid) != child.cpu_ticks
 
 
 def _locked(seen: RankEvidence) -> Stall | None:

@@ -112,6 +112,19 @@ def cancelled_without_a_record() -> Evidence:
     return job([], world_size=2, is_over=True, ending="cancelled")
 
 
+def _in_one_place(last: str, step: int | None) -> Evidence:
+    printed = [{"rank": 0, "lines": 3, "last": last, "step": step}]
+    return job([rank_of(rank, "train@/src/p.py:5", **SLEEPING) for rank in range(2)], printed=printed)
+
+
+def prints_a_step_in_one_place() -> Evidence:
+    return _in_one_place("iteration 7/ 9 | lm loss: 1.0 |", 7)
+
+
+def prints_something_in_one_place() -> Evidence:
+    return _in_one_place("still waiting (30 s)", None)
+
+
 def _steps(lag: int) -> list[tuple[Any, ...]]:
     """All-reduces number 1 to 6 of all ranks, in steps that are `lag` behind from the third one on."""
     return [(at, at + 0.1, "all_reduce", "0: 0,1,2", None, at, at - (lag if at > 2 else 0)) for at in range(1, 7)]
@@ -350,6 +363,7 @@ CASES: dict[str, Callable[[], Evidence]] = {
         all_moved_to_two_places, a_server_sleeps, a_server_is_woken, a_server_asks, a_rank_holds_a_lock,
         one_died_and_the_rest_stand_apart, in_the_kernel_with_the_interpreters_lock,
         a_key_of_a_known_rank, all_told_to_end_with_rings, all_told_and_lost_a_peer,
-        cancelled_without_a_record, one_is_a_step_behind, one_is_a_step_behind_in_the_next_phase,
+        cancelled_without_a_record, prints_a_step_in_one_place, prints_something_in_one_place,
+        one_is_a_step_behind, one_is_a_step_behind_in_the_next_phase,
     )
 }  # fmt: skip

@@ -12,6 +12,7 @@ from bigsci_launch.spy.evidence.ranks import Evidence, RankEvidence
 from bigsci_launch.spy.judge.conclusion import Conclusion, Strength
 from bigsci_launch.spy.judge.facts import stood_s
 from bigsci_launch.spy.judge.verdict import judge
+from bigsci_launch.spy.known.library import name_hang, read_library
 from bigsci_launch.spy.taxonomy import HangClass
 
 from ..conftest import rank_of
@@ -389,3 +390,25 @@ def test_how_long_ranks_stood_is_asked_once_for_each(monkeypatch: pytest.MonkeyP
         judge(job(ranks))
         assert max(asked.values()) == 1, asked
         asked.clear()
+
+
+def test_lines_that_are_no_steps_are_shown_and_decide_nothing(make_rank: MakeRank, make_evidence: MakeEvidence) -> None:
+    """A loop that waits prints too."""
+    ranks = [make_rank(rank, "wait@/src/train.py:5", cpu_ticks=(1, 2)) for rank in range(2)]
+    quiet = judge(make_evidence(ranks))
+    printed = [{"rank": 1, "lines": 3, "last": "still waiting (30 s)", "step": None}]
+    conclusion = judge(make_evidence(ranks, printed=printed))
+    assert (conclusion.state, conclusion.claim) == (quiet.state, quiet.claim)
+    said = "rank 1 has printed 3 lines during the look, the last: still waiting (30 s)"
+    assert set(conclusion.evidence) - set(quiet.evidence) == {said}
+
+
+def test_who_waits_for_a_silent_node_is_no_known_rendezvous(make_rank: MakeRank, make_evidence: MakeEvidence) -> None:
+    joining = "init_process_group@/venv/torch/distributed/distributed_c10d.py:1764"
+    expected = [{"rank": rank, "node": "n1", "pid": 9} for rank in (2, 3)]
+    silent = [{"node": "n1", "why": "no answer in 40 s"}]
+    evidence = make_evidence([make_rank(rank, joining) for rank in (0, 1)], expected=expected, nodes_silent=silent)
+    conclusion = name_hang(evidence, judge(evidence), read_library())
+    assert (conclusion.hang_class, conclusion.signature) == (HangClass.NODE_LOST, None)
+    assert "scontrol show node n1  # whether Slurm has lost it" in conclusion.next
+    assert not any("py-spy" in line for line in conclusion.next)

@@ -13,7 +13,9 @@ from bigsci_launch.spy.look.run_records import (
     first_abort,
     first_traceback,
     last_heartbeat,
+    log_sizes,
     place_of,
+    read_printed,
     read_records,
 )
 
@@ -107,3 +109,19 @@ def test_all_records_of_an_attempt(tmp_path: Path) -> None:
     assert [record["rank"] for record in records["tracebacks"]] == [0]
     assert records["exits"] == records["heartbeats"] == []
     assert read_records(None) == {}
+
+
+def test_what_ranks_print_while_they_are_looked_at(tmp_path: Path) -> None:
+    attempt = RunDir(tmp_path).attempt("0001")
+    attempt.logs.mkdir(parents=True)
+    logs = [write_log(attempt.log_file(rank), ["iteration 1/ 9 | lm loss: 5.0 |"]) for rank in range(3)]
+    before = log_sizes(attempt)
+    assert read_printed(attempt, before) == []
+    for log, lines in ((logs[0], ["iteration 2/ 9 | lm loss: 4.0 |", "saved"]), (logs[2], ["x" * 99])):
+        with log.open("a") as stream:
+            stream.writelines(f"{STAMP}{line}\n" for line in lines)
+    assert read_printed(attempt, before) == [
+        {"rank": 0, "lines": 2, "last": "saved", "step": 2},
+        {"rank": 2, "lines": 1, "last": "x" * 80, "step": None},
+    ]
+    assert read_printed(None, {}) == []

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+from bigsci_launch import __version__
 from bigsci_launch.cli.main import bsl
 from bigsci_launch.spy.evidence.ranks import Evidence
 from bigsci_launch.spy.judge.verdict import judge
@@ -209,3 +210,12 @@ def test_kernel_evidence_in_words(
 ) -> None:
     page = page_of(make_evidence([make_rank(0, "a@/src/p.py:1", sample=sample)]))
     assert words in page.told(0, "facts")[name]
+
+
+def test_the_page_says_what_it_rests_on(make_rank: MakeRank, make_evidence: MakeEvidence) -> None:
+    evidence = make_evidence([make_rank(0, "work@/src/train.py:5")], time=1795657415.0)
+    page = render_page(evidence, judge(evidence), Path("/runs/night/spy/20261126-014335Z"))
+    said = "looked at 2026-11-26 01:43:35 UTC · evidence: /runs/night/spy/20261126-014335Z"
+    assert f'<footer><p class="soft">bsl {__version__} · {said}</p></footer>' in page
+    unknown = render_page(make_evidence([make_rank(0, "work@/src/train.py:5")]), judge(evidence))
+    assert f'<footer><p class="soft">bsl {__version__}</p></footer>' in unknown

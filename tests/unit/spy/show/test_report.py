@@ -1,7 +1,10 @@
 from __future__ import annotations
 
 import re
+import shlex
+import subprocess
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -141,3 +144,37 @@ def test_the_document_has_the_keys_that_were_promised(recorded: Callable[..., Ev
         }
     ]
     assert all(list(found) == ["ranks", "nodes", "thread", "frames"] for found in document["classes"])
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 120])
+def test_a_folded_command_can_be_copied_and_run(
+    make_rank: MakeRank, make_evidence: MakeEvidence, width: int, tmp_path: Path
+) -> None:
+    """A shell takes the lines as they are on the screen, and passes the words on as they were."""
+    words = [
+        "srun",
+        "--overlap",
+        "--jobid=1234",
+        "--gres=gpu:0",
+        "-N1",
+        "-n1",
+        "-w",
+        "node-0123",
+        "sh",
+        "-c",
+        "a | b c",
+    ]
+    remark = "which says whether the kernel has killed somebody"
+    evidence = make_evidence([make_rank(0, "work@/src/train.py:5")])
+    conclusion = replace(judge(evidence), next=(f"{shlex.join(words)}  # {remark}",))
+    lines = [line.text for line in to_lines(evidence, conclusion, width)]
+    first = next(index for index, line in enumerate(lines) if line.startswith("  next "))
+    last = next(index for index, line in enumerate(lines) if "somebody" in line)
+    shown = [lines[first].replace("next", "    ", 1), *lines[first + 1 : last + 1]]
+    assert all(len(line) <= width for line in shown)
+    (tmp_path / "srun").write_text('#!/bin/sh\nfor word; do echo "$word"; done\n')
+    (tmp_path / "srun").chmod(0o755)
+    ran = subprocess.run(
+        ["sh", "-c", "\n".join(shown)], env={"PATH": f"{tmp_path}:/bin"}, capture_output=True, text=True, check=True
+    )
+    assert ran.stdout.splitlines() == words[1:]
