@@ -59,7 +59,7 @@ def test_ranks_of_another_launcher(launcher: int, tmp_path: Path, monkeypatch: p
     assert "\x1b" not in done.stdout, "no colour in a pipe"
     folder = Path(done.stderr.strip().removeprefix("evidence: "))
     assert folder.parent == tmp_path / "state" / "bsl" / "spy"
-    assert re.fullmatch(rf"\d{{8}}-\d{{6}}-local-{launcher}", folder.name)
+    assert re.fullmatch(rf"\d{{8}}-\d{{6}}Z-local-{launcher}", folder.name)
     assert (folder / "report.txt").read_text() == done.stdout
     assert not list((tmp_path / "here").iterdir()), "nothing is left where it was typed"
 
