@@ -16,6 +16,7 @@ from bigsci_launch.plan.shape.parameters import (
     ModelShape,
     StateBytes,
     checkpoint_bytes,
+    count_active_parameters,
     count_parameters,
     count_stage_parameters,
     state_bytes,
@@ -62,6 +63,7 @@ def model_line(shape: ModelShape, tp: int) -> str:
         f"{shape.num_layers} layers of {shape.hidden_size}, {_heads(shape)}, "
         f"vocabulary {shape.vocab_size} padded to {shape.padded_vocab_size(tp)}: "
         f"{format_count(count_parameters(shape, tp))} parameters ({count_parameters(shape, tp)})"
+        + (f"; each token meets {format_count(count_active_parameters(shape, tp))} of them" if shape.experts else "")
     )
 
 

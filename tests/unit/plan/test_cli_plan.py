@@ -412,3 +412,10 @@ def test_a_gpu_without_fp8_is_said() -> None:
     said = "A100-SXM4-80GB has no fp8, or its rate is not known (gpu.fp8_tflops): products are priced as in bf16"
     assert said in run("configs/bloom-176b-2022.yaml", "--set", "training.precision=fp8", "--top", "1").output
     assert said not in run("configs/bloom-176b-2022.yaml", "--top", "1").output
+
+
+def test_a_mixture_of_experts_says_what_a_token_meets() -> None:
+    experts = "model.experts={count: 8, per_token: 2, ffn_hidden_size: 14336}"
+    output = run("configs/bloom-176b-2022.yaml", "--set", experts, "--top", "1").output
+    assert "; each token meets " in " ".join(output.split())
+    assert "; each token meets " not in " ".join(run("configs/bloom-176b-2022.yaml", "--top", "1").output.split())
