@@ -22,7 +22,7 @@ others[] | {node, pid, comm, role, why}: processes that are no ranks; role: `lau
 verdict.state | `hang`, `waiting`, `slow`, `progressing`, `crashed`, `finished` or `unknown`
 verdict.class | class of the hang, such as `H01` ([classes](../how-to/hang-lab.md#the-names))
 verdict.signature | name of the [known hang](../how-to/add-a-signature.md) that it matches, or null
-verdict.suspects[] | {rank, node, pid, numbered_by, coordinate, children, why}; children: its workers; empty: nobody is accused
+verdict.suspects[] | {rank, node, pid, numbered_by, coordinate, children, why}; children: workers; empty: nobody accused
 verdict.sides[] | {ranks, where}: who waits where
 verdict.look_first[] | like suspects, with reason and hit_rate: where to look, in order; accuses nobody
 verdict.confidence | 0 to 1: how often verdicts that rest on as much were right
