@@ -240,10 +240,10 @@ def _write_page(answer: Answer, path: Path) -> None:
 def calibrate(sources: tuple[Path, ...], output: Path, site_name: str | None) -> None:
     """Fit the constants of a cluster to measured runs.
 
-    A source is a CSV of measured rows, a run directory of bsl, or a log in Megatron's format that begins with its
-    arguments. Prints each constant with its interval, the error on left-out runs, drift, and which runs would help.
-    Without --site, the site and the GPU are those that the rows name; a calibration that names no site has the band of
-    none everywhere.
+    A source is a CSV of measured rows, a run directory of bsl, or a log of Megatron, DeepSpeed, torchtitan or NeMo that
+    shows its arguments. Prints each constant with its interval, the error on left-out runs, drift, and which runs would
+    help. Without --site, the site and the GPU are those that the rows name; a calibration that names no site has the
+    band of none everywhere.
     """
     from bigsci_launch.plan.calibrate.calibrate import calibrate as fit
     from bigsci_launch.plan.calibrate.physics import require_possible
@@ -251,6 +251,7 @@ def calibrate(sources: tuple[Path, ...], output: Path, site_name: str | None) ->
     from bigsci_launch.plan.calibrate.report import CONSTANT_COLUMNS, constant_cells, fit_lines
     from bigsci_launch.plan.calibrate.sources import read_sources
     from bigsci_launch.plan.price.calibration import dump_calibration
+    from bigsci_launch.runs.layout import write_atomically
 
     measurements, left = read_sources(sources)
     for reason in left:
@@ -269,7 +270,7 @@ def calibrate(sources: tuple[Path, ...], output: Path, site_name: str | None) ->
             report_progress=report_progress,
         )
     require_possible(found.constants, found.gpu)
-    output.write_text(dump_calibration(found), encoding="utf-8")
+    write_atomically(output, dump_calibration(found))
     console.answer_table(CONSTANT_COLUMNS, constant_cells(found))
     for line in fit_lines(found):
         console.answer(line)
@@ -295,6 +296,7 @@ def predict(rows: Path, calibration: Path, output: Path, site_name: str | None) 
     from bigsci_launch.plan.calibrate.predict import far_line, predict_row, predicted_csv
     from bigsci_launch.plan.calibrate.rows import read_rows
     from bigsci_launch.plan.price.calibration import read_calibration
+    from bigsci_launch.runs.layout import write_atomically
 
     known = read_calibration(calibration)
     if site_name is not None:
@@ -302,7 +304,7 @@ def predict(rows: Path, calibration: Path, output: Path, site_name: str | None) 
         known = known.at_site(place.site or site_name, place.gpu)
     columns, table = read_rows(rows)
     predicted = [predict_row(row, known) for row in table]
-    output.write_text(predicted_csv(columns, predicted), encoding="utf-8")
+    write_atomically(output, predicted_csv(columns, predicted))
     missing = [one for one in predicted if one.reason]
     for one in missing:
         console.talk(f"not priced: {one.row.name}: {one.reason}")

@@ -213,8 +213,13 @@ def _priors(task: _Task) -> list[Prior]:
     return [Prior(expected[constant.name], constant.spread) for constant in CONSTANTS if constant.name in task.names]
 
 
-def _fit_only(task: _Task, start: Sequence[float] | None = None, num_iterations: int = 20) -> Fit:
-    return fit_constants(lambda values: _residuals(task, values), _priors(task), start, num_iterations)
+def _fit_only(task: _Task) -> Fit:
+    return fit_constants(lambda values: _residuals(task, values), _priors(task))
+
+
+def _fit_again(task: _Task, values: Sequence[float], noise: float, num_iterations: int) -> Fit:
+    """Fit from values that are nearly right, with the noise that was found with them."""
+    return fit_constants(lambda values: _residuals(task, values), _priors(task), values, num_iterations, (noise,))
 
 
 def _fit(task: _Task) -> _Fitted:
@@ -240,7 +245,7 @@ def find_drift(timed: Sequence[Measurement], gpu: GpuModel) -> date | None:
         if min(sum(other < day for other in days), sum(other >= day for other in days)) < DRIFT_ROWS:
             continue
         task = _time_task(timed, gpu, day)
-        fit = _fit_only(task, (*start.values, 1.0), num_iterations=5)
+        fit = _fit_again(task, (*start.values, 1.0), start.noise, num_iterations=5)
         cost = _discord(_residuals(task, fit.values), inverse)
         if cost < best_cost:
             best_day, best_cost = day, cost
@@ -261,7 +266,7 @@ def _left_out_errors(task: _Task, fitted: _Fitted) -> ErrorSummary:
     pairs = []
     for index in range(count):
         others = [other for other in range(count) if other != index]
-        fit = _fit_only(task.subset(others), fitted.fit.values, LEFT_OUT_ITERATIONS)
+        fit = _fit_again(task.subset(others), fitted.fit.values, fitted.fit.noise, LEFT_OUT_ITERATIONS)
         residuals = [-residual for residual in _residuals(task, fit.values)]
         guessed = leave_one_out(residuals, fitted.inverse)[index]
         kernel = kernel_row(task.points[index], _pick_points(task, others), task.scales)

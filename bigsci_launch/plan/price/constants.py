@@ -97,8 +97,7 @@ _UNKNOWN_EFFICIENCIES = (0.65, 0.40)
 @lru_cache(maxsize=64)
 def priors_for(gpu: GpuModel) -> Constants:
     """Return what is expected of a GPU and its network before anything is measured."""
-    family = gpu.name.upper().split("-")[0].split()[-1]
-    gemm, attention = _EFFICIENCIES.get(family, _UNKNOWN_EFFICIENCIES)
+    gemm, attention = _EFFICIENCIES.get(gpu.family, _UNKNOWN_EFFICIENCIES)
     values = {
         "gemm_efficiency": gemm,
         "attention_efficiency": attention,

@@ -41,6 +41,12 @@ class GpuModel:
     network_gb_per_s: float | None = None
     assumed: tuple[str, ...] = ()
 
+    @property
+    def family(self) -> str:
+        """Return the beginning of the name, such as `H100` of `H100-SXM5-80GB`."""
+        words = self.name.upper().split("-")[0].split()
+        return words[-1] if words else ""
+
 
 A100 = GpuModel("A100-SXM4-80GB", 79.15, 312.0)
 

@@ -174,7 +174,9 @@ def _zero_stage(arguments: Arguments, framework: str) -> str:
     if _is_on(arguments, "use_torch_fsdp2"):
         return "3"
     if _is_on(arguments, "use_megatron_fsdp") or _is_on(arguments, "use_custom_fsdp"):
-        return _SHARDING.get(arguments.get("data_parallel_sharding_strategy", ""), "")
+        if (strategy := arguments.get("data_parallel_sharding_strategy", "no_shard")) not in _SHARDING:
+            raise _refusal(arguments, "data_parallel_sharding_strategy")
+        return _SHARDING[strategy]
     return "1" if _is_on(arguments, "use_distributed_optimizer") else "0"
 
 

@@ -6,9 +6,7 @@ once per step. What runs while the GPU computes is counted apart, as `hidden`.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
-from functools import lru_cache
 
 from bigsci_launch.plan.price.hardware import GpuModel
 from bigsci_launch.plan.price.work.communication import (
@@ -21,12 +19,15 @@ from bigsci_launch.plan.price.work.communication import (
     tensor_parallel_exchange,
 )
 from bigsci_launch.plan.price.work.held import heaviest_stage, layer_weights, shard_ranks
+from bigsci_launch.plan.price.work.products import (
+    attention_peak,
+    dense_products,
+    expert_products,
+    product_peak,
+    trained_product,
+)
 from bigsci_launch.plan.price.work.terms import NO_WORK, WorkByTerm, add_work, work_of
 from bigsci_launch.plan.shape.setup import Setup
-
-# Output tiles (rows, columns) from which cuBLAS chooses. The best one counts, with its last wave over the GPU's
-# multiprocessors rounded up.
-_TILES = ((256, 128), (128, 256), (128, 128), (64, 256), (256, 64))
 
 # Bytes that memory-bound kernels move per element in the forward and in the backward pass, 16-bit activations:
 # attention scores (softmax, dropout), the residual stream (norms, dropout, adds), the MLP's inside (GELU), queries and
@@ -39,12 +40,6 @@ CAUSAL = 0.5
 
 FUSED_BACKWARD = 2.5
 """Work of the fused kernel's backward pass over its forward pass: it computes the scores again (FlashAttention)."""
-
-FP8_SHARE = 0.92
-"""Efficiency of fp8 products relative to that of bf16 products: scaling and casts."""
-
-GROUPED_SHARE = 0.6
-"""Efficiency of the products of many experts relative to that of one large product."""
 
 DEEPSPEED_STEP_S, STEP_S = 0.3, 0.03
 """Seconds of a step that nothing else explains, with DeepSpeed's engine and without: clipping, the log line, the next
@@ -112,14 +107,14 @@ def _layer_work(setup: Setup, gpu: GpuModel) -> WorkByTerm:
     forwards = setup.num_passes - 2
     if setup.framework == "torchtitan" and setup.technique.recomputation == "selective":
         forwards += 0.5  # every other product is repeated
-    products = _dense_products(setup, gpu, forwards) + _expert_products(setup, gpu, forwards)
+    products = dense_products(setup, gpu, forwards) + expert_products(setup, gpu, forwards)
     is_misaligned = shape.head_dim % 8 != 0
     return add_work(
         add_work(_attention_work(setup, gpu, forwards, is_misaligned=is_misaligned), tensor_parallel_exchange(setup)),
         add_work(
             expert_exchange(setup, gpu),
             work_of(
-                products=products / _product_peak(setup, gpu),
+                products=products / product_peak(setup, gpu),
                 launches=1.0,
                 traffic=_layer_traffic(setup, forwards) + _accumulation(setup),
             ),
@@ -127,42 +122,12 @@ def _layer_work(setup: Setup, gpu: GpuModel) -> WorkByTerm:
     )
 
 
-def _dense_products(setup: Setup, gpu: GpuModel, forwards: float) -> float:
-    """Return the FLOPs of attention's matrices and of the MLP, or of the share of layers that has one."""
-    shape, tp, tokens = setup.shape, setup.topology.tp, setup.tokens_per_micro_batch
-    h, query, inputs = shape.hidden_size, shape.query_size, shape.mlp_inputs
-    products = [(1.0, (query + 2 * shape.key_value_size) // tp, h), (1.0, h, query // tp)]
-    dense = 1 - shape.expert_layers / shape.num_layers
-    widths = [(dense, shape.ffn_hidden_size)]
-    if shape.experts and shape.experts.shared_ffn_hidden_size:
-        widths.append((1 - dense, shape.experts.shared_ffn_hidden_size))
-    for share, width in widths if dense < 1 else widths[:1]:
-        products += [(share, inputs * width // tp, h), (share, h, max(1, width // tp))]
-    return sum(
-        share * _trained_product(tokens, columns, inner, forwards, gpu) for share, columns, inner in products if share
-    )
-
-
-def _expert_products(setup: Setup, gpu: GpuModel, forwards: float) -> float:
-    """Return the FLOPs of the experts of one rank, if tokens spread evenly. Ranks hold whole experts."""
-    shape, experts = setup.shape, setup.shape.experts
-    if experts is None:
-        return 0.0
-    tokens = setup.tokens_per_micro_batch / setup.topology.tp * experts.per_token * (experts.capacity_factor or 1.0)
-    held = max(1, experts.count // setup.expert_shards)
-    rows = max(1, round(tokens / held))
-    width, h = experts.ffn_hidden_size, shape.hidden_size
-    one = _trained_product(rows, shape.mlp_inputs * width, h, forwards, gpu)
-    one += _trained_product(rows, h, width, forwards, gpu)
-    return shape.expert_layers / shape.num_layers * held * one / GROUPED_SHARE
-
-
 def _attention_work(setup: Setup, gpu: GpuModel, forwards: float, *, is_misaligned: bool) -> WorkByTerm:
     """Return the work of scores and values. A fused kernel leaves out those that look ahead, and keeps no scores."""
     shape, technique = setup.shape, setup.technique
     scores = setup.tokens_per_micro_batch * shape.sequence_length * shape.num_attention_heads / setup.topology.tp
     repeats = forwards + (1 if technique.recomputation == "selective" else 0)
-    forward = 4 * scores * shape.head_dim / _peak(setup, gpu)
+    forward = 4 * scores * shape.head_dim / attention_peak(setup, gpu)
     if technique.attention == "fused":
         work = CAUSAL * forward * (repeats + FUSED_BACKWARD)
         return work_of(misaligned=work) if is_misaligned else work_of(attention=work)
@@ -218,47 +183,15 @@ def _width(setup: Setup) -> float:
     return setup.element_bytes / 2
 
 
-def _peak(setup: Setup, gpu: GpuModel) -> float:
-    """Return the peak FLOP/s of attention; fp32 runs at half the 16-bit rate (TF32)."""
-    return gpu.peak_tflops * 1e12 / (2 if setup.precision == "fp32" else 1)
-
-
-def _product_peak(setup: Setup, gpu: GpuModel) -> float:
-    """Return the peak FLOP/s of a layer's matrix products, in units of the efficiency of bf16."""
-    if setup.precision == "fp8" and gpu.fp8_tflops:
-        return FP8_SHARE * gpu.fp8_tflops * 1e12
-    return _peak(setup, gpu)
-
-
 def _head_work(setup: Setup, gpu: GpuModel) -> WorkByTerm:
     """Return the work of the product with the vocabulary and of the logits, which are never recomputed or in fp8."""
     tokens, tp = setup.tokens_per_micro_batch, setup.topology.tp
     columns = setup.shape.padded_vocab_size(tp) // tp
-    products = _trained_product(tokens, columns, setup.shape.hidden_size, 1, gpu)
-    return work_of(products=products / _peak(setup, gpu), traffic=_LOGIT_BYTES * tokens * columns / 1e12)
+    products = trained_product(tokens, columns, setup.shape.hidden_size, 1, gpu)
+    return work_of(products=products / attention_peak(setup, gpu), traffic=_LOGIT_BYTES * tokens * columns / 1e12)
 
 
 def _optimizer_work(setup: Setup) -> WorkByTerm:
     """Return the work of AdamW on the heaviest stage's share of a rank."""
     shards = shard_ranks(setup) if setup.technique.zero_stage else 1
     return work_of(traffic=OPTIMIZER_TRAFFIC * heaviest_stage(setup) / shards / 1e12)
-
-
-def _trained_product(rows: int, columns: int, inner: int, forwards: float, gpu: GpuModel) -> float:
-    """Return the FLOPs of (rows x inner) by (inner x columns): forward, gradient of the input and of the weight."""
-    count = gpu.num_multiprocessors
-    return (
-        forwards * _tiled_flops(rows, columns, inner, count)
-        + _tiled_flops(rows, inner, columns, count)
-        + _tiled_flops(inner, columns, rows, count)
-    )
-
-
-@lru_cache(maxsize=65536)
-def _tiled_flops(rows: int, columns: int, inner: int, num_multiprocessors: int) -> float:
-    """Return the FLOPs of one product with the best tile, rounded up to whole tiles and whole waves of them."""
-    waves = (
-        (-(-math.ceil(rows / high) * math.ceil(columns / wide) // num_multiprocessors)) * high * wide
-        for high, wide in _TILES
-    )
-    return 2.0 * min(waves) * num_multiprocessors * inner

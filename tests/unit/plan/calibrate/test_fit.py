@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bigsci_launch.plan.calibrate.fit import Prior, fit_constants
+from bigsci_launch.plan.calibrate.fit import NOISES, Prior, fit_constants
 from bigsci_launch.plan.price.neighbours import (
     TIME_NUGGET,
     Neighbours,
@@ -42,6 +42,30 @@ def test_an_outlier_moves_little() -> None:
     ys[7] *= 2
     fit = fit_constants(residuals_of(xs, ys), [Prior(1, 2), Prior(1, 2)])
     assert fit.values == pytest.approx((3, 0.5), rel=0.05)
+
+
+@pytest.mark.parametrize(("noise", "least", "most"), [(0.01, 0.02, 0.03), (0.08, 0.045, 0.15)])
+def test_the_noise_of_the_rows_is_found(noise: float, least: float, most: float) -> None:
+    source = random.Random(1)
+    xs = [float(x) for x in range(40)]
+    ys = [(3 + 0.5 * x) * math.exp(source.gauss(0, noise)) for x in xs]
+    assert least <= fit_constants(residuals_of(xs, ys), [Prior(1, 2), Prior(1, 2)]).noise <= most
+
+
+def test_ten_rows_of_unlike_programs_move_the_constants_less_than_if_they_were_trusted() -> None:
+    priors = [Prior(3, 0.3), Prior(0.5, 0.5)]
+    xs = [float(x) for x in range(10)]
+
+    def distance(ys: list[float], noises: tuple[float, ...]) -> float:
+        values = fit_constants(residuals_of(xs, ys), priors, noises=noises).values
+        return sum(abs(math.log(value / prior.value)) for value, prior in zip(values, priors, strict=True))
+
+    found, trusting = 0.0, 0.0
+    for seed in range(20):
+        source = random.Random(seed)
+        ys = [(3 + 0.5 * x) * math.exp(source.gauss(0, 0.4)) for x in xs]
+        found, trusting = found + distance(ys, NOISES), trusting + distance(ys, NOISES[:1])
+    assert found < trusting / 1.5
 
 
 def test_without_data_the_prior_stands() -> None:

@@ -194,6 +194,38 @@ def test_fp8_doubles_the_rate_of_products_only(llama: Setup, h100: GpuModel) -> 
     assert term(llama, h100, "attention") == term(fp8, h100, "attention")
 
 
+def test_fp8_gains_more_the_wider_the_layers_are(h100: GpuModel) -> None:
+    def gain(hidden: int, heads: int) -> float:
+        shape = replace(LLAMA_70B, hidden_size=hidden, num_attention_heads=heads, ffn_hidden_size=4 * hidden)
+        bf16 = Setup(shape, Topology(tp=4, pp=4, dp=4), 1, 128, 8, "type:transformer", framework="megatron")
+        fp8 = replace(bf16, precision="fp8")
+        return term(bf16, h100, "matrix products") / term(fp8, h100, "matrix products")
+
+    assert gain(4096, 32) < gain(8192, 64) < gain(16384, 128) <= 2.1
+
+
+def test_fp8_gains_less_in_the_products_of_experts_except_where_one_kernel_does_them_all(h100: GpuModel) -> None:
+    b200 = model_named("B200")
+    assert b200 is not None
+
+    def gain(shape: ModelShape, gpu: GpuModel) -> float:
+        bf16 = Setup(shape, Topology(dp=16), 1, 64, 8, "type:transformer", framework="megatron")
+        fp8 = replace(bf16, precision="fp8")
+        return term(bf16, gpu, "matrix products") / term(fp8, gpu, "matrix products")
+
+    dense = replace(MIXTRAL, experts=None)
+    assert gain(MIXTRAL, h100) < 0.9 * gain(dense, h100)
+    assert gain(MIXTRAL, b200) > 0.97 * gain(dense, b200)
+
+
+def test_many_narrow_experts_are_slower_than_few_wide_ones_with_as_many_weights(h100: GpuModel) -> None:
+    wide, narrow = (
+        Setup(replace(MIXTRAL, experts=experts), Topology(dp=8), 4, 64, 8, "type:transformer", framework="megatron")
+        for experts in (Experts(8, 2, 14336), Experts(64, 16, 1792))
+    )
+    assert term(narrow, h100, "matrix products") > 1.3 * term(wide, h100, "matrix products")
+
+
 @pytest.mark.parametrize(
     ("slow", "fast", "least"), [("A100-SXM4-80GB", "H100-SXM5-80GB", 2), ("H100-SXM5-80GB", "B200", 1.6)]
 )
