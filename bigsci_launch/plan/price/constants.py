@@ -72,6 +72,10 @@ HBM_SHARE = PRIOR.hbm_tb_per_s / A100.hbm_tb_per_s
 NVLINK_SHARE = PRIOR.nvlink_gb_per_s / A100.nvlink_gb_per_s
 """Share of the nominal NVLink rate, in the units of the all-reduce: 0.78 of it reach NCCL's bus bandwidth."""
 
+HOPPER_NVLINK_GAIN = 1.3
+"""How much more of it Hopper reaches, whose NVLink switches add up what an all-reduce sends (NVLink SHARP)."""
+HOPPER = ("H100", "H200", "GH200")
+
 NETWORK_SHARE = 0.75
 """Share of the nominal network rate that the gradients of many ranks reach: near three quarters on most published
 runs, 0.24 on Jean Zay's Omni-Path in 2022. Hence the wide spread."""
@@ -102,7 +106,7 @@ def priors_for(gpu: GpuModel) -> Constants:
         "gemm_efficiency": gemm,
         "attention_efficiency": attention,
         "hbm_tb_per_s": HBM_SHARE * gpu.hbm_tb_per_s,
-        "nvlink_gb_per_s": NVLINK_SHARE * gpu.nvlink_gb_per_s,
+        "nvlink_gb_per_s": NVLINK_SHARE * gpu.nvlink_gb_per_s * (HOPPER_NVLINK_GAIN if gpu.family in HOPPER else 1.0),
     }
     if gpu.network_gb_per_s:
         values["network_gb_per_s"] = NETWORK_SHARE * gpu.network_gb_per_s

@@ -16,7 +16,7 @@ from bigsci_launch.plan.shape.setup import Setup
 NVLINK_UNIT = 8 / 7
 """Bytes of a tensor-parallel all-reduce are counted once, not twice (n - 1) / n times: 1 for 8 ranks."""
 
-TP_EXPOSED = 0.55
+TP_EXPOSED = 0.65
 """Share of tensor-parallel communication that is still waited for where it overlaps with products."""
 
 PP_EXPOSED = 0.2
