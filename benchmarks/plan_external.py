@@ -19,6 +19,7 @@ import sys
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 
 from bigsci_launch.plan.calibrate.calibrate import calibrate
@@ -125,19 +126,20 @@ def uncalibrated(rows: Sequence[Published]) -> Figures:
     return figures_of([(row.seconds, *priced(row)) for row in rows])
 
 
-def calibrated(rows: Sequence[Published]) -> Figures | None:
-    """Return the figures of the held-out rows of a group, predicted from ten rows of its other half."""
+def calibrated(rows: Sequence[Published]) -> list[tuple[float, float, float]]:
+    """Return `(measured, predicted, band)` of the held-out rows of a group, each time from ten rows of its other half;
+    nothing for a group with too few rows."""
     given = [row for row in rows if not row.is_held_out]
     asked = [row for row in rows if row.is_held_out]
+    triples: list[tuple[float, float, float]] = []
     if len(given) < GIVEN or len(asked) < 5:
-        return None
-    triples = []
+        return triples
     for seed in range(DRAWS):
         drawn = random.Random(seed).sample(given, GIVEN)
         measured = [Measurement(row.row.name, row.section, row.setup, row.seconds, None, False) for row in drawn]
         calibration = calibrate(measured, drawn[0].gpu)
         triples += [(row.seconds, *priced(row, calibration)) for row in asked]
-    return figures_of(triples)
+    return triples
 
 
 @dataclass(frozen=True)
@@ -208,13 +210,14 @@ def table() -> Iterator[str]:
         f"band of ±{100 * UNCALIBRATED_BAND:.0f} %, % | calibrated on {GIVEN} rows: mean / p90, % | in band, % |"
     )
     yield "|---|---|---|---|---|---|---|---|"
-    for name in sorted(groups):
-        yield _group_line(name, groups[name])
+    learned = {name: calibrated(groups[name]) for name in sorted(groups)}
+    for name, triples in learned.items():
+        yield _group_line(name, groups[name], triples)
     halves = [[row for row in rows if row.is_held_out is held] for held in (False, True)]
     building, held_out = (uncalibrated(half) for half in halves)
     yield (
         f"| all | {building.count} | {building.mean:.1f} | {held_out.count} | {_three(held_out)} | "
-        f"{held_out.inside:.0f} | | |"
+        f"{held_out.inside:.0f} | {_learned([*chain(*learned.values())])} |"
     )
     yield ""
     yield from sweep_lines()
@@ -222,7 +225,7 @@ def table() -> Iterator[str]:
     yield from peers(rows)
 
 
-def _group_line(name: str, rows: Sequence[Published]) -> str:
+def _group_line(name: str, rows: Sequence[Published], learned: Sequence[tuple[float, float, float]]) -> str:
     building = [row for row in rows if not row.is_held_out]
     held_out = [row for row in rows if row.is_held_out]
     first = f"{len(building)} | {uncalibrated(building).mean:.1f}" if building else "0 | -"
@@ -230,9 +233,14 @@ def _group_line(name: str, rows: Sequence[Published]) -> str:
     if held_out:
         found = uncalibrated(held_out)
         second = f"{found.count} | {_three(found)} | {found.inside:.0f}"
-    learned = calibrated(rows)
-    third = f"{learned.mean:.1f} / {learned.p90:.1f} | {learned.inside:.0f}" if learned else "too few rows | -"
-    return f"| {name} | {first} | {second} | {third} |"
+    return f"| {name} | {first} | {second} | {_learned(learned)} |"
+
+
+def _learned(triples: Sequence[tuple[float, float, float]]) -> str:
+    if not triples:
+        return "too few rows | -"
+    found = figures_of(triples)
+    return f"{found.mean:.1f} / {found.p90:.1f} | {found.inside:.0f}"
 
 
 def _three(figures: Figures) -> str:
