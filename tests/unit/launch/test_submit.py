@@ -372,7 +372,10 @@ def test_where_there_is_no_sbatch_nothing_starts_unless_asked(fake_slurm: Instal
     assert (request.scheduler, request.topology.world_size, request.nodes) == ("local", 4, 1)
 
 
-def test_more_ranks_than_a_machine_can_have_are_refused(slurm: Any, run_file: RunFile) -> None:
+def test_more_ranks_than_a_machine_can_have_are_refused(
+    slurm: Any, run_file: RunFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr("bigsci_launch.launch.submit.start_launcher")  # if nothing refuses them, they must not start
     many = ["--set", "slurm.nodes=50000", "--set", "training.global_batch_size=50000"]
     done = invoke("submit", str(run_file()), "--local", *many)
     assert done.exit_code == 2 and "the run has 100000 ranks, and `bsl` starts at most" in done.stderr

@@ -9,6 +9,7 @@ import pytest
 
 from bigsci_launch.spy.evidence.bundle import Bundle
 from bigsci_launch.spy.evidence.ranks import Evidence
+from bigsci_launch.spy.evidence.run_facts import parse_exit
 from bigsci_launch.spy.judge.conclusion import Conclusion
 from bigsci_launch.spy.judge.verdict import judge
 from bigsci_launch.spy.taxonomy import HangClass, State
@@ -143,6 +144,7 @@ def test_an_end_that_nobody_saw_has_no_exit_code(make_evidence: MakeEvidence) ->
     unseen = {"rank": 1, "node": "n0", "pid": 9, "code": None, "signal": None, "time": 1.0}
     conclusion = judge(make_evidence([], world_size=2, exits=[told(0), unseen], is_over=True))
     assert conclusion.claim == "rank 1 has ended, and nobody saw how"
+    assert str(parse_exit(unseen)) == "nobody saw how: its runner was killed first"
 
 
 def test_who_was_told_to_end_is_not_accused_while_others_still_save(

@@ -129,6 +129,22 @@ def test_a_worker_that_ran_meanwhile_is_not_stuck(explain: Explain, make_rank: M
     assert "4711" not in explain_stall(evidence.ranks[1]).words
 
 
+def test_what_a_worker_reads_and_the_command_that_shows_it(explain: Explain, make_rank: MakeRank) -> None:
+    """Of two workers, the one that reads a sample; the other waits to be asked for one."""
+    fetching = (
+        "fetch@/venv/torch/utils/data/_utils/fetch.py:52 < _worker_loop@/venv/torch/utils/data/_utils/worker.py:3"
+    )
+    children = []
+    for pid, stack in ((4710, "get@/usr/lib/python3.11/queue.py:1"), (4711, f"load@/src/data.py:7 < {fetching}")):
+        document = make_rank(1, stack)["samples"][0]["stack"]
+        document["threads"][0]["tid"] = pid
+        child = {"pid": pid, "comm": "pt_data_worker", "state": "S", "wchan": "anon_pipe_read", "stack": document}
+        children.append({**child, "cpu_ticks": 1})
+    stall = explain(LOADER, wchan="poll_schedule_timeout", sample={"children": children})
+    assert "of its worker 4711, which is in load (data.py:7)" in stall.words
+    assert stall.next.startswith("py-spy dump --subprocesses --pid ")
+
+
 def test_a_stopped_child_for_which_it_does_not_wait_is_not_the_reason(explain: Explain) -> None:
     children = [{"pid": 4711, "comm": "cat", "state": "T", "wchan": "do_signal_stop"}]
     assert explain(LOCK, wchan="hrtimer_nanosleep", sample={"children": children}).hang_class == HangClass.BLOCKED_IN_C
