@@ -124,6 +124,7 @@ EVERY_LAYER = {"recompute_granularity": "full", "recompute_method": "block", "re
             {"use_megatron_fsdp": "True", "data_parallel_sharding_strategy": "optim_grads_params"},
             Technique("fused", "selective", None, True, 3),
         ),
+        ({"use_megatron_fsdp": "True"}, Technique("fused", "selective", None, True, 0)),
         ({"attention_backend": "AttnBackend.unfused"}, Technique("unfused", "selective", None, True)),
         (
             {"transformer_impl": "local", "use_flash_attn": "False", "sequence_parallel": "False"},
@@ -164,6 +165,10 @@ EXPERTS = {"num_experts": "8", "moe_token_dispatcher_type": "alltoall"}
         ({"mtp_num_layers": "1"}, "mtp_num_layers: 1 is not modelled"),
         ({"window_size": "(4096, 0)"}, "window_size: (4096, 0) is not modelled"),
         ({"fp4": "e2m1"}, "fp4: e2m1 is not modelled"),
+        (
+            {"use_megatron_fsdp": "True", "data_parallel_sharding_strategy": "hybrid"},
+            "data_parallel_sharding_strategy: hybrid is not modelled",
+        ),
         ({"optimizer_cpu_offload": "True"}, "optimizer_cpu_offload: True is not modelled"),
         ({"recompute_modules": "['moe_act']"}, "recompute_modules: ['moe_act'] is not modelled"),
         ({**EVERY_LAYER, "recompute_method": "uniform"}, "recompute_num_layers: 3 with recompute_method uniform"),
