@@ -32,9 +32,9 @@ def after(wanted: WantedLayout, before: LineUp, seats: list[Seat], *lost: int) -
 def test_ranks_meet_at_the_name_of_a_node_unless_slurm_has_another_address_for_it() -> None:
     near, far = seats_on(1, 1)
     addresses = {far.node: "10.0.0.7"}
-    rules = Rules("restart", WantedLayout(Topology(dp=2)), 2, address_suffix="-ib", addresses=addresses)
+    rules = Rules("restart", WantedLayout(Topology(dp=2), shrink=False), 2, address_suffix="-ib", addresses=addresses)
     assert [rules.address_of(seat) for seat in (near, far)] == [f"{near.node}-ib", "10.0.0.7"]
-    assert Rules("restart", WantedLayout(Topology(dp=2)), 2).address_of(near) == "127.0.0.1"
+    assert Rules("restart", WantedLayout(Topology(dp=2), shrink=False), 2).address_of(near) == "127.0.0.1"
 
 
 def test_the_first_generation_takes_seats_in_order_and_whole_nodes_first() -> None:
