@@ -57,9 +57,9 @@ def fit_constants(
         noises: the relative errors of rows to choose from.
     """
     best, most = None, -math.inf
-    moves = [math.log(value / prior.value) for value, prior in zip(start or _values(priors), priors, strict=True)]
-    for noise in sorted(noises, reverse=True):  # the larger it is, the nearer the least cost is to the priors
-        moves = _minimise(residuals, priors, moves, num_iterations, noise)
+    begin = [math.log(value / prior.value) for value, prior in zip(start or _values(priors), priors, strict=True)]
+    for noise in noises:
+        moves = _minimise(residuals, priors, begin, num_iterations, noise)
         errors, slopes = _linearise(residuals, priors, moves)
         normal, _ = _normal_equations(errors, slopes, priors, moves, noise)
         evidence = _log_evidence(errors, moves, priors, normal, noise)

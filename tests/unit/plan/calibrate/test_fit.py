@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import Sequence
 
 import pytest
 from hypothesis import given
@@ -50,6 +51,21 @@ def test_the_noise_of_the_rows_is_found(noise: float, least: float, most: float)
     xs = [float(x) for x in range(40)]
     ys = [(3 + 0.5 * x) * math.exp(source.gauss(0, noise)) for x in xs]
     assert least <= fit_constants(residuals_of(xs, ys), [Prior(1, 2), Prior(1, 2)]).noise <= most
+
+
+def test_constants_that_can_explain_every_row_do_not_hide_its_noise() -> None:
+    """Five rows and three free constants: what is left of an error of 10 % is far less, and is not taken for it."""
+    xs = [float(x) for x in range(5)]
+    found = []
+    for seed in range(20):
+        source = random.Random(seed)
+        ys = [(3 + 0.5 * x) * math.exp(source.gauss(0, 0.1)) for x in xs]
+
+        def residuals(values: Sequence[float], ys: list[float] = ys) -> list[float]:
+            return [math.log((values[0] + values[1] * x + values[2] * x * x) / y) for x, y in zip(xs, ys, strict=True)]
+
+        found.append(fit_constants(residuals, [Prior(1, 3)] * 3).noise)
+    assert 0.065 < sum(found) / len(found) < 0.12
 
 
 def test_ten_rows_of_unlike_programs_move_the_constants_less_than_if_they_were_trusted() -> None:

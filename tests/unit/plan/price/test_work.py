@@ -7,10 +7,11 @@ from dataclasses import replace
 import pytest
 
 from bigsci_launch.plan.price.constants import priors_for
-from bigsci_launch.plan.price.hardware import GpuModel, model_named
+from bigsci_launch.plan.price.hardware import A100, GpuModel, model_named
 from bigsci_launch.plan.price.memory import count_memory
 from bigsci_launch.plan.price.step_time import StepTime, predict_step
 from bigsci_launch.plan.price.work.count import count_work
+from bigsci_launch.plan.price.work.products import product_peak
 from bigsci_launch.plan.price.work.terms import TERMS
 from bigsci_launch.plan.shape.parameters import Experts, ModelShape, count_active_parameters, count_parameters
 from bigsci_launch.plan.shape.setup import Setup, Technique
@@ -194,14 +195,17 @@ def test_fp8_doubles_the_rate_of_products_only(llama: Setup, h100: GpuModel) -> 
     assert term(llama, h100, "attention") == term(fp8, h100, "attention")
 
 
-def test_fp8_gains_more_the_wider_the_layers_are(h100: GpuModel) -> None:
-    def gain(hidden: int, heads: int) -> float:
-        shape = replace(LLAMA_70B, hidden_size=hidden, num_attention_heads=heads, ffn_hidden_size=4 * hidden)
-        bf16 = Setup(shape, Topology(tp=4, pp=4, dp=4), 1, 128, 8, "type:transformer", framework="megatron")
-        fp8 = replace(bf16, precision="fp8")
-        return term(bf16, h100, "matrix products") / term(fp8, h100, "matrix products")
+def test_fp8_gains_more_the_wider_the_layers_are(llama: Setup, h100: GpuModel) -> None:
+    def gain(hidden: int) -> float:
+        wide = replace(llama, shape=replace(LLAMA_70B, hidden_size=hidden))
+        return product_peak(replace(wide, precision="fp8"), h100) / product_peak(wide, h100)
 
-    assert gain(4096, 32) < gain(8192, 64) < gain(16384, 128) <= 2.1
+    assert 1.7 < gain(4096) < gain(8192) < gain(16384) < 2.1
+
+
+def test_hopper_reaches_more_of_its_nvlink(h100: GpuModel) -> None:
+    share, share_of_a100 = (priors_for(gpu).nvlink_gb_per_s / gpu.nvlink_gb_per_s for gpu in (h100, A100))
+    assert share > 1.2 * share_of_a100
 
 
 def test_fp8_gains_less_in_the_products_of_experts_except_where_one_kernel_does_them_all(h100: GpuModel) -> None:
