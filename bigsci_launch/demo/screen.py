@@ -6,6 +6,7 @@ import shutil
 import sys
 import textwrap
 from pathlib import Path
+from shlex import quote
 
 from bigsci_launch.content import packaged
 from bigsci_launch.demo.story import FAULTY_RANK, FAULTY_STEP, NUM_STEPS, DemoResult
@@ -13,7 +14,7 @@ from bigsci_launch.demo.story import FAULTY_RANK, FAULTY_STEP, NUM_STEPS, DemoRe
 
 def last_screen(result: DemoResult, folder: Path) -> str:
     """Return the screen as plain text, at most 100 columns wide apart from the output of other commands."""
-    runs, big = folder / "runs", _run_file("bloom-176b.yaml")
+    runs, big = folder / "runs", quote(_run_file("bloom-176b.yaml"))
     return "\n".join(
         [
             "",
@@ -31,9 +32,9 @@ def last_screen(result: DemoResult, folder: Path) -> str:
             "Try next:",
             "",
             *_activation(),
-            f"  BSL_RUNS={runs} bsl list",
-            f"  bsl status {runs / 'stopped'}",
-            f"  bsl logs {runs / 'undisturbed'} --rank 4",
+            f"  BSL_RUNS={quote(str(runs))} bsl list",
+            f"  bsl status {quote(str(runs / 'stopped'))}",
+            f"  bsl logs {quote(str(runs / 'undisturbed'))} --rank 4",
             f"  bsl plan {big}          plans a 176B model on 48 nodes, without a cluster",
             f"  bsl submit {big} --dry-run",
             "",
@@ -51,4 +52,4 @@ def _run_file(name: str) -> str:
 def _activation() -> list[str]:
     """Return the command that puts `bsl` on the path, unless it is there already."""
     activate = Path(sys.executable).parent / "activate"
-    return [f"  source {activate}"] if shutil.which("bsl") is None and activate.is_file() else []
+    return [f"  source {quote(str(activate))}"] if shutil.which("bsl") is None and activate.is_file() else []

@@ -174,7 +174,7 @@ def _memory_kills(conclusion: Conclusion, evidence: Evidence, suspects: list[Ran
         lost_a_process = _was_killed(seen) or _waits_for_killed(seen)
         times = "once" if events.num_kills == 1 else f"{events.num_kills} times"
         words = f"the kernel has killed a process for lack of memory {times} in {events.group} on {seen.node}"
-        found[words] = Clue(words, weight=1 if lost_a_process else 0)
+        found[words] = Clue(words, weight=1) if lost_a_process else Clue(f"{words}, at a time that is not known")
     if not found and any(_was_killed(seen) for seen in suspects):
         node = next(seen.node for seen in suspects if _was_killed(seen))
         return [Clue(missing="who sent SIGKILL: lack of memory, or a person", next=_who_killed(node))]

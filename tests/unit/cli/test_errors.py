@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -199,6 +200,21 @@ def test_the_commands_after_the_demonstration_name_files_that_are_there(
     lines = [line.split() for line in last_screen(result, Path(".demo")).splitlines() if "bloom-176b" in line]
     assert [words[:2] for words in lines] == [["bsl", "plan"], ["bsl", "submit"]]
     assert all(words[2].startswith(starts) and Path(words[2]).is_file() for words in lines)
+
+
+def test_the_commands_after_the_demonstration_can_be_pasted_where_a_path_has_a_blank(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = tmp_path / "my clone"
+    (home / "bin").mkdir(parents=True)
+    (home / "bin/activate").touch()
+    monkeypatch.setattr(sys, "executable", str(home / "bin/python"))
+    monkeypatch.setenv("PATH", "/nowhere")
+    result = DemoResult("1 token", (2.0, 1.0), 8, "equal", "rank 5", "rank 5", 60.0, ())
+    after = last_screen(result, home / ".demo").partition("Try next:")[2].splitlines()
+    typed = [shlex.split(line) for line in after if line.startswith("  ")]
+    assert typed[0] == ["source", str(home / "bin/activate")]
+    assert typed[2] == ["bsl", "status", str(home / ".demo/runs/stopped")]
 
 
 def test_a_conversion_without_torch_says_what_to_install(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

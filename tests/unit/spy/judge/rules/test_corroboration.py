@@ -127,7 +127,10 @@ def test_a_kill_for_lack_of_memory_explains_a_pool_that_waits(four: Callable[...
     )
     found = corroborate(hang(), change(four(), 1, memory_events=events))
     assert found.strength == Strength.DERIVED, "it explains nothing of a rank that waits for none"
-    assert found.evidence[0] == "the kernel has killed a process for lack of memory once in /job_7/step_0 on n0"
+    words = (
+        "the kernel has killed a process for lack of memory once in /job_7/step_0 on n0, at a time that is not known"
+    )
+    assert found.evidence[0] == words
 
 
 def test_the_holder_of_a_file_lock_is_named(four: Callable[..., Evidence]) -> None:
