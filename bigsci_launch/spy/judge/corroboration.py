@@ -164,21 +164,36 @@ def _destructor(seen: RankEvidence) -> Frame | None:
 
 
 def _memory_kills(conclusion: Conclusion, evidence: Evidence, suspects: list[RankEvidence]) -> list[Clue]:
-    """Kills for lack of memory in a suspect's control group, or in that of other ranks on its node."""
-    of_node = {seen.node: seen.memory_events for seen in evidence.ranks if seen.memory_events}
-    found: dict[str, Clue] = {}
-    for seen in suspects:
-        events = seen.memory_events or of_node.get(seen.node)
-        if events is None:
-            continue
-        lost_a_process = _was_killed(seen) or _waits_for_killed(seen)
-        times = "once" if events.num_kills == 1 else f"{events.num_kills} times"
-        words = f"the kernel has killed a process for lack of memory {times} in {events.group} on {seen.node}"
-        found[words] = Clue(words, weight=1) if lost_a_process else Clue(f"{words}, at a time that is not known")
+    """Kills for lack of memory that explain what a suspect has lost: its own process, or one that it waits for."""
+    found = _kills_of(filter(_has_lost_a_process, suspects), evidence)
     if not found and any(_was_killed(seen) for seen in suspects):
         node = next(seen.node for seen in suspects if _was_killed(seen))
         return [Clue(missing="who sent SIGKILL: lack of memory, or a person", next=_who_killed(node))]
-    return list(found.values())
+    return [Clue(words, weight=1) for words in found]
+
+
+def _other_memory_kills(conclusion: Conclusion, evidence: Evidence, suspects: list[RankEvidence]) -> list[Clue]:
+    """Kills where no suspect has lost a process: the kernel only counts them, so they may be older than the job."""
+    told = _kills_of(filter(_has_lost_a_process, suspects), evidence)
+    return [
+        Clue(f"{words}, at a time that is not known") for words in _kills_of(suspects, evidence) if words not in told
+    ]
+
+
+def _has_lost_a_process(seen: RankEvidence) -> bool:
+    return _was_killed(seen) or _waits_for_killed(seen)
+
+
+def _kills_of(ranks: Iterable[RankEvidence], evidence: Evidence) -> list[str]:
+    """Return what the kernel has counted in the control groups of ranks, or of others on their nodes."""
+    of_node = {seen.node: seen.memory_events for seen in evidence.ranks if seen.memory_events}
+    found: dict[str, None] = {}
+    for seen in ranks:
+        if events := seen.memory_events or of_node.get(seen.node):
+            times = "once" if events.num_kills == 1 else f"{events.num_kills} times"
+            words = f"the kernel has killed a process for lack of memory {times} in {events.group} on {seen.node}"
+            found[words] = None
+    return list(found)
 
 
 def _who_killed(node: str) -> str:
@@ -288,4 +303,5 @@ _SEARCHES: tuple[Find, ...] = (
     _lock_holders,
     _stale_lock_file,
     _connections,
+    _other_memory_kills,
 )

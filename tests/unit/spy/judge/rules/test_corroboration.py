@@ -133,6 +133,16 @@ def test_a_kill_for_lack_of_memory_explains_a_pool_that_waits(four: Callable[...
     assert found.evidence[0] == words
 
 
+def test_kills_that_may_be_older_than_the_job_are_told_after_what_bears_on_the_hang(
+    four: Callable[..., Evidence],
+) -> None:
+    lock = FileLock("n0", 4711, (101,), "python", "S", "/data/index.lock")
+    evidence = replace(change(four(), 1, memory_events=MemoryEvents("/job_7", 4)), locks=(lock,))
+    found = corroborate(hang(hang_class=HangClass.FILE_LOCK_HELD), evidence)
+    assert "/data/index.lock is held by" in found.evidence[0]
+    assert found.evidence[1].endswith("4 times in /job_7 on n0, at a time that is not known")
+
+
 def test_the_holder_of_a_file_lock_is_named(four: Callable[..., Evidence]) -> None:
     lock = FileLock("n0", 4711, (101,), "python", "S", "/data/index.lock")
     found = corroborate(hang(hang_class=HangClass.FILE_LOCK_HELD), replace(four(), locks=(lock,)))
