@@ -15,13 +15,14 @@ _TILES = ((256, 128), (128, 256), (128, 128), (64, 256), (256, 64))
 
 FP8_SHARE, FP8_HALF_WIDTH = 1.04, 620
 """Efficiency of the fp8 products of very wide layers relative to that of bf16 products, and the width that halves it:
-scaling and casts cost time per activation, and products per activation and width."""
+scaling and casts cost time per activation, and products per activation and width. Chosen on the same published runs
+as `ExpertShare`, from Llama-3 8B to Nemotron-4 340B."""
 
 
 @dataclass(frozen=True, slots=True)
 class ExpertShare:
-    """Efficiency of experts' products relative to that of one large product: of very wide experts; the width that
-    halves it; and what fp8 adds."""
+    """Efficiency of experts' products relative to that of one large product: `wide` that of very wide experts,
+    `half_width` the width of an expert that halves it, `fp8` the factor on it in fp8."""
 
     wide: float
     half_width: int
@@ -35,7 +36,8 @@ class ExpertShare:
 _EXPERTS = ExpertShare(0.8, 1200, 0.7)
 _EXPERTS_ON_BLACKWELL = ExpertShare(0.7, 300, 1.0)
 _BLACKWELL = ("B200", "GB200", "B300", "GB300")
-"""Kernels for these do the products of all experts at once, also in fp8; before, each expert has its own."""
+"""Where narrow experts and fp8 cost less, probably because one kernel does the products of all experts. Both shares were
+chosen on published runs of Grok-1, Mixtral, Qwen3 and GPT-OSS (`benchmarks/plan_external.py`)."""
 
 
 def dense_products(setup: Setup, gpu: GpuModel, forwards: float) -> float:
