@@ -36,8 +36,8 @@ class ExpertShare:
 _EXPERTS = ExpertShare(0.8, 1200, 0.7)
 _EXPERTS_ON_BLACKWELL = ExpertShare(0.7, 300, 1.0)
 _BLACKWELL = ("B200", "GB200", "B300", "GB300")
-"""Where narrow experts and fp8 cost less, probably because one kernel does the products of all experts. Both shares were
-chosen on published runs of Grok-1, Mixtral, Qwen3 and GPT-OSS (`benchmarks/plan_external.py`)."""
+"""Where narrow experts and fp8 cost less, probably because one kernel does the products of all experts. Both shares
+were chosen on published runs of Grok-1, Mixtral, Qwen3 and GPT-OSS (`benchmarks/plan_external.py`)."""
 
 
 def dense_products(setup: Setup, gpu: GpuModel, forwards: float) -> float:
