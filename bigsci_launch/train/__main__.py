@@ -18,7 +18,7 @@ from bigsci_launch.config.load import load_resolved
 from bigsci_launch.errors import INSTALL_TRAIN, BslError
 from bigsci_launch.train.identity import RankIdentity, require_topology, this_rank
 from bigsci_launch.train.rank_events import RankReport
-from bigsci_launch.train.stop import StopFlag, end_at_once, explain, leave
+from bigsci_launch.train.stop import StopFlag, end_at_once, end_finished, explain, leave
 
 
 def main() -> None:
@@ -42,6 +42,7 @@ def main() -> None:
     report.end(reason)
     report.close()
     leave()
+    end_finished()
 
 
 def _train(identity: RankIdentity, report: RankReport, stop: StopFlag) -> str:

@@ -26,7 +26,10 @@ def main() -> None:
         train_one()
     import torch.distributed as dist
 
+    from bigsci_launch.train.stop import end_finished
+
     dist.destroy_process_group()
+    end_finished()
 
 
 def train_one() -> None:

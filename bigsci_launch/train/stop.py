@@ -3,6 +3,7 @@ the end of a step. And how the process of a rank ends."""
 
 from __future__ import annotations
 
+import atexit
 import os
 import signal
 import sys
@@ -103,6 +104,19 @@ def leave() -> None:
     import torch.distributed as dist
 
     dist.destroy_process_group()
+
+
+def end_finished() -> NoReturn:
+    """End the process of a rank that has finished, with 0.
+
+    Groups that DeepSpeed or a model still refers to keep their threads, and so do groups that a surviving process has
+    given up. A thread that drops a tensor while the interpreter ends aborts the process (PyTorch issue 190489); one
+    that is blocked makes it wait. So what is registered for the exit is called, and the interpreter does not end.
+    """
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
 
 
 def end_at_once(error: BaseException) -> NoReturn:

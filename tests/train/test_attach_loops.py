@@ -159,3 +159,7 @@ def test_a_damaged_state_is_not_called_sound_when_it_is_saved(saves: tuple[Any, 
     assert refused["warn"]["passed"] is False
     sentence = "changed between steps: 0.weight: exp_avg on rank 1 (dp1 pp0 tp0): is not as the last step left it"
     assert refused["warn"]["findings"][0].startswith(sentence)
+
+
+def test_gloo_has_let_go_of_the_last_exchange_when_the_guards_end(saves: tuple[Any, Path]) -> None:
+    assert saves[0]["held"] == 0

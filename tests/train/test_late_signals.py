@@ -1,4 +1,4 @@
-"""A rank that has finished ends with 0, whatever signal asks it to stop while its interpreter shuts down."""
+"""A rank that has finished ends with 0, whatever signal asks it to stop while it leaves its process group."""
 
 from __future__ import annotations
 
@@ -24,7 +24,6 @@ def test_a_request_to_stop_after_the_last_step_changes_nothing(start: Any, tmp_p
                 process.send_signal(getattr(signal, name))
         num_sent += 1
         time.sleep(0.001)
-    # A rank may abort while the interpreter shuts down, after all work is done and recorded (pytorch#190489).
-    assert {process.returncode for process in attempt.processes} <= {0, -signal.SIGABRT}, attempt.logs()
-    assert num_sent > 10, "the ranks were gone before they were asked"
+    assert {process.returncode for process in attempt.processes} == {0}, attempt.logs()
+    assert num_sent > 2, "the ranks were gone before they were asked"
     assert {attempt.events(rank)[-1]["reason"] for rank in range(2)} == {"finished"}

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from bigsci_launch.errors import BslError, GuardError
 from bigsci_launch.train.attach.equal import EqualChecker, find_wrong_data
-from bigsci_launch.train.attach.exchange import SLOTS, LoopWord, exchange_rows
+from bigsci_launch.train.attach.exchange import SLOTS, Exchange, LoopWord
 from bigsci_launch.train.attach.findings import gather_findings, in_order, in_words, merged
 from bigsci_launch.train.attach.places import find_places
 from bigsci_launch.train.attach.records import open_records
@@ -97,6 +97,7 @@ class LoopGuards:
         # With context parallelism, loops differ in what they divide by.
         self._witness = GradientWitness(model) if ranks and len(self._places.mine.get("cp", ())) < 2 else None
         self._seal = StateSeal()
+        self._words = Exchange(self._state.device)
         self.steps_done = 0
         self.gradients_checked: int | None = None
         self._records = open_records(events, os.environ)
@@ -226,7 +227,7 @@ class LoopGuards:
 
     def _exchange(self, word: LoopWord) -> tuple[list[LoopWord], list[Violation]]:
         values = self._state.values(self._gradient_digests) if self._is_armed else []
-        words, table = exchange_rows(word, values, self._width if self._is_armed else 0, self._state.device)
+        words, table = self._words.rows(word, values, self._width if self._is_armed else 0)
         found = self._equal.find_unequal(table) if self._is_armed else []
         for slot in zip(*(each.data for each in words), strict=True):
             found += find_wrong_data(slot, self._places.members)
@@ -338,9 +339,10 @@ class LoopGuards:
         self._seal.break_open()
 
     def end(self, reason: str = "finished") -> None:
-        """Record that this rank ends as it should, and write what is still queued."""
+        """Record that this rank ends as it should, and write what is still queued; not collective."""
         self._records.end(reason)
         self._records.close()
+        self._words.settle()
 
 
 def _difference(name: str, saved: str | None, loaded: str | None) -> str:

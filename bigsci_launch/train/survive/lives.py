@@ -7,7 +7,6 @@ Any other error ends the process as it always does; what it means is for the con
 from __future__ import annotations
 
 import os
-import sys
 import time
 from typing import TYPE_CHECKING, NoReturn
 
@@ -17,7 +16,7 @@ from bigsci_launch.errors import INSTALL_TRAIN, BslError
 from bigsci_launch.topology import Topology
 from bigsci_launch.train.identity import require_topology, this_attempt, this_rank
 from bigsci_launch.train.rank_events import RankReport, is_lost_peer
-from bigsci_launch.train.stop import StopFlag, end_at_once, leave
+from bigsci_launch.train.stop import StopFlag, end_at_once, end_finished, leave
 from bigsci_launch.train.survive.blocked import end_blocked_communication
 from bigsci_launch.train.survive.channel import Begin, Channel
 
@@ -42,7 +41,7 @@ def live(descriptor: int) -> None:
     while not survivor.finishes(channel.wait_for_begin()):
         pass
     leave()
-    survivor.end()
+    end_finished()
 
 
 class Survivor:
@@ -87,13 +86,6 @@ class Survivor:
         seconds = round(time.monotonic() - started, 4)
         self._channel.say("left", generation=begin.generation, step=self._memory.done, seconds=seconds)
         return False
-
-    def end(self) -> None:
-        """End the process, if the interpreter could not: it would wait for what this process has given up."""
-        if self._waits.keeps_groups:
-            sys.stdout.flush()
-            sys.stderr.flush()
-            os._exit(0)
 
     def _train(self, begin: Begin, report: RankReport) -> str:
         from bigsci_launch.train.loop import train
