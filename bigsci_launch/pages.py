@@ -7,6 +7,7 @@ from html import escape
 from pathlib import Path
 
 from bigsci_launch import __version__
+from bigsci_launch.atomic_write import write_atomically
 from bigsci_launch.errors import BslError
 
 # A browser that honours this policy makes no network request, whatever job text the page contains.
@@ -39,12 +40,13 @@ def render_page(title: str, style: str, body: str) -> str:
 
 
 def write_page(path: Path, page: str) -> None:
-    """Write `page` to `path`.
+    """Write `page` to `path`, whole or not at all.
 
     Raises:
         BslError: the file cannot be written.
     """
     try:
-        path.write_text(page, encoding="utf-8")
+        path.parent.stat()  # a mistyped folder is an error, and not made
+        write_atomically(path, page)
     except OSError as error:
         raise BslError(f"{path}: {(error.strerror or str(error)).lower()}") from error

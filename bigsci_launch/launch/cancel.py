@@ -5,10 +5,11 @@ from __future__ import annotations
 import shutil
 from contextlib import suppress
 
+from bigsci_launch.atomic_write import write_atomically
 from bigsci_launch.errors import JobNotFound, RunDirError, SlurmRefused
 from bigsci_launch.runs.attempts import JobRecord, ask_about, attempt_state, find_job, identify, query_attempt
 from bigsci_launch.runs.find import find_run_of_job, run_argument
-from bigsci_launch.runs.layout import AttemptDir, RunDir, write_atomically
+from bigsci_launch.runs.layout import AttemptDir, RunDir
 from bigsci_launch.scheduler.job_ids import ended_as
 from bigsci_launch.scheduler.slurm import cancel_job, jobs_called
 

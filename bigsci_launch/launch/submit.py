@@ -14,6 +14,7 @@ from subprocess import Popen
 from typing import Any
 from uuid import uuid4
 
+from bigsci_launch.atomic_write import write_atomically
 from bigsci_launch.config.load import LoadedRun, dump_resolved
 from bigsci_launch.config.schema.run import ModelSection, RunConfig
 from bigsci_launch.content import packaged
@@ -37,7 +38,7 @@ from bigsci_launch.runs.chain.records import write_chain
 from bigsci_launch.runs.changes import NOTHING_ACCEPTED, write_accepted
 from bigsci_launch.runs.control.calls import TraceWish, write_trace_wish
 from bigsci_launch.runs.find import run_argument
-from bigsci_launch.runs.layout import AttemptDir, RunDir, read_json, write_atomically, write_json
+from bigsci_launch.runs.layout import AttemptDir, RunDir, read_json, write_json
 from bigsci_launch.runs.watching.ledger import make_shared_folder
 from bigsci_launch.scheduler.command import has_command
 from bigsci_launch.scheduler.job import JobInfo, JobState

@@ -22,9 +22,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from bigsci_launch.atomic_write import write_atomically
 from bigsci_launch.errors import CheckpointError
 from bigsci_launch.file_names import CHECKPOINT_RECORD, LATEST, digests_name, step_of_tag
-from bigsci_launch.runs.layout import write_atomically
 
 SCHEMA_VERSION = 1
 _STAGING = ".saving-"

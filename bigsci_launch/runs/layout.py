@@ -49,32 +49,16 @@ from __future__ import annotations
 import json
 import os
 import re
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from bigsci_launch.atomic_write import write_atomically
 from bigsci_launch.errors import RunDirError
 from bigsci_launch.file_names import checkpoint_tag, dump_name, rank_name, rank_of_name, steps_done_at_dump
 
 _ATTEMPT = re.compile(r"[0-9]+(\.r[0-9]+)?")
 _NUMBER = re.compile(r"[0-9]+")
-
-
-def write_atomically(path: Path, text: str, mode: int = 0o644) -> None:
-    """Write `text` next to `path`, sync it, and rename it into place: readers see the old file or the new one."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, beside = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as stream:
-            stream.write(text)
-            stream.flush()
-            os.fsync(stream.fileno())
-        Path(beside).chmod(mode)
-        Path(beside).replace(path)
-    except BaseException:
-        Path(beside).unlink(missing_ok=True)
-        raise
 
 
 def write_json(path: Path, document: Any, mode: int = 0o644) -> None:

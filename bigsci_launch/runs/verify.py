@@ -17,6 +17,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from bigsci_launch.atomic_write import write_atomically
 from bigsci_launch.errors import INSTALL_WEIGHTS, CheckpointError
 from bigsci_launch.file_names import step_of_tag
 from bigsci_launch.progress import Progress, no_progress
@@ -30,7 +31,6 @@ from bigsci_launch.runs.checkpoints import (
     read_record_document,
     record_path,
 )
-from bigsci_launch.runs.layout import write_atomically
 from bigsci_launch.topology import Topology
 from bigsci_launch.topology.words import name_ranks_and_part
 

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from bigsci_launch.atomic_write import write_atomically
 from bigsci_launch.errors import BslError
-from bigsci_launch.runs.layout import write_atomically
 from bigsci_launch.spy.evidence.calls.ring import RingCall
 from bigsci_launch.trace.last import RankCalls
 

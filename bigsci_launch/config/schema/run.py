@@ -131,8 +131,9 @@ class ParallelismSection(Section):
     chunks_per_rank: PositiveInt = 1
     """Chunks of layers on each rank with `interleaved`: Megatron's virtual pipeline size."""
 
-    overlap: list[Hidden] = []
-    """Whose communication runs while the GPU computes: any of `tensor`, `data` and `pipeline` parallelism."""
+    overlap: list[Hidden] | None = None
+    """Whose communication runs while the GPU computes: any of `tensor`, `data` and `pipeline` parallelism. If it is
+    left out, what programs hide by default: `data` with FSDP and ZeRO-3, otherwise nothing."""
 
     def topology(self, num_ranks: int) -> Topology:
         """Return the sizes as a topology. If dp is left out, it is what `num_ranks` ranks allow, at least 1."""

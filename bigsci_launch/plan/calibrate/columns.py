@@ -13,7 +13,7 @@ from bigsci_launch.config.schema.run import Activation, Norm, Positions
 from bigsci_launch.config.schema.technique import Attention, Framework, Hidden, Precision, Schedule, ZeroStage
 from bigsci_launch.plan.calibrate.cells import Cells
 from bigsci_launch.plan.shape.parameters import Experts, ModelShape
-from bigsci_launch.plan.shape.setup import UNFUSED_2021, Technique
+from bigsci_launch.plan.shape.setup import UNFUSED_2021, Technique, usual_overlap
 from bigsci_launch.topology import Topology
 
 _FLAGS = {"0": False, "1": True}
@@ -159,16 +159,17 @@ def technique_of(row: Cells, program: Program, topology: Topology) -> Technique:
     group = row.optional_size("shard_group")
     if group and topology.dp * topology["cp"] % group:
         raise ValueError(f"shard_group {group} does not divide dp {topology.dp}")
+    zero_stage = row.choice("zero", _ZERO, default.zero_stage)
     return Technique(
         attention=row.choice("attention", _ATTENTION, default.attention),
         recomputation=recomputation,
         recomputed_layers=recomputed_layers,
         sequence_parallel=row.choice("sequence_parallel", _FLAGS, default.sequence_parallel) and topology.tp > 1,
-        zero_stage=row.choice("zero", _ZERO, default.zero_stage),
+        zero_stage=zero_stage,
         shard_group_size=group if group and group < topology.dp * topology["cp"] else None,
         schedule=schedule,
         chunks_per_rank=chunks,
-        overlap=_overlap_of(row, default),
+        overlap=_overlap_of(row, default.overlap | usual_overlap(program.framework, zero_stage)),
     )
 
 
@@ -195,10 +196,10 @@ def _schedule_of(row: Cells, pp: int) -> tuple[Schedule, int]:
     return schedule, chunks
 
 
-def _overlap_of(row: Cells, default: Technique) -> frozenset[Hidden]:
+def _overlap_of(row: Cells, default: frozenset[Hidden]) -> frozenset[Hidden]:
     words = row.text("overlap").split()
     if not words:
-        return default.overlap
+        return default
     if words == ["none"]:
         return frozenset()
     unknown = next((word for word in words if word not in _OVERLAP), None)

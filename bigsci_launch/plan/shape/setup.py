@@ -52,8 +52,16 @@ class Technique:
             shard_group_size=parallelism.shard_group_size,
             schedule=parallelism.schedule,
             chunks_per_rank=parallelism.chunks_per_rank,
-            overlap=frozenset(parallelism.overlap),
+            overlap=usual_overlap(config.run.framework, parallelism.zero_stage)
+            if parallelism.overlap is None
+            else frozenset(parallelism.overlap),
         )
+
+
+def usual_overlap(framework: Framework | None, zero_stage: ZeroStage) -> frozenset[Hidden]:
+    """Return what a program hides by default: DeepSpeed's `overlap_comm` is on in stage 3 alone; FSDP prefetches."""
+    hides_data = zero_stage == 3 or framework in ("torchtitan", "fsdp")
+    return frozenset(("data",)) if hides_data else frozenset()
 
 
 UNFUSED_2021 = Technique(attention="unfused", recomputation="full")

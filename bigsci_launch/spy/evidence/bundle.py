@@ -61,8 +61,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from bigsci_launch.atomic_write import write_atomically
 from bigsci_launch.errors import CollectError, EvidenceError
-from bigsci_launch.runs.layout import write_atomically
 from bigsci_launch.spy.evidence.ranks import Evidence, read_evidence
 from bigsci_launch.topology import Topology
 

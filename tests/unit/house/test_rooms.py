@@ -10,6 +10,7 @@ from pathlib import PurePosixPath
 from .conftest import PACKAGE, Parsed, imports, nodes
 
 GROUND = {
+    "atomic_write",
     "content",
     "errors",
     "file_names",

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
+from bigsci_launch.atomic_write import write_atomically
 from bigsci_launch.errors import RunDirError
-from bigsci_launch.runs.layout import RunDir, find_runs, open_run, rank_files, read_json, write_atomically, write_json
+from bigsci_launch.pages import write_page
+from bigsci_launch.runs.layout import RunDir, find_runs, open_run, rank_files, read_json, write_json
 
 
 def make_run(path: Path) -> RunDir:
@@ -31,6 +34,29 @@ def test_a_failed_write_leaves_the_old_file(tmp_path: Path) -> None:
         write_atomically(path, "new \ud800")
     assert path.read_text() == "old"
     assert [found.name for found in tmp_path.iterdir()] == ["file"]
+
+
+def test_a_link_stays_and_what_is_no_file_is_written_into(tmp_path: Path) -> None:
+    target, link, pipe = tmp_path / "target", tmp_path / "link", tmp_path / "pipe"
+    target.write_text("old")
+    link.symlink_to(target)
+    write_atomically(link, "new")
+    assert (link.is_symlink(), target.read_text()) == (True, "new")
+
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDWR)
+    write_atomically(pipe, "through")
+    assert os.read(reader, 100) == b"through"
+    os.close(reader)
+    assert pipe.is_fifo()
+
+
+def test_a_page_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
+    path = tmp_path / "page.html"
+    write_page(path, "old")
+    with pytest.raises(UnicodeEncodeError):
+        write_page(path, "new \ud800")
+    assert path.read_text() == "old"
 
 
 def test_only_run_directories_are_found(tmp_path: Path) -> None:

@@ -82,11 +82,11 @@ def count_work(setup: Setup, gpu: GpuModel) -> StepWork:
         ValueError: the layers cannot be cut into stages.
     """
     technique = setup.technique
-    gradients = gradient_exchange(setup)
+    gradients, gathered = gradient_exchange(setup), gathered_weights(setup)
     is_hidden = "data" in technique.overlap
     return StepWork(
-        layer=_layer_work(setup, gpu),
-        hidden=add_work(gathered_weights(setup), key_value_exchange(setup)),
+        layer=add_work(_layer_work(setup, gpu), NO_WORK if is_hidden else gathered),
+        hidden=add_work(gathered if is_hidden else NO_WORK, key_value_exchange(setup)),
         head=_head_work(setup, gpu),
         hop=hop_traffic(setup),
         step=add_work(_optimizer_work(setup), NO_WORK if is_hidden else gradients),

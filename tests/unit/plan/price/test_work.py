@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+from bigsci_launch.config.load import load_run
 from bigsci_launch.plan.price.constants import priors_for
 from bigsci_launch.plan.price.hardware import A100, GpuModel, model_named
 from bigsci_launch.plan.price.memory import count_memory
@@ -17,6 +19,7 @@ from bigsci_launch.plan.shape.parameters import Experts, ModelShape, count_activ
 from bigsci_launch.plan.shape.setup import Setup, Technique
 from bigsci_launch.topology import Topology
 
+CONFIG = Path(__file__).parents[4] / "configs" / "demo.yaml"
 LLAMA_70B = ModelShape(
     80, 8192, 64, 28672, 8192, 128256, 1, tied_embeddings=False, positions="rotary", num_key_value_heads=8,
     activation="swiglu", norm="rmsnorm", biases=False,
@@ -148,6 +151,33 @@ def test_hidden_reductions_cost_less(llama: Setup, h100: GpuModel) -> None:
     hidden = with_technique(llama, overlap=frozenset(("data",)))
     assert step(hidden, h100).seconds < step(llama, h100).seconds
     assert term(hidden, h100, "network") < term(llama, h100, "network")
+
+
+def test_weights_that_zero_3_gathers_are_waited_for_unless_they_are_hidden(llama: Setup, h100: GpuModel) -> None:
+    open_setup = with_technique(llama, zero_stage=3)
+    hidden = with_technique(llama, zero_stage=3, overlap=frozenset(("data",)))
+    assert step(hidden, h100).seconds < step(open_setup, h100).seconds
+    assert term(hidden, h100, "network") < 0.75 * term(open_setup, h100, "network")
+
+
+@pytest.mark.parametrize(
+    ("framework", "zero_stage", "hidden"),
+    [("deepspeed", 2, ()), ("deepspeed", 3, ("data",)), ("megatron", 1, ()), ("fsdp", 2, ("data",))],
+)
+def test_what_a_run_file_says_is_hidden_holds_and_else_what_programs_hide(
+    framework: str, zero_stage: int, hidden: tuple[str, ...]
+) -> None:
+    sizes = ("tensor_parallel_size=1", "pipeline_parallel_size=1", f"zero_stage={zero_stage}")
+    keys = [f"run.framework={framework}", 'run.command=["python", "train.py"]']
+    keys += [f"parallelism.{size}" for size in sizes]
+
+    def overlap(*more: str) -> frozenset[str]:
+        loaded = load_run(CONFIG, [*keys, *more])
+        return Technique.of_config(loaded.config).overlap
+
+    assert overlap() == frozenset(hidden)
+    assert overlap("parallelism.overlap=[]") == frozenset()
+    assert overlap('parallelism.overlap=["pipeline"]') == {"pipeline"}
 
 
 def test_replicas_inside_a_node_need_no_network(h100: GpuModel) -> None:
