@@ -26,10 +26,7 @@ def main() -> None:
         train_one()
     import torch.distributed as dist
 
-    from bigsci_launch.train.stop import end_finished
-
     dist.destroy_process_group()
-    end_finished()
 
 
 def train_one() -> None:
@@ -56,3 +53,6 @@ def train_one() -> None:
 
 if __name__ == "__main__":
     main()
+    from bigsci_launch.train.stop import end_finished
+
+    end_finished()
