@@ -117,7 +117,7 @@ def test_a_program_that_ignores_term_is_killed_with_all_that_it_has_started(seat
     began = time.monotonic()
     seat.order("end", generation=0, why="rank 0 died", grace_s=1)
     assert seat.wait_for("ended", generation=0)["signal"] == "SIGKILL"
-    assert 1 <= time.monotonic() - began < 5
+    assert 1 <= time.monotonic() - began < 10
     assert not is_alive(child)
     seat.wait_for("ready", generation=0)
 
@@ -282,7 +282,7 @@ def test_a_standby_takes_over(seat: ToyController) -> None:
     os.kill(first, signal.SIGKILL)
     assert seat.wait_for("ended", generation=0)["signal"] == "SIGKILL"
     seat.wait_for("ready", generation=0)
-    assert time.monotonic() - killed < 1
+    assert time.monotonic() - killed < 5
     seat.begin(1)
     seat.wait_for("rank", word="stepped", generation=1)
     second = seat.serving(1)

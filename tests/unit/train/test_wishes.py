@@ -77,7 +77,7 @@ def test_a_file_that_hangs_whoever_reads_it_stops_no_step(attempt: AttemptDir) -
         time.sleep(0.1)
         began = time.monotonic()
         assert not wishes.save_due(1) and wishes.stop_due(1) is None
-    assert time.monotonic() - began < 1
+    assert time.monotonic() - began < 5
 
 
 @pytest.mark.parametrize("flags", [f"{number:06b}" for number in range(64)])

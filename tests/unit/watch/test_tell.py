@@ -222,10 +222,10 @@ def write_try_long_ago(run: RunDir, pending: Pending) -> None:
 
 
 def test_a_watcher_waits_only_a_moment_for_a_slow_program(make_run: Callable[..., RunDir], tmp_path: Path) -> None:
-    run = make_run(shell(f"sleep 1; touch {tmp_path}/done"))
+    run = make_run(shell(f"sleep 3; touch {tmp_path}/done"))
     began = time.monotonic()
     [delivery] = tell(run, NOTICE, wait_s=0.2)
-    assert delivery.ok is None and time.monotonic() - began < 0.9
+    assert delivery.ok is None and time.monotonic() - began < 2.5
     while read_pending(run):
         assert time.monotonic() - began < 20
         time.sleep(0.05)
@@ -391,5 +391,5 @@ def test_provenance_stores_no_url(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 def test_waiting_for_all_ways_is_waiting_at_once() -> None:
     began = time.monotonic()
-    assert all(each.ok for each in send_now(NOTICE, [CommandWay(("/bin/sleep", "0.5"))] * 4))
-    assert time.monotonic() - began < 1.5
+    assert all(each.ok for each in send_now(NOTICE, [CommandWay(("/bin/sleep", "1"))] * 6))
+    assert time.monotonic() - began < 5
