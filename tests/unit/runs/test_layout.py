@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -27,11 +28,12 @@ def test_attempts_are_ordered_with_their_requeues(tmp_path: Path) -> None:
     assert run.next_attempt_name() == "0011"
 
 
-def test_a_failed_write_leaves_the_old_file(tmp_path: Path) -> None:
+@pytest.mark.parametrize("write", [write_atomically, write_page])
+def test_a_failed_write_leaves_the_old_file(tmp_path: Path, write: Callable[[Path, str], None]) -> None:
     path = tmp_path / "file"
-    write_atomically(path, "old")
+    write(path, "old")
     with pytest.raises(UnicodeEncodeError):
-        write_atomically(path, "new \ud800")
+        write(path, "new \ud800")
     assert path.read_text() == "old"
     assert [found.name for found in tmp_path.iterdir()] == ["file"]
 
@@ -49,14 +51,6 @@ def test_a_link_stays_and_what_is_no_file_is_written_into(tmp_path: Path) -> Non
     assert os.read(reader, 100) == b"through"
     os.close(reader)
     assert pipe.is_fifo()
-
-
-def test_a_page_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
-    path = tmp_path / "page.html"
-    write_page(path, "old")
-    with pytest.raises(UnicodeEncodeError):
-        write_page(path, "new \ud800")
-    assert path.read_text() == "old"
 
 
 def test_only_run_directories_are_found(tmp_path: Path) -> None:
