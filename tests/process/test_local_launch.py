@@ -174,6 +174,7 @@ def test_a_rank_that_leaves_before_the_others_is_named(local: Local) -> None:
     local.wait_for_silence()
 
 
+@pytest.mark.long
 @pytest.mark.torch
 def test_a_rank_that_does_not_come_to_a_collective_of_gloo_is_named(local: Local) -> None:
     local.write(

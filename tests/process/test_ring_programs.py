@@ -144,6 +144,7 @@ def test_each_worker_of_torchrun_has_a_ring(ranks: Ranks, tmp_path: Path) -> Non
     assert any(line.startswith("rank 1: step 0") for line in said_by_copies), said_by_copies
 
 
+@pytest.mark.long
 @pytest.mark.torch
 def test_each_process_that_a_program_spawns_has_a_ring(ranks: Ranks, tmp_path: Path) -> None:
     pytest.importorskip("torch")

@@ -124,6 +124,7 @@ def verdict(ranks: Ranks) -> Conclusion:
     return found.if_hang or found
 
 
+@pytest.mark.long
 def test_the_rank_that_sets_such_keys_is_named(ranks: Ranks) -> None:
     start(ranks, READY + ROUNDS + BARRIER, 3, waiting=3)
     found = verdict(ranks)
@@ -139,6 +140,7 @@ def test_a_key_that_names_a_rank_is_due_from_that_rank(ranks: Ranks) -> None:
     assert "(rank 1 set 'ready-1')" in found.claim
 
 
+@pytest.mark.long
 def test_nobody_is_named_for_a_key_like_no_other(ranks: Ranks) -> None:
     start(ranks, READY + TAG + BARRIER, 3, waiting=3)
     found = verdict(ranks)
@@ -162,7 +164,10 @@ def test_a_rank_that_left_out_a_step_is_named_with_the_step(ranks: Ranks) -> Non
     assert not found.suspects
 
 
-@pytest.mark.parametrize(("program", "words"), [(BLOCKING, ("recv", "send")), (HANDLES, ("irecv", "isend"))])
+@pytest.mark.parametrize(
+    ("program", "words"),
+    [(BLOCKING, ("recv", "send")), pytest.param(HANDLES, ("irecv", "isend"), marks=pytest.mark.long)],
+)
 def test_tags_that_differ_are_both_named(ranks: Ranks, program: str, words: tuple[str, str]) -> None:
     start(ranks, READY + program + BARRIER, 3, waiting=3)
     evidence = look(ranks)

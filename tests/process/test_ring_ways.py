@@ -115,7 +115,9 @@ def forked(nursery: Nursery, tmp_path: Path) -> Iterator[ForkedRanks]:
 
 
 @pytest.mark.parametrize("size", [4, pytest.param(8, marks=pytest.mark.long)])
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(
+    "way", [pytest.param(way, marks=pytest.mark.long) if way == "state-d" else way for way in WAYS]
+)
 def test_the_call_that_ended_a_rank_is_shown(forked: ForkedRanks, tmp_path: Path, way: str, size: int) -> None:
     ranks = forked.places
     (tmp_path / "train.py").write_text(PROGRAM)

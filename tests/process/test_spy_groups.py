@@ -37,6 +37,7 @@ def test_the_world_is_the_only_group_and_the_one_that_left_is_named(look: Callab
     assert [suspect.rank for suspect in conclusion.suspects] == [NUM_RANKS - 1]
 
 
+@pytest.mark.long
 def test_a_group_of_two_makes_it_uncertain(look: Callable[[str], Evidence]) -> None:
     case = JobCase.of(look("pair"))
     assert len(case.evidence.ranks) == NUM_RANKS

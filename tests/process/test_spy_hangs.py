@@ -92,6 +92,7 @@ def test_a_stopped_rank(spy: Spy) -> None:
     assert document["verdict"]["next"][0].startswith("kill -CONT ")
 
 
+@pytest.mark.long
 def test_a_dead_rank(spy: Spy) -> None:
     document = spy("dead", 1)
     assert document["verdict"]["state"] == "crashed"

@@ -46,6 +46,7 @@ def test_a_monitoring_step_starts_beside_a_full_allocation(isolated_cluster, tmp
     assert isolated_cluster.run("scancel", job).returncode == 0
 
 
+@pytest.mark.long
 def test_a_requeued_job_runs_again_soon(isolated_cluster, tmp_path):
     out = tmp_path / "starts"
     body = f"#SBATCH -N1 --requeue\necho start-${{SLURM_RESTART_COUNT:-0}} >> {out}\nsleep 60\n"

@@ -32,6 +32,7 @@ def wait_until(condition: Callable[[], bool], timeout_s: float) -> None:
         time.sleep(0.2)
 
 
+@pytest.mark.long
 def test_a_killed_node_takes_its_ranks_along_and_slurm_calls_it_down(make_cluster, tmp_path):
     cluster = make_cluster(nodes=2)
     # A rank's PID here differs from its PID inside the node, so a unique program name is used to find it.

@@ -54,6 +54,7 @@ def kinds(tries: list[dict[str, Any]], key: str) -> set[str]:
     return {name for one in tries for name in one["broken"].get(key, [])}
 
 
+@pytest.mark.long
 def test_an_isolated_up_killed_before_any_of_its_side_effects(tries: Tries) -> None:
     found = tries("effects", "--nodes", "1", "--gpus-per-node", "1", "--isolated")
     assert_nothing_left(found)

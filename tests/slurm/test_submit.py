@@ -192,6 +192,7 @@ def test_ranks_are_told_before_the_time_limit_and_their_helpers_live(slow_runs: 
     assert status["exit"]["first_failure"] is None
 
 
+@pytest.mark.long
 def test_the_time_limit_itself(slow_runs: dict[str, Run]) -> None:
     run = slow_runs["limited"]
     run.wait_for_state("TIMEOUT", timeout_s=100)
@@ -291,6 +292,7 @@ def test_a_program_that_does_not_exist(make_run: MakeRun) -> None:
 
 
 # tests/slurm/test_nodes.py waits for the end of such runs.
+@pytest.mark.long
 def test_a_killed_node_is_noticed(make_run: MakeRun, make_cluster: Callable[..., Any]) -> None:
     cluster = make_cluster(nodes=2)
     run = make_run("ignore-term", cluster=cluster)

@@ -136,7 +136,8 @@ def test_a_few_runs_are_better_than_none_and_say_so(chronicle: list[Measurement]
     assert any("more would give" in line for line in fit_lines(few))
 
 
-@pytest.mark.parametrize("stride", [12, pytest.param(4, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("stride", [4, 12])
 def test_nine_of_ten_lie_inside_their_band(chronicle: list[Measurement], stride: int) -> None:
     sections = sorted({measurement.section for measurement in chronicle if measurement.seconds})
     inside = []
