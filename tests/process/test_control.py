@@ -103,7 +103,6 @@ def asked(tmp_path: Path) -> Iterator[Asked]:
         process.wait(30)
 
 
-@pytest.mark.long
 def test_ranks_save_as_asked_and_are_ended_when_they_hang_while_the_watcher_is_killed_again_and_again(
     asked: Asked,
 ) -> None:

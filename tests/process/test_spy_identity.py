@@ -151,7 +151,8 @@ def settings(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize("way", [pytest.param("file", marks=pytest.mark.long), "store"])
+@pytest.mark.long
+@pytest.mark.parametrize("way", ["file", "store"])
 def test_ranks_that_only_the_process_group_knows(start: Callable[..., int], settings: Path, way: str) -> None:
     """`store`: they wait for a fourth one that never joins."""
     pid = start(REVERSED.replace("WAY", way).replace("OPTION$number", "{folder}/settings-$number.json"))

@@ -268,7 +268,7 @@ def test_an_impossible_fit_is_refused(tmp_path: Path) -> None:
         writer = csv.DictWriter(stream, lines[0])
         writer.writeheader()
         fast = ({**row, "sec_per_it": row["sec_per_it"] and str(float(row["sec_per_it"]) / 2.5)} for row in lines)
-        writer.writerows(fast)
+        writer.writerows(list(fast)[::4])
     result = run("calibrate", str(rows), "--site", "jean-zay-a100-2022", "-o", str(output))
     assert re.search(r"gemm_efficiency is [12][\d.]* of the GPU's peak, which is impossible", result.stderr)
     assert (result.exit_code, output.exists()) == (2, False)
