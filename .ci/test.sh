@@ -1,24 +1,26 @@
 #!/usr/bin/env bash
-# Runs the tests in three processes at once: one computes, one waits for Slurm most of the time, and a short one waits
-# for watchers and hangs. The output of the last two is printed when all have ended.
+# Runs the tests in three processes at once: one computes, one waits for Slurm most of the time, and a short one takes
+# from both so that they end together. The output of the last two is printed when all have ended.
 #
 #     bash .ci/test.sh .venv/bin/python
 set -uo pipefail
 
 python="$1"
 options=(--durations=15)
-watching=(tests/process/test_{watch,control,check_node,call_trace}.py)
-slurm="$(mktemp)" watch="$(mktemp)"
-trap 'rm -f -- "$slurm" "$watch"' EXIT
-
 # A shell starts background processes with SIGINT ignored; Ctrl-C must end these too, with what they have started.
-env --default-signal=INT "$python" -m pytest tests/slurm tests/train tests/docs "${options[@]}" >"$slurm" 2>&1 &
+behind=(env --default-signal=INT "$python" -m pytest)
+taken=(tests/process/test_{watch,control,check_node,call_trace}.py tests/train/test_{attach_loops,micro_batch_auto}.py)
+others=("${taken[@]/#/--ignore=}")
+slurm="$(mktemp)" short="$(mktemp)"
+trap 'rm -f -- "$slurm" "$short"' EXIT
+
+"${behind[@]}" tests/slurm tests/train tests/docs "${others[@]}" "${options[@]}" >"$slurm" 2>&1 &
 second=$!
-env --default-signal=INT "$python" -m pytest "${watching[@]}" "${options[@]}" >"$watch" 2>&1 &
+"${behind[@]}" "${taken[@]}" "${options[@]}" >"$short" 2>&1 &
 third=$!
 code=0
-"$python" -m pytest tests/unit tests/process "${watching[@]/#/--ignore=}" "${options[@]}" || code=$?
+"$python" -m pytest tests/unit tests/process "${others[@]}" "${options[@]}" || code=$?
 wait "$second" || code=$?
 wait "$third" || code=$?
-cat -- "$watch" "$slurm"
+cat -- "$short" "$slurm"
 exit "$code"
