@@ -66,10 +66,6 @@ class Waits:
             self._kept += list(distributed_c10d._world.pg_map)
             self._is_left_behind = False
 
-    @property
-    def keeps_groups(self) -> bool:
-        return bool(self._kept)
-
     def _in_slices(self, work: Any) -> bool:
         was_over = False
         while not work.is_completed():
