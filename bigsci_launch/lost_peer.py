@@ -14,10 +14,11 @@ LOST_PEER = re.compile(
     re.IGNORECASE,
 )
 
-# What the watchdog of NCCL, and gloo, say when a collective took too long: another rank did not take part in it.
+# What the watchdog of NCCL, gloo, and torch's store say when something took too long: another rank did not take part.
 TIMED_OUT = re.compile(
     r"Watchdog caught collective operation timeout|Timed out waiting \d+ ?ms for (recv|send) operation"
-    r"|Application timeout caused pair closure",
+    r"|Application timeout caused pair closure"
+    r"|wait timeout after \d+ ?ms, keys: |Timed out after \d+ seconds waiting for clients",
     re.IGNORECASE,
 )
 

@@ -16,12 +16,15 @@ CASCADE = re.compile(
     r"|ConnectionResetError|caused pair closure|socket closed|no route to host|DistNetworkError|failed to recv, got 0",
     re.IGNORECASE,
 )
-# What the watchdog of NCCL, and gloo, say when a collective took too long: another rank did not take part in it.
+# What the watchdog of NCCL, gloo, and torch's store say when something took too long: another rank did not take part.
 TIMED_OUT = re.compile(
     r"Watchdog caught collective operation timeout|Timed out waiting \d+ ?ms for (recv|send) operation"
-    r"|Application timeout caused pair closure",
+    r"|Application timeout caused pair closure"
+    r"|wait timeout after \d+ ?ms, keys: |Timed out after \d+ seconds waiting for clients",
     re.IGNORECASE,
 )
+# What the store says at which ranks meet, before there is a group.
+STORE = re.compile(r"wait timeout after (\d+) ?ms, keys: ", re.IGNORECASE)
 # What NCCL says after that, or after a lost connection.
 AFTERMATH = re.compile(
     r"NCCL communicator was aborted|Some NCCL operations have failed or timed out"
@@ -32,7 +35,7 @@ AFTERMATH = re.compile(
 TOLD = re.compile(r"dump signal due to a collective timeout|due to collective timeout or exception", re.IGNORECASE)
 # One of these is in each text that the four find. Logs are long, and looking for them is fast.
 HINTS = (b"connection", b"pipe", b"closed", b"remote", b"closure", b"route", b"network", b"recv", b"watchdog",
-         b"timed out", b"nccl", b"inconsistency", b"collective timeout")  # fmt: skip
+         b"timed out", b"nccl", b"inconsistency", b"collective timeout", b"wait timeout")  # fmt: skip
 FATAL = re.compile(r"Fatal Python error|terminate called|what\(\):|Assertion .*failed|double free|CUDA error")
 # The last line of a traceback of Python: the class of the exception, and what it says.
 RAISED = re.compile(r"^(\w+\.)*\w*(Error|Exception|Interrupt|Exit)\b(: |$)")
@@ -173,9 +176,11 @@ def collective_of(text: str) -> dict[str, Any]:
     }
     if gloo := re.search(r"Timed out waiting (\d+) ?ms for (recv|send) operation", text, re.IGNORECASE):
         fields["operation"], fields["timeout_ms"] = gloo[2].lower(), gloo[1]
+    if store := STORE.search(text):
+        fields["operation"], fields["timeout_ms"] = "wait for a key of the store", store[1]
     group = GROUP.search(text)
     return {
-        "backend": "nccl" if "watchdog" in text.lower() else "gloo",
+        "backend": "nccl" if "watchdog" in text.lower() else "store" if store else "gloo",
         "group": group[1] if group else None,
         "operation": fields["operation"],
         "sequence": int(fields["sequence"]) if fields["sequence"] else None,

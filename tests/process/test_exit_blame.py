@@ -17,6 +17,7 @@ WATCHDOG = (
 )
 ABORTED = "terminate called after throwing an instance of 'c10::DistBackendError'\n" + "frame #0: c10::Error\n" * 99
 GLOO = "RuntimeError: [unbound_buffer.cc:78] Timed out waiting 10000ms for recv operation to complete"
+STORE = "torch.distributed.DistStoreError: wait timeout after 600000ms, keys: /default_pg/0//cuda//0"
 FIRST_LEFT = "srun: First task exited 60s ago"
 
 
@@ -298,11 +299,14 @@ def test_gloo_times_out_in_one_rank_and_the_others_lose_their_connection(attempt
     ]
 
 
-def test_gloo_times_out_in_programs_without_error_records(attempt: Attempt) -> None:
-    attempt.logs(*others(5), text=f"Traceback (most recent call last):\n{GLOO}")
+@pytest.mark.parametrize(("said", "operation"), [(GLOO, "recv"), (STORE, "wait for a key of the store")])
+def test_ranks_time_out_in_programs_without_error_records(said: str, operation: str, attempt: Attempt) -> None:
+    attempt.logs(*others(5), text=f"Traceback (most recent call last):\n{said}")
     attempt.exits(*others(5), code=1, time=90.0)
     attempt.exits(5, code=None, signal="SIGTERM", terminated=91.0)
-    assert first(attempt.describe(code=143)) == (5, "n3")
+    found = attempt.describe(code=143)
+    assert (found["reason"], first(found)) == ("hang", (5, "n3"))
+    assert {each["operation"] for each in found["collectives"]} == {operation}
 
 
 def test_a_rank_with_a_failure_of_its_own_comes_before_a_time_out(attempt: Attempt) -> None:

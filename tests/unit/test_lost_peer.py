@@ -32,6 +32,8 @@ LOST = (
         "device error.\nLast error:\nsocketPollConnect: connect to 10.0.0.3<41234> returned Connection timed out"
     ),
     RuntimeError("Timed out waiting 1800000ms for recv operation to complete"),
+    RuntimeError("wait timeout after 600000ms, keys: /default_pg/0//cuda//0"),
+    RuntimeError("Timed out after 601 seconds waiting for clients. 1/2 clients joined."),
 )
 OWN = (
     FloatingPointError("loss is NaN at step 12"),
