@@ -35,24 +35,24 @@ LEAVE_S = 3.0
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """One module of `on_gpu`. `beside` runs at the same time: a phase that waits more than it computes."""
+    """One module of `on_gpu`. `along` runs at the same time: a phase that waits more than it computes."""
 
     name: str
     limit_s: float
-    beside: str | None = None
+    along: str | None = None
 
 
 PHASES = (
     Phase("speed", 130),
-    Phase("peer", 70),
-    Phase("tests", 110, beside="hangs"),
+    Phase("peer", 90),
+    Phase("tests", 110, along="hangs"),
     Phase("hangs", 110),
     Phase("memory", 80),
-    Phase("micro_batches", 80),
+    Phase("micro_batches", 75),
     Phase("survive", 70),
-    Phase("cost", 60),
+    Phase("cost", 50),
 )
-"""In the order of their worth; a phase that runs beside an earlier one begins with it."""
+"""In the order of their worth; a phase that runs along with an earlier one begins with it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,8 +125,8 @@ def run_session(out: Path, phases: Sequence[Phase]) -> list[Ended]:
         if left < 5:
             ended[phase.name] = Ended(phase.name, "not begun", "the time of the session was used up", 0.0)
             continue
-        beside = [each for each in phases if each.name == phase.beside and each.name not in ended]
-        running = [Running(each, out, left) for each in (phase, *beside)]
+        along = [each for each in phases if each.name == phase.along and each.name not in ended]
+        running = [Running(each, out, left) for each in (phase, *along)]
         try:
             ended |= {each.phase.name: each.end() for each in running}
         finally:

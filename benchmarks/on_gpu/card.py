@@ -1,4 +1,4 @@
-"""The card that a session measures, or the CPU that stands in its place while the session itself is tested."""
+"""The card that a session measures, or the CPU on which the session itself is tested."""
 
 from __future__ import annotations
 

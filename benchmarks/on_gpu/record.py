@@ -1,4 +1,4 @@
-"""The JSON file of one phase. It is written again after every result, so a phase that is cut short keeps what it had."""
+"""The JSON file of one phase, written again after every result: a phase that is cut short keeps what it had."""
 
 from __future__ import annotations
 

@@ -1,7 +1,12 @@
-"""Tests that need one GPU. Without one, each is skipped with the reason. `make gpu` runs them."""
+"""Tests that need one GPU. Without one, each is skipped with the reason. `make gpu` runs them.
+
+With BSL_GPU_TESTS_ON=cpu in the environment, those that need no property of a card run on the CPU instead, to find
+mistakes in the tests themselves before a card is at hand; the others are skipped as before.
+"""
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +18,8 @@ from ..train.conftest import Attempt, dataset, finish, start, start_rank
 
 __all__ = ["dataset", "finish", "start", "start_rank"]
 
-ON_GPU: dict[str, Any] = {"device": "cuda", "share_devices": True}
+DEVICE = os.environ.get("BSL_GPU_TESTS_ON", "cuda")
+ON_GPU: dict[str, Any] = {"device": DEVICE, "share_devices": True}
 
 
 def reason_to_skip() -> str | None:
@@ -31,9 +37,10 @@ def reason_to_skip() -> str | None:
 
 
 @pytest.fixture(autouse=True)
-def one_gpu() -> None:
-    """Skip the test if there is no GPU."""
-    if reason := reason_to_skip():
+def one_gpu(request: pytest.FixtureRequest) -> None:
+    """Skip the test if there is no GPU, unless it may run on a CPU and is asked to."""
+    may_run_here = DEVICE == "cpu" and "train_on_gpu" in request.fixturenames
+    if not may_run_here and (reason := reason_to_skip()):
         pytest.skip(f"needs a GPU: {reason}")
 
 
@@ -52,6 +59,8 @@ def train_on_gpu(finish: Any) -> Callable[..., Attempt]:
 
     def train(folder: Path, topology: str = "tp=1", **sections: Any) -> Attempt:
         training = {**ON_GPU, **sections.pop("training", {})}
+        if DEVICE == "cpu" and training.get("precision") == "fp16":
+            pytest.skip("needs a GPU: a CPU has no fp16")
         attempt: Attempt = finish(folder, topology, training=training, **sections)
         return attempt
 

@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from .conftest import DEVICE, ON_GPU
+
 pytestmark = [pytest.mark.gpu, pytest.mark.torch]
 
 STEPS = 6
@@ -30,6 +32,8 @@ def test_one_rank_trains_over_nccl_with_guards_at_every_step(train_on_gpu: Any, 
     found = losses(attempt)
     assert all(math.isfinite(loss) for loss in found)
     assert found[-1] < found[0]
+    if DEVICE == "cpu":
+        return
     last = attempt.steps()[20]
     assert 0 < last["memory_allocated"] <= last["memory_reserved"]
     assert "GiB reserved" in attempt.log(0)
@@ -70,11 +74,12 @@ def test_a_checkpoint_of_a_gpu_is_continued_on_a_cpu_and_back(train_on_gpu: Any,
     assert [loss for part in parts for loss in losses(part)] == pytest.approx(losses(whole), rel=1e-5)
 
 
+@pytest.mark.usefixtures("train_on_gpu")
 def test_a_guard_stops_a_wrong_step(start: Any, tmp_path: Path) -> None:
     attempt = start(
         tmp_path,
         "tp=2",
-        training={"steps": 5, "device": "cuda", "share_devices": True, "precision": "bf16"},
+        training={**ON_GPU, "steps": 5, "precision": "bf16"},
         guards={"interval": 1},
         faults=[{"kind": "unreduced_tp_gradients", "step": 3}],
     )

@@ -1,0 +1,1 @@
+"""Programs that phases start as processes of their own."""

@@ -1,0 +1,90 @@
+"""How fast `bsl train` trains on one card, as a share of its peak, next to what its matrix products reach alone.
+
+One rank trains each case on random tokens. MFU is what `train/flops.py` calls so: no recomputation, attention over the
+whole square. The first steps are left out, and the median of the others counts.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from statistics import median
+
+from on_gpu.card import Card
+from on_gpu.record import Record, run_phase
+from on_gpu.trained import Gpt, Trained, train_alone
+
+WARM_UP, MEASURED = 2, 4
+LIMIT_S = 70.0
+BILLION = Gpt("1.3B", 24, 2048, 16, 2048, 50257, micro_batch=8, micro_batches=4)
+LLAMA = {"activation": "swiglu", "norm": "rmsnorm", "positions": "rotary", "biases": False, "tied_embeddings": False}
+ON_CARD = (
+    BILLION,
+    replace(BILLION, name="1.3B, largest", micro_batch=16, micro_batches=2),
+    Gpt("350M", 24, 1024, 16, 2048, 50257, micro_batch=16, micro_batches=4),
+    Gpt(
+        "four layers of 7B",
+        *(4, 4096, 32, 4096, 32000),
+        micro_batch=4,
+        micro_batches=4,
+        more={**LLAMA, "ffn_hidden_size": 11008},
+    ),
+    replace(BILLION, name="1.3B, recomputed", micro_batch=16, micro_batches=2, recomputes=True),
+    replace(BILLION, name="1.3B in fp8", precision="fp8"),
+)
+TINY = (
+    Gpt("tiny", 2, 64, 4, 64, 512, micro_batch=2, micro_batches=2),
+    Gpt("tiny in fp8", 2, 64, 4, 64, 512, micro_batch=2, micro_batches=2, precision="fp8"),
+)
+
+
+def run(record: Record, card: Card) -> None:
+    """Measure the ceilings, then each case."""
+    for row in _ceilings(record):
+        record.row(**row)
+    with tempfile.TemporaryDirectory() as scratch:
+        for number, gpt in enumerate(TINY if card.is_tiny else ON_CARD):
+            trained = train_alone(gpt, card, Path(scratch) / str(number), WARM_UP + MEASURED, LIMIT_S)
+            _note(record, card, gpt, trained)
+
+
+def _ceilings(record: Record) -> list[dict[str, object]]:
+    done = subprocess.run([sys.executable, "-m", "on_gpu.ceilings"], capture_output=True, text=True, timeout=60)
+    record.check("ceilings were measured", done.returncode == 0, done.stderr[-300:])
+    found: list[dict[str, object]] = json.loads(done.stdout) if done.returncode == 0 else []
+    return found
+
+
+def _note(record: Record, card: Card, gpt: Gpt, trained: Trained) -> None:
+    steps = trained.steps[WARM_UP:]
+    tokens = gpt.samples * gpt.length
+    seconds = median(each["seconds"] for each in steps) if steps else None
+    nearest = min(steps, key=lambda each: abs(each["seconds"] - seconds), default=None)
+    record.row(
+        case=gpt.name,
+        micro_batch=gpt.micro_batch,
+        micro_batches=gpt.micro_batches,
+        recomputes=gpt.recomputes,
+        precision=gpt.precision,
+        seconds=seconds,
+        tokens_per_s=round(tokens / seconds) if seconds else None,
+        tflops=nearest["tflops"] if nearest else None,
+        mfu=nearest["utilization"] if nearest and card.peak_tflops else None,
+        allocated_gib=trained.allocated_gib,
+        reserved_gib=trained.reserved_gib,
+        start_s=round(trained.start_s, 1),
+        words=trained.words,
+    )
+    # `bsl train` has no fp8: its refusal is a row. A size that does not fit is one too.
+    if gpt.precision != "fp8" and "OutOfMemory" not in trained.words:
+        sound = not trained.words and all(math.isfinite(each["loss"]) for each in trained.steps)
+        record.check(f"{gpt.name} trains with finite losses", sound, trained.words)
+
+
+if __name__ == "__main__":
+    run_phase(run)

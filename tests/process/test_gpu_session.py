@@ -1,0 +1,89 @@
+"""The session for a card: it runs on a CPU in tiny sizes, and whatever breaks in a phase is in that phase's JSON."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+BENCHMARKS = ROOT / "benchmarks"
+PHASES = ("speed", "peer", "tests", "hangs", "memory", "micro_batches", "survive", "cost")
+
+PRELUDE = """
+import sys, time
+from on_gpu.record import run_phase
+def run(record, card):
+    record.row(before="it broke")
+    record.check("a claim that holds", True)
+"""
+
+
+@pytest.mark.torch
+def test_every_phase_passes_on_a_cpu(tmp_path: Path) -> None:
+    done = subprocess.run(
+        ["bash", str(BENCHMARKS / "gpu_session.sh"), str(tmp_path)],
+        env={**os.environ, "PYTHON": sys.executable, "CUDA_VISIBLE_DEVICES": ""},
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    found = {phase: document(tmp_path, phase) for phase in PHASES}
+    assert {phase: (each["state"], each["why"]) for phase, each in found.items()} == dict.fromkeys(
+        PHASES, ("passed", "")
+    ), done.stdout
+    assert done.returncode == 0
+    assert all(each["checks"] and each["rows"] and each["card"]["device"] == "cpu" for each in found.values())
+    assert all((tmp_path / f"{phase}.log").exists() for phase in PHASES)
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize(
+    ("broken", "state", "why"),
+    [
+        ("    record.check('a claim that fails', False, 'seen')\n", "failed", "a claim that fails"),
+        ("    raise ValueError('the cause')\n", "crashed", "the cause"),
+        ("    time.sleep(600)\n", "cut short", "after"),
+        ("    sys.exit(0)\n", "crashed", "exit code 0"),
+    ],
+)
+def test_a_broken_phase_keeps_what_it_had(broken: str, state: str, why: str, tmp_path: Path) -> None:
+    found, code = run_broken(PRELUDE + broken + "run_phase(run)\n", tmp_path)
+    assert code == 1
+    assert found["state"] == state
+    assert why in found["why"]
+    assert found["rows"] == [{"before": "it broke"}]
+    assert [each["name"] for each in found["checks"] if each["passed"]] == ["a claim that holds"]
+
+
+@pytest.mark.torch
+def test_a_phase_that_checks_nothing_has_not_passed(tmp_path: Path) -> None:
+    program = PRELUDE.replace('    record.check("a claim that holds", True)\n', "") + "run_phase(run)\n"
+    found, code = run_broken(program, tmp_path)
+    assert (found["state"], found["why"], code) == ("failed", "nothing was checked", 1)
+
+
+def run_broken(program: str, folder: Path) -> tuple[dict[str, Any], int]:
+    """Run a session whose phase `speed` is this program, with a limit of 8 s."""
+    copy = folder / "benchmarks"
+    (copy / "on_gpu").mkdir(parents=True)
+    for name in ("__init__.py", "card.py", "record.py"):
+        shutil.copy(BENCHMARKS / "on_gpu" / name, copy / "on_gpu" / name)
+    session = (BENCHMARKS / "gpu_session.py").read_text()
+    assert 'Phase("speed", 130)' in session
+    (copy / "gpu_session.py").write_text(session.replace('Phase("speed", 130)', 'Phase("speed", 8)'))
+    (copy / "on_gpu" / "speed.py").write_text(program)
+    command = [sys.executable, str(copy / "gpu_session.py"), str(folder / "out"), "--only", "speed"]
+    done = subprocess.run(command, env={**os.environ, "PYTHONPATH": f"{ROOT}:{copy}"}, timeout=60)
+    return document(folder / "out", "speed"), done.returncode
+
+
+def document(folder: Path, phase: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((folder / f"{phase}.json").read_text())
+    return found
