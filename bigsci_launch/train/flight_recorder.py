@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,14 +21,16 @@ from bigsci_launch.train.identity import RankIdentity
 
 log = logging.getLogger(__name__)
 
+ANSWER_S = 10.0
+
 
 @contextlib.contextmanager
 def offered_recorder(identity: RankIdentity) -> Iterator[None]:
     """Serve this rank's flight recorder inside the `with` block; do without if torch or the file system cannot."""
-    socket = identity.attempt.recorder_socket(identity.rank)
+    place = identity.attempt.recorder_socket(identity.rank)
     try:
         write_json(identity.attempt.recorder_groups(identity.rank), {"members": group_members()})
-        server = _start_server(socket)
+        server = _start_server(place)
     except (ImportError, OSError, RuntimeError) as error:
         log.warning("no flight recorder for `bsl spy`: %s", error)
         yield
@@ -36,7 +39,7 @@ def offered_recorder(identity: RankIdentity) -> Iterator[None]:
         yield
     finally:
         server.shutdown()  # type: ignore[attr-defined]
-        socket.unlink(missing_ok=True)
+        place.unlink(missing_ok=True)
 
 
 def group_members() -> dict[str, list[int]]:
@@ -45,14 +48,25 @@ def group_members() -> dict[str, list[int]]:
     return {str(group.group_name): sorted(ranks) for group, ranks in groups.items() if dist.get_rank() in ranks}
 
 
-def _start_server(socket: Path) -> object:
-    """Listen on `socket`, bound by its bare name: a socket path is limited to 107 bytes, and a run's may be longer."""
+def _start_server(place: Path) -> object:
+    """Listen at `place`, bound by its bare name: a socket path is limited to 107 bytes, and a run's may be longer."""
     from torch._C._distributed_c10d import _WorkerServer
 
-    socket.unlink(missing_ok=True)
+    place.unlink(missing_ok=True)
     here = Path.cwd()
-    os.chdir(socket.parent)
+    os.chdir(place.parent)
     try:
-        return _WorkerServer(socket.name)
+        server = _WorkerServer(place.name)
+        _await_answer(place.name)
+        return server
     finally:
         os.chdir(here)
+
+
+def _await_answer(name: str) -> None:
+    """Wait until the server's thread listens: torch's `shutdown` before that never returns, and holds the GIL."""
+    with socket.socket(socket.AF_UNIX) as link:
+        link.settimeout(ANSWER_S)
+        link.connect(name)
+        link.sendall(b"GET /handler/ping HTTP/1.0\r\n\r\n")
+        link.recv(1)

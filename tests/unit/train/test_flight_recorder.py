@@ -1,0 +1,28 @@
+"""The server of torch's flight recorder: it can be ended at any time."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.torch
+
+STARTED_AND_ENDED = """
+import os, sys
+from pathlib import Path
+from bigsci_launch.train.flight_recorder import _start_server
+for number in range(50):
+    _start_server(Path(sys.argv[1])).shutdown()
+print("all ended")
+os._exit(0)
+"""
+
+
+def test_a_server_that_has_just_started_can_be_ended(tmp_path: Path) -> None:
+    """torch's own `shutdown` waits for ever, with the GIL held, until the server's thread listens."""
+    command = [sys.executable, "-c", STARTED_AND_ENDED, str(tmp_path / "socket")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.stdout == "all ended\n", done.stderr[-500:]
