@@ -27,6 +27,8 @@ from bigsci_launch.train.device.gpu import computes_on_gpu
 from bigsci_launch.train.microbatch.traffic import Instruction, Traffic, UnknownCallsError
 from bigsci_launch.train.survive.teardown import drop_frames
 
+_WORDS = ("CUDA error: out of memory", "HIP error: out of memory", "STATUS_ALLOC_FAILED")
+
 
 @dataclass(frozen=True, slots=True)
 class Shortage:
@@ -35,6 +37,17 @@ class Shortage:
     rank: int
     place: str
     text: str
+
+
+def says_shortage(error: RuntimeError) -> bool:
+    """Return whether `error` says that the device's memory is short.
+
+    torch's allocator has an error of its own. What asks the device directly has not: the driver that loads a kernel,
+    cuBLAS, cuDNN. NCCL is no such case, because a communicator that has failed cannot be used again.
+    """
+    if isinstance(error, torch.OutOfMemoryError):
+        return True
+    return not isinstance(error, dist.DistError) and any(words in str(error) for words in _WORDS)
 
 
 class StepDiscarded(Exception):
@@ -67,7 +80,7 @@ class Agreement:
 
         Raises:
             StepDiscarded: a rank ran out of memory; every rank raises it, and nothing was applied.
-            torch.OutOfMemoryError: this rank ran out where its peers cannot be told.
+            RuntimeError: this rank ran out where its peers cannot be told (`says_shortage`).
         """
         self._shortage = None
         try:
@@ -98,7 +111,9 @@ class Agreement:
         try:
             with self._traffic.inside(key):
                 work()
-        except torch.OutOfMemoryError as error:
+        except RuntimeError as error:
+            if not says_shortage(error):
+                raise
             self._shortage = Shortage(self._rank, kind.__name__, str(error).splitlines()[0])
             let_go(self._engine, error)
             try:

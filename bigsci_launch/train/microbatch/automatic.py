@@ -30,7 +30,7 @@ from bigsci_launch.train.collective import on_first_rank
 from bigsci_launch.train.device.gpu import computes_on_gpu
 from bigsci_launch.train.guards.watch import Guards
 from bigsci_launch.train.identity import RankIdentity
-from bigsci_launch.train.microbatch.agreement import Agreement, Shortage, StepDiscarded
+from bigsci_launch.train.microbatch.agreement import Agreement, Shortage, StepDiscarded, says_shortage
 from bigsci_launch.train.microbatch.probe import Prober, SizeTrial, make_moments, open_communicators
 from bigsci_launch.train.microbatch.search import SizeSearch, SizeVerdict
 from bigsci_launch.train.microbatch.traffic import Traffic
@@ -200,10 +200,12 @@ class AutoSize:
             except StepDiscarded as error:
                 restore_generators(generators)
                 self._take_smaller("out_of_memory", step - 1, error.shortages)
-            except torch.OutOfMemoryError as error:
+            except RuntimeError as error:
+                if not says_shortage(error):
+                    raise
                 raise self._alone(step, error) from error
 
-    def _alone(self, step: int, error: torch.OutOfMemoryError) -> torch.OutOfMemoryError:
+    def _alone(self, step: int, error: RuntimeError) -> RuntimeError:
         """Return the error for a shortage that this rank could not tell its peers of, and remember a smaller size: with
         `survive` the next generation takes it, without it the next attempt."""
         smaller = legal_size_below(self._sizes, self.size)

@@ -26,7 +26,7 @@ from torch import Tensor
 from bigsci_launch.config.schema.run import RunConfig
 from bigsci_launch.train.device.gpu import computes_on_gpu
 from bigsci_launch.train.guards.watch import Guards
-from bigsci_launch.train.microbatch.agreement import Agreement, discard, forget_reduction
+from bigsci_launch.train.microbatch.agreement import Agreement, discard, forget_reduction, says_shortage
 from bigsci_launch.train.microbatch.traffic import Traffic
 from bigsci_launch.train.parallel.tensor import TensorParallel
 from bigsci_launch.train.state.rng import capture_generators, restore_generators
@@ -95,7 +95,9 @@ class Prober:
                 self._is_warm = True
             seconds = work(size)
             trial = SizeTrial(size, True, None, seconds, _used(), _num_retries() - retries)
-        except torch.OutOfMemoryError:
+        except RuntimeError as error:
+            if not says_shortage(error):
+                raise
             trial = SizeTrial(size, False, self._kind.__name__, used_bytes=_used(), retries=_num_retries() - retries)
         discard(self._engine)
         if self._guards:
@@ -109,7 +111,7 @@ class Prober:
         engine._reserve_pipe_buffers(max(2, in_flight))
         engine.total_loss, engine.fwd_outputs, engine._compute_loss = None, [], True
         batch = self._batch(size)
-        started = time.monotonic()
+        started = _now()
         for buffer in range(in_flight):
             self._forward(buffer, batch)
         for buffer in range(in_flight):
@@ -119,7 +121,7 @@ class Prober:
             self._run(schedule.BackwardPass, buffer)
             if not engine.is_first_stage():
                 self._run(schedule.SendGrad, buffer)
-        seconds = (time.monotonic() - started) / float(in_flight)
+        seconds = (_now() - started) / float(in_flight)
         self._reduce()
         return seconds
 
@@ -144,9 +146,9 @@ class Prober:
         engine = self._engine
         engine._reserve_pipe_buffers(2)
         engine.total_loss, engine.fwd_outputs, engine._compute_loss = None, [], True
-        started = time.monotonic()
+        started = _now()
         self._forward(0, self._batch(size))
-        return time.monotonic() - started
+        return _now() - started
 
     def _forward(self, buffer: int, batch: tuple[Tensor, Tensor]) -> None:
         engine = self._engine
@@ -225,6 +227,13 @@ def make_moments(optimizer: Any) -> None:
                 state["step"] = torch.zeros((), dtype=torch.float32, device=on_device)
                 state["exp_avg"] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
                 state["exp_avg_sq"] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
+
+
+def _now() -> float:
+    """Return the time, once the device has done all that it was asked to: calls do not wait for it."""
+    if computes_on_gpu():
+        torch.cuda.synchronize()
+    return time.monotonic()
 
 
 def _num_retries() -> int:
