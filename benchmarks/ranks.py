@@ -46,20 +46,31 @@ def start_attempt(run: RunDir, config: RunConfig, num_ranks: int) -> tuple[Attem
     return attempt, start_ranks(num_ranks, ["bigsci_launch.train"], attempt.log_file, place)
 
 
-def start_ranks(
-    num_ranks: int, module: Sequence[str], log_of: Callable[[int], Path], more: Mapping[str, str]
-) -> list[Process]:
-    """Start `python -m MODULE ARGUMENTS...` as `num_ranks` ranks, each with a log and `more` in its environment."""
+def free_port() -> int:
+    """Return a port at which ranks can meet."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    shared = {"WORLD_SIZE": str(num_ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), **more}
+        port: int = probe.getsockname()[1]
+    return port
+
+
+def start_ranks(
+    num_ranks: int,
+    module: Sequence[str],
+    log_of: Callable[[int], Path],
+    more: Mapping[str, str],
+    stdin: int | None = None,
+) -> list[Process]:
+    """Start `python -m MODULE ARGUMENTS...` as `num_ranks` ranks, each with a log and `more` in its environment."""
+    shared = {"WORLD_SIZE": str(num_ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), **more}
     processes = []
     for rank in range(num_ranks):
         environment = {**os.environ, **shared, "RANK": str(rank), "LOCAL_RANK": str(rank)}
         with log_of(rank).open("wb") as log:
             command = [sys.executable, "-m", *module]
-            processes.append(subprocess.Popen(command, env=environment, stdout=log, stderr=subprocess.STDOUT))
+            processes.append(
+                subprocess.Popen(command, env=environment, stdin=stdin, stdout=log, stderr=subprocess.STDOUT)
+            )
     return processes
 
 
