@@ -50,7 +50,7 @@ PHASES = (
     Phase("memory", 80),
     Phase("micro_batches", 75),
     Phase("survive", 70),
-    Phase("cost", 50),
+    Phase("cost", 60),
 )
 """In the order of their worth; a phase that runs along with an earlier one begins with it."""
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import sys
 import tempfile
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -45,6 +46,10 @@ class Size:
     vocabulary: int
     samples: int
     precision: str
+    heads: int = 4
+    length: int = 64
+    micro_batch: int = 4
+    device: str = "auto"
 
     @property
     def words(self) -> str:
@@ -89,15 +94,16 @@ def sections(size: Size, corpus: Path, num_steps: int, name: str) -> dict[str, A
         "model": {
             "num_layers": size.layers,
             "hidden_size": size.hidden,
-            "num_attention_heads": 4,
-            "sequence_length": 64,
+            "num_attention_heads": size.heads,
+            "sequence_length": size.length,
             "vocab_size": size.vocabulary,
         },
         "training": {
             "steps": num_steps,
-            "micro_batch_size": 4,
+            "micro_batch_size": size.micro_batch,
             "global_batch_size": size.samples,
             "precision": size.precision,
+            "device": size.device,
         },
         "data": {"prefix": str(corpus)},
         "guards": {"interval": "auto"},
@@ -111,6 +117,15 @@ def step_seconds(attempt: AttemptDir) -> dict[int, float]:
     return {one["step"]: other["mono"] - one["mono"] for one, other in pairwise(begins)}
 
 
+def differences(seconds: Mapping[int, float]) -> list[float]:
+    """Return by how much each even step took longer than the mean of its two neighbours."""
+    return [
+        seconds[step] - (seconds[step - 1] + seconds[step + 1]) / 2
+        for step in seconds
+        if step % 2 == 0 and {step - 1, step + 1} <= seconds.keys()
+    ]
+
+
 def measure(folder: Path, size: Size, corpus: Path, num_steps: int) -> Cost:
     """Train both runs of a size on the same ranks and return the cost."""
     every_second = write(folder / EVERY_SECOND, sections(size, corpus, num_steps, EVERY_SECOND))
@@ -118,16 +133,11 @@ def measure(folder: Path, size: Size, corpus: Path, num_steps: int) -> Cost:
     unchecked = write(folder / UNCHECKED, sections(size, corpus, 24, UNCHECKED))
     train([every_second, chosen, unchecked], folder, size.topology.world_size, "guards_every_step")
     seconds = {step: value for step, value in step_seconds(every_second).items() if step > WARM_UP}
-    differences = [
-        seconds[step] - (seconds[step - 1] + seconds[step + 1]) / 2
-        for step in seconds
-        if step % 2 == 0 and {step - 1, step + 1} <= seconds.keys()
-    ]
     files = sorted(chosen.events.glob("*.jsonl"))
     (said,) = [record for file in files for record in read_events(file) if record["kind"] == "guards"]
     return Cost(
         plain_ms=1e3 * median(value for step, value in seconds.items() if step % 2),
-        measured_ms=1e3 * median(differences),
+        measured_ms=1e3 * median(differences(seconds)),
         said_ms=1e3 * said["seconds"],
         said_share=said["share"],
         interval=said["interval"],

@@ -24,24 +24,43 @@ EVERY_SECOND, UNCHECKED = "every-second", "unchecked"
 """Names of runs that check every second step, or none after the first ones; others choose their interval."""
 
 
-def timed(original: Callable[..., Any], note: Callable[[float], None]) -> Callable[..., Any]:
-    """Return `original` that reports the seconds it takes."""
+def timed(
+    original: Callable[..., Any], note: Callable[[float], None], settle: Callable[[], None] = lambda: None
+) -> Callable[..., Any]:
+    """Return `original` that reports the seconds it takes. `settle` is called before the clock is read: it may wait for
+    a device, whose work is not that of `original`."""
 
     def run(*args: Any, **kwargs: Any) -> Any:
+        settle()
         started = time.perf_counter()
         try:
             return original(*args, **kwargs)
         finally:
+            settle()
             note(time.perf_counter() - started)
 
     return run
 
 
-def stand_in(spent: dict[int, float]) -> None:
-    """Time what guards do in a step."""
+def time_guards(note: Callable[[float], None], settle: Callable[[], None] = lambda: None) -> None:
+    """Time what guards do in a step, apart from its beginning."""
     from bigsci_launch.train.guards.adam import OptimizerWatch
     from bigsci_launch.train.guards.data import DataWatch
     from bigsci_launch.train.guards.flow.clipping import ClipWatch
+    from bigsci_launch.train.guards.watch import Guards
+
+    for owner, names in (
+        (Guards, ("alarm", "after_words", "check_step", "after_step")),
+        (DataWatch, ("word",)),
+        (ClipWatch, ("see_reduced", "see_used")),
+        (OptimizerWatch, ("_look",)),
+    ):
+        for name in names:
+            setattr(owner, name, timed(getattr(owner, name), note, settle))
+
+
+def stand_in(spent: dict[int, float]) -> None:
+    """Time what guards do in a step."""
     from bigsci_launch.train.guards.watch import Guards
 
     step = 0
@@ -56,14 +75,7 @@ def stand_in(spent: dict[int, float]) -> None:
         step = number
         before_step(self, number)
 
-    for owner, names in (
-        (Guards, ("alarm", "after_words", "check_step", "after_step")),
-        (DataWatch, ("word",)),
-        (ClipWatch, ("see_reduced", "see_used")),
-        (OptimizerWatch, ("_look",)),
-    ):
-        for name in names:
-            setattr(owner, name, timed(getattr(owner, name), note))
+    time_guards(note)
     choose = Guards._choose_interval
 
     def choose_interval(self: Guards, cost: float, seconds: float) -> None:

@@ -29,7 +29,7 @@ import ring_train
 import bigsci_launch
 
 HERE = Path(__file__).parent
-DIAGNOSTICS = Path(bigsci_launch.__file__).parent / "assets" / "diagnostics"
+RING_SITE = Path(bigsci_launch.__file__).parent / "assets" / "diagnostics" / "ring_site"
 STEPS, WARM_STEPS, TURNS = 40, 10, 5
 CALLS, BLOCK = 20_000, 200
 CACHE = Path(tempfile.gettempdir()) / "bsl-benchmark-cache"
@@ -195,10 +195,9 @@ def run_turn(way: str, samples: int, calls: int, cpu: str, steps: int = STEPS) -
         report = folder / "report.json"
         given = {"LOOPS": str(HERE / "foreign_loops"), "STEPS": str(steps), "CALLS": str(calls), "BLOCK": str(BLOCK)}
         given |= {"SAMPLES": str(samples), "REPORT": str(report), "CPU": cpu}
-        given |= {"PYTHONPATH": str(HERE.parent), "OMP_NUM_THREADS": "1"}
+        given |= {"PYTHONPATH": path_of_python(HERE.parent), "OMP_NUM_THREADS": "1"}
         if way.startswith(RING):
-            site = f"{DIAGNOSTICS / 'ring_site'}{os.pathsep}{HERE.parent}"
-            given |= {"BSL_RING_DIR": rings or text, "PYTHONPATH": site}
+            given |= {"BSL_RING_DIR": rings or text, "PYTHONPATH": path_of_python(RING_SITE, HERE.parent)}
             if way in TRACES:
                 given |= {"BSL_TRACE": str(folder / "trace.json"), "XDG_CACHE_HOME": str(CACHE)}
                 (folder / "trace.json").write_text(json.dumps({"include": TRACES[way]}))
@@ -228,6 +227,11 @@ def run_turn(way: str, samples: int, calls: int, cpu: str, steps: int = STEPS) -
         told["steps"][WARM_STEPS:], told["averaging"][WARM_STEPS:], told["each"], told["tiny"],
         told["num_collectives"], told["parts"], left,
     )  # fmt: skip
+
+
+def path_of_python(*first: Path) -> str:
+    """Return PYTHONPATH with some folders before those that are in it."""
+    return os.pathsep.join(filter(None, (*map(str, first), os.environ.get("PYTHONPATH"))))
 
 
 def memory_folder(way: str) -> AbstractContextManager[str | None]:

@@ -68,18 +68,20 @@ class Room:
     """What is left of the card, so that ranks side by side do not take it from each other."""
 
     def __init__(self, gib: float) -> None:
-        self._free, self._whole = gib, gib
+        self._free, self._num_inside = gib, 0
         self._changed = threading.Condition()
 
     def enter(self, gib: float) -> None:
-        """Wait until so much is free; more than the whole card waits for all of it."""
+        """Wait until so much is free, or nothing is taken."""
         with self._changed:
-            self._changed.wait_for(lambda: self._free >= min(gib, self._whole))
+            self._changed.wait_for(lambda: self._free >= gib or not self._num_inside)
             self._free -= gib
+            self._num_inside += 1
 
     def leave(self, gib: float) -> None:
         with self._changed:
             self._free += gib
+            self._num_inside -= 1
             self._changed.notify_all()
 
 

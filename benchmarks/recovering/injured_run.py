@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,9 +34,16 @@ class Done:
     pids: tuple[int, ...]
 
 
-def write_run_file(folder: Path, name: str, layout: Layout, corpus: Path, survive: dict[str, Any] | None) -> Path:
-    """Write a run file of a tiny GPT."""
-    document = {
+def write_run_file(
+    folder: Path,
+    name: str,
+    layout: Layout,
+    corpus: Path,
+    survive: dict[str, Any] | None,
+    more: Mapping[str, Any] | None = None,
+) -> Path:
+    """Write a run file of a tiny GPT; `more` has further sections, or further keys of those that are here."""
+    document: dict[str, Any] = {
         "run": {"name": name, "root": str(folder / "runs")},
         "slurm": {"site": "local"},
         "parallelism": {
@@ -67,6 +74,8 @@ def write_run_file(folder: Path, name: str, layout: Layout, corpus: Path, surviv
         "guards": {"interval": 4},
         **({} if survive is None else {"survive": survive}),
     }
+    for section, value in (more or {}).items():
+        document[section] = {**document.get(section, {}), **value} if isinstance(value, dict) else value
     path = folder / f"{name}.yaml"
     path.write_text(json.dumps(document))
     return path
@@ -78,7 +87,8 @@ def run_undisturbed(path: Path, run: RunDir) -> None:
     Raises:
         SystemExit: it failed.
     """
-    done = subprocess.run([sys.executable, "-c", BSL, "submit", str(path), "--local"], capture_output=True, text=True)
+    command = [sys.executable, "-c", BSL, "submit", str(path), "--local"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S)
     if done.returncode:
         sys.exit(f"{path.name}: the undisturbed run ended with {done.returncode}:\n{done.stdout}{done.stderr}")
 
@@ -87,7 +97,8 @@ def run_injured(path: Path, run: RunDir, case: Case, injuries_folder: Path) -> t
     """Start a run, injure it, and return its exit code (124: it did not end in time) and what was done."""
     injuries_folder.mkdir(parents=True, exist_ok=True)
     site = Path(__file__).parent / "injured_site"
-    environment = {**os.environ, "BSL_INJURIES": str(injuries_folder), "PYTHONPATH": str(site)}
+    path_of_python = os.pathsep.join(filter(None, (str(site), os.environ.get("PYTHONPATH"))))
+    environment = {**os.environ, "BSL_INJURIES": str(injuries_folder), "PYTHONPATH": path_of_python}
     command = [sys.executable, "-c", BSL, "submit", str(path), "--local"]
     with path.with_suffix(".out").open("wb") as output:
         process = subprocess.Popen(command, env=environment, stdout=output, stderr=subprocess.STDOUT)
@@ -162,12 +173,13 @@ def _injure(attempt: AttemptDir, injury: Injury, folder: Path) -> tuple[int, ...
 def _records_of(attempt: AttemptDir, victims: Sequence[int]) -> list[dict[str, Any]]:
     """Return who the victims are. After replicas were lost there are fewer ranks, so theirs are counted on from 0
     again; between two generations there are none, until the next one begins."""
-    while True:
+    while attempt.path.exists():
         files = rank_files(attempt.pids, ".json")
         try:
             return [read_json(files[sorted(files)[rank % len(files)]]) for rank in victims]
         except (RunDirError, ZeroDivisionError):
             time.sleep(POLL_S)
+    raise RunDirError(f"{attempt.path} was removed")
 
 
 def _hurt(pid: int, kind: str, folder: Path) -> None:
