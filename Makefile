@@ -2,7 +2,7 @@
 # make quick  the tests of the inner loop: no ranks, no Slurm, two minutes
 # make test   set up, install Slurm's packages when allowed, then run every test but the long tier
 # make long   set up, then run the tests that make test leaves out: further variants of expensive kinds
-# make gpu    the tests that need a GPU, then the speed of a 1.3B model on it; says so where there is none
+# make gpu    what one card shows in ten minutes: tests, speed, memory, hangs (docs/how-to/gpu.md)
 # make check  lint, types
 # make docs   write the generated pages of docs/reference again
 
@@ -34,8 +34,7 @@ long: $(READY)
 	$(BIN)/python -m pytest -m long --durations=25
 
 gpu: $(READY)
-	$(BIN)/python -m pytest tests/gpu --durations=10
-	$(BIN)/python benchmarks/gpu_mfu.py --device auto
+	PYTHON=$(BIN)/python bash benchmarks/gpu_session.sh gpu-session
 
 check: $(READY)
 	$(BIN)/ruff check .

@@ -116,8 +116,7 @@ def train_in_turns(size: SnapshotSize, card: Card, folder: Path, limit_s: float)
         moments: list[float] = []
         while len(moments) < wanted:
             if process.poll() is not None or time.monotonic() > until:
-                said = (folder / "snapshots.out").read_text(errors="replace").strip().splitlines() or [""]
-                raise RuntimeError(f"{len(moments)} of {wanted} steps; the last line is: {said[-1][:200]}")
+                raise RuntimeError(f"{len(moments)} of {wanted} steps; {last_words(run)}")
             time.sleep(0.1)
             attempt = run.latest_attempt()
             moments = [each["time"] for each in steps_of(attempt, LAYOUT)] if attempt else []
@@ -125,6 +124,13 @@ def train_in_turns(size: SnapshotSize, card: Card, folder: Path, limit_s: float)
         end_below(process.pid)
         process.wait(10)
     return turns(size, moments[:wanted])
+
+
+def last_words(run: RunDir) -> str:
+    """Return the end of each rank's log."""
+    attempt = run.latest_attempt()
+    logs = sorted(attempt.logs.iterdir()) if attempt and attempt.logs.is_dir() else []
+    return " | ".join(f"{log.name}: {log.read_text(errors='replace').strip()[-700:]}" for log in logs) or "no log"
 
 
 def start(size: SnapshotSize, card: Card, folder: Path, steps: int) -> subprocess.Popen[bytes]:

@@ -6,12 +6,13 @@ On a CPU, the tests that need no property of a card run there, to find mistakes 
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import subprocess
 import sys
 import tempfile
-import xml.etree.ElementTree as ElementTree
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from on_gpu.card import Card
@@ -21,7 +22,8 @@ ROOT = Path(__file__).resolve().parents[2]
 FILLS_THE_CARD = "out_of_memory"
 TINY = "wrong_step or trains_over_nccl"
 """The tests that a tiny session runs: one that trains, and one that must be stopped."""
-LIMIT_S = 60
+LIMIT_S = 100
+POLL_S = 0.2
 
 
 def run(record: Record, card: Card) -> None:
@@ -29,34 +31,39 @@ def run(record: Record, card: Card) -> None:
     if card.is_tiny:
         _pytest(record, card, TINY, ())
         return
-    workers = ("-n", "6") if importlib.util.find_spec("xdist") else ()
+    workers = ("-n", "8") if importlib.util.find_spec("xdist") else ()
     _pytest(record, card, f"not {FILLS_THE_CARD}", workers)
     _pytest(record, card, FILLS_THE_CARD, ())
 
 
 def _pytest(record: Record, card: Card, chosen: str, more: Sequence[str]) -> None:
+    """Run the tests that `-k` chooses, and record each when it has ended."""
     with tempfile.TemporaryDirectory() as folder:
-        report = Path(folder) / "report.xml"
+        report = Path(folder) / "report.jsonl"
+        report.touch()
         # Another pytest than ours, with other plugins: their warnings are no failures of these tests.
         options = ["-q", "-p", "no:cacheprovider", "-o", "filterwarnings=default", "-o", f"timeout={LIMIT_S}"]
-        command = [sys.executable, "-m", "pytest", "tests/gpu", "-k", chosen, *options, *more, f"--junit-xml={report}"]
-        environment = os.environ if card.is_gpu else {**os.environ, "BSL_GPU_TESTS_ON": "cpu"}
-        code = subprocess.run(command, cwd=ROOT, env=environment).returncode
-        cases = list(_cases(report)) if report.exists() else []
-    record.check(f"pytest -k {chosen!r} came to its end", code in (0, 1) and bool(cases), f"exit code {code}")
-    for name, state, words, seconds in cases:
-        record.row(test=name, state=state, words=words, seconds=seconds)
-        if state != "skipped":
-            record.check(name, state == "passed", words)
+        command = [sys.executable, "-m", "pytest", "tests/gpu", "-k", chosen, "-p", "on_gpu.test_report"]
+        environment = {**os.environ, "TEST_REPORT": str(report), **({} if card.is_gpu else {"BSL_GPU_TESTS_ON": "cpu"})}
+        process = subprocess.Popen([*command, *options, *more], cwd=ROOT, env=environment)
+        num_tests = 0
+        with report.open() as stream:
+            while process.poll() is None:
+                time.sleep(POLL_S)
+                num_tests += _note(record, stream.readlines())
+            num_tests += _note(record, stream.readlines())
+    sound = process.returncode in (0, 1) and num_tests > 0
+    record.check(f"pytest -k {chosen!r} came to its end", sound, f"{num_tests} tests, exit code {process.returncode}")
 
 
-def _cases(report: Path) -> Iterator[tuple[str, str, str, float]]:
-    """Yield name, state, words and seconds of each test."""
-    for case in ElementTree.parse(report).iter("testcase"):
-        bad = next((each for each in case if each.tag in ("failure", "error", "skipped")), None)
-        state = "passed" if bad is None else "skipped" if bad.tag == "skipped" else "failed"
-        words = "" if bad is None else (bad.get("message") or "").strip()[:600]
-        yield case.get("name", ""), state, words, float(case.get("time", 0))
+def _note(record: Record, lines: Sequence[str]) -> int:
+    """Record tests that have ended; a skipped one is a row with its reason."""
+    for line in lines:
+        row = json.loads(line)
+        record.row(**row)
+        if row["state"] != "skipped":
+            record.check(row["test"], row["state"] == "passed", row["words"])
+    return len(lines)
 
 
 if __name__ == "__main__":

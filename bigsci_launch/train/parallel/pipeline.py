@@ -90,6 +90,11 @@ def layer_specs(
 class CutPipeline(PipelineModule):  # type: ignore[misc]
     """DeepSpeed's pipeline, cut at our own bounds if the partition method lists the layer count of every stage."""
 
+    @torch.no_grad()
+    def _synchronize_tied_weights(self) -> None:
+        # Gloo receives for a GPU on the host, and then copies into the weight, which autograd sees as an operation.
+        super()._synchronize_tied_weights()
+
     def _partition_layers(self, method: str = "uniform") -> None:
         counts = parse_layer_counts(method)
         if counts is None:

@@ -1,4 +1,5 @@
-"""Like `several`, but stages send through the host, as ranks that share a GPU do. Says how much each rank sent."""
+"""Like `several`, but stages send through the host, as ranks that share a GPU do, and what a broadcast brought is
+copied into its tensor, as gloo does on a GPU. Says how much each rank sent."""
 
 from __future__ import annotations
 
@@ -16,11 +17,20 @@ num_sent = 0
 
 def start_deepspeed() -> None:
     plain_start()
+    import torch.distributed as dist
     from deepspeed.runtime.pipe import p2p
 
     from bigsci_launch.train.device.staging import send_through_host
 
     send_through_host()
+    broadcast = dist.broadcast
+
+    def copied(tensor: Any, *place: Any, **named: Any) -> Any:
+        result = broadcast(tensor, *place, **named)
+        tensor.copy_(tensor.detach().clone())
+        return result
+
+    dist.broadcast = copied
     staged = p2p.send
 
     def counted(tensor: Any, *place: Any) -> Any:
