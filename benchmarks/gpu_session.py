@@ -43,14 +43,14 @@ class Phase:
 
 
 PHASES = (
-    Phase("speed", 130),
-    Phase("peer", 90),
+    Phase("speed", 150),
+    Phase("peer", 75),
     Phase("tests", 130, along=("memory", "hangs")),
     Phase("memory", 130),
     Phase("hangs", 130),
-    Phase("micro_batches", 75),
-    Phase("survive", 70),
-    Phase("cost", 60),
+    Phase("micro_batches", 85),
+    Phase("survive", 90),
+    Phase("cost", 55),
 )
 """In the order of their worth; a phase that runs along with an earlier one begins with it."""
 

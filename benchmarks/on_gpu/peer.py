@@ -30,9 +30,9 @@ from on_gpu.programs.peer_gpt import Work
 from on_gpu.record import Record, run_phase
 from on_gpu.speed import BILLION, TINY, WARM_UP
 
-LIMIT_S = 82.0
-"""For all ways together: the phase has 90 s, and some have passed when it begins."""
-WORTH_S = 20.0
+LIMIT_S = 70.0
+"""For all ways together: the phase has 75 s, and some have passed when it begins."""
+WORTH_S = 18.0
 """With less time left, no further way begins."""
 POLL_S = 0.05
 OUT_OF_MEMORY = "out of memory"

@@ -76,8 +76,8 @@ def run_broken(program: str, folder: Path) -> tuple[dict[str, Any], int]:
     for name in ("__init__.py", "card.py", "record.py"):
         shutil.copy(BENCHMARKS / "on_gpu" / name, copy / "on_gpu" / name)
     session = (BENCHMARKS / "gpu_session.py").read_text()
-    assert 'Phase("speed", 130)' in session
-    (copy / "gpu_session.py").write_text(session.replace('Phase("speed", 130)', 'Phase("speed", 8)'))
+    assert 'Phase("speed", 150)' in session
+    (copy / "gpu_session.py").write_text(session.replace('Phase("speed", 150)', 'Phase("speed", 8)'))
     (copy / "on_gpu" / "speed.py").write_text(program)
     command = [sys.executable, str(copy / "gpu_session.py"), str(folder / "out"), "--only", "speed"]
     done = subprocess.run(command, env={**os.environ, "PYTHONPATH": f"{ROOT}:{copy}"}, timeout=60)

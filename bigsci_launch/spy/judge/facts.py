@@ -338,12 +338,14 @@ def holds_gil_throughout(seen: RankEvidence) -> bool | None:
 def spins_in_native_code(seen: RankEvidence) -> bool | None:
     """Whether the process computes in one place, and its deciding thread never held the interpreter's lock there.
 
-    A call that waits for a device does so, and so does one of MPI.
+    A call that waits for a device does so, and so does one of MPI. One that asks a device again and again holds the
+    lock, but is known by its name.
     """
     busy, held = is_busy(seen), holds_gil_throughout(seen)
     if busy is None or held is None:
         return None
-    return busy and frames_moved(seen) is not True and not held
+    asks_device = seen.thread is not None and seen.thread.native_call is not None
+    return busy and frames_moved(seen) is not True and (asks_device or not held)
 
 
 def waits_for_work(seen: RankEvidence) -> bool:

@@ -249,7 +249,7 @@ def conclude_computing(case: JobCase, ranks: Sequence[int]) -> Conclusion:
         words = f"{evidence.names(ranks)} {agree('computes', ranks)}, and the others wait for {them}"
     there = set(ranks)
     if all(seen.recorder is None and spins_in_native_code(seen) for seen in evidence.ranks if seen.rank in there):
-        doubt = "or wait for their devices: each stays in one place, in native code, without the GIL"
+        doubt = "or wait for their devices: each stays in one place, in native code"
         missing = "what the devices do: native frames or a recorder would show it"
         again = "bsl spy  # again in a minute: if the places are the same, it is a hang"
         return Conclusion(State.UNKNOWN, f"{words}, {doubt}", Strength.NOTHING, missing=(missing,), next=(again,))

@@ -1,7 +1,7 @@
 """Checks that each weight has the gradient that its inputs and the gradient of its outputs imply.
 
-For y = x W^T, the gradient of W is dy^T x. Multiplied by a vector u of signs it is dy^T (x u), which costs next to
-nothing: x u has one number per token, and it is known in the forward pass. So a gradient that is scaled, lost or
+For y = x W^T, the gradient of W is dy^T x. Multiplied by a few vectors u of signs it is dy^T (x u), which costs next to
+nothing: x u has a few numbers per token, and it is known in the forward pass. So a gradient that is scaled, lost or
 counted twice between a layer's backward pass and the reduction over ranks is named, on every rank by itself.
 """
 
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from xxhash import xxh3_64_intdigest
 
 from bigsci_launch.train.guards.copies import TIED, Violation
-from bigsci_launch.train.guards.flow.samples import distance, signs
+from bigsci_launch.train.guards.flow.samples import VECTORS, distance, signs
 from bigsci_launch.train.guards.state import bytes_of, local_gradient
 from bigsci_launch.train.parallel.tensor import ColumnParallelLinear, RowParallelLinear, VocabularyParallelTable
 
@@ -84,7 +84,7 @@ class LayerWatch:
         if not self._is_armed() or not output.requires_grad:
             return
         with torch.no_grad():
-            projected = (x @ self._signs_of(name)).reshape(-1)
+            projected = (x @ self._signs_of(name)).reshape(-1, VECTORS)
 
         def see(gradient: Tensor) -> None:
             self._add(name, (gradient.reshape(len(projected), -1).T @ projected).float())
@@ -98,10 +98,10 @@ class LayerWatch:
         self.tokens += xxh3_64_intdigest(bytes_of(tokens))
 
         def see(gradient: Tensor) -> None:
-            projected = (gradient @ self._signs_of(name)).reshape(-1).float()
+            projected = (gradient @ self._signs_of(name)).reshape(-1, VECTORS).float()
             rows = tokens.reshape(-1) - table.first_token
             is_here = (rows >= 0) & (rows < len(table.weight))
-            total = torch.zeros(len(table.weight), device=projected.device)
+            total = torch.zeros(len(table.weight), VECTORS, device=projected.device)
             self._add(name, total.index_add_(0, rows[is_here], projected[is_here]))
 
         output.register_hook(see)  # type: ignore[no-untyped-call]
