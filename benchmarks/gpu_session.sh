@@ -4,13 +4,13 @@
 #     bash benchmarks/gpu_session.sh OUT [--only PHASE ...] [--tiny]
 #
 # It takes the python3 that is there, or that of PYTHON, which must have torch, and the wheels that
-# benchmarks/gpu_wheels.sh has put into .whl/, if there are any. Each phase leaves OUT/PHASE.json and OUT/PHASE.log.
+# benchmarks/gpu_wheels.sh has put into .whl/ for Python 3.12, if there are any. Each phase leaves OUT/PHASE.json and OUT/PHASE.log.
 # Without a GPU everything runs on the CPU in tiny sizes, as a test of itself.
 set -euo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
 python=${PYTHON:-python3}
 path="$root:$root/benchmarks"
-if compgen -G "$root/.whl/*.whl" >/dev/null; then
+if compgen -G "$root/.whl/*.whl" >/dev/null && "$python" -c 'import sys; sys.exit(sys.version_info[:2] != (3, 12))'; then
     site=$(mktemp -d)
     trap 'rm -rf -- "$site"' EXIT
     "$python" -m pip install --quiet --no-index --no-deps --no-compile --no-cache-dir --disable-pip-version-check \
