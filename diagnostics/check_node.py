@@ -1,11 +1,13 @@
 """Tries one node in some seconds, and prints what it measured. Stand-alone, together with check_gpus.py and
 check_peers.py: standard library only, Python 3.8 or newer; torch is used where there is a GPU.
 
+    export BSL_CHECK_TOKEN="$(uuidgen)"
     srun --nodes=4 --ntasks-per-node=1 python -I check_node.py | python -I -S check_verdict.py --nodes 'n0 n1 n2 n3'
 
-srun starts one process per node. Each prints lines `@check {...}`: one when it starts, one when it ends. A test is
-`ok`, `failed`, or `not_tried`, and then it says why. Nothing is judged here except what is wrong in itself: a wrong
-product, memory that returns something else, an exchange that breaks. Whether a node is slow is seen next to the others.
+srun starts one process per node. They know each other by the token, and count the strangers that call. Each prints
+lines `@check {...}`: one when it starts, one when it ends. A test is `ok`, `failed`, or `not_tried`, and then it says
+why. Nothing is judged here except what is wrong in itself: a wrong product, memory that returns something else, an
+exchange that breaks. Whether a node is slow is seen next to the others.
 
 The time is limited. A test that needs nobody else has failed if it has run for half of that time; one that began later,
 such as after a slow start of torch, was not tried. Waiting for other nodes is not a failure of this one.
@@ -74,6 +76,7 @@ class Node:
         self.limit_s = limit_s
         self.tests: list[Record] = []
         self.peers: list[Record] = []
+        self.strangers = 0
         self.running: str | None = None
         self.running_since = self.began
         self.gpus: int | None = None
@@ -95,7 +98,7 @@ class Node:
         self.work()
         self.running = "exchange"
         try:
-            self.peers = try_peers(self.name, self.hosts, self.began + self.limit_s - 5)
+            self.peers, self.strangers = try_peers(self.name, self.hosts, self.began + self.limit_s - 5)
             self.note("exchange", "ok" if self.peers else "not_tried", why="" if self.peers else "this node is alone")
         except (OSError, ValueError, KeyError) as error:
             self.note("exchange", "not_tried", why=f"{type(error).__name__}: {error}")
@@ -148,9 +151,8 @@ class Node:
         with self.lock:
             self.running = None
             seconds = time.monotonic() - self.began
-            self.say(
-                {"kind": "result", "tests": self.tests, "peers": self.peers, "gpus": self.gpus, "seconds": seconds}
-            )
+            found = {"tests": self.tests, "peers": self.peers, "strangers": self.strangers, "gpus": self.gpus}
+            self.say({"kind": "result", **found, "seconds": seconds})
             if threading.current_thread() is threading.main_thread():
                 os._exit(0)  # what hangs at exit must not hold the step
 

@@ -1,70 +1,84 @@
 """The test of check_node.py that needs two nodes: in each round every node sums a block of bytes with another one.
 
 The rounds are those of a tournament, so that a slow or broken node is seen by several others. All nodes meet at the
-first one, whose port follows from the ids of job and step; the exchanges use a port of each node. This is TCP over the
-interface by which the nodes know each other: InfiniBand and NCCL are not tried.
+first one, whose port follows from the token of the step, BSL_CHECK_TOKEN; the exchanges use a port of each node. Only
+who has the token is let in: see door.py. This is TCP over the interface by which the nodes know each other: InfiniBand
+and NCCL are not tried.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
-import selectors
 import socket
 import subprocess
 import threading
 import time
 from typing import TYPE_CHECKING
 
+from door import Door, call, listen_at, prove, read_line
+
 if TYPE_CHECKING:
     from typing import Any
 
+    from door import Guest
+
     Record = dict[str, Any]
 
+TOKEN = "BSL_CHECK_TOKEN"
 MAX_ROUNDS = 8
 BLOCK_BYTES = 16 * 2**20
 PAIR_TIMEOUT_S = 10.0
+CALL_TIMEOUT_S, CALL_AGAIN_S = 3.0, 0.2
+POLL_S = 0.2
+LONGEST_ANSWER = 1 << 20
+"""Bytes of the list of nodes that the first node sends to those that it let in."""
 NUM_PORTS = 8
 """How many ports the first node may use: other programs have some of them."""
 
 
 class Place:
-    """Which of the nodes of the step this one is."""
+    """Which of the nodes of the step this one is. `token` is a secret of the step."""
 
     def __init__(self, index: int, hosts: list[str], token: str) -> None:
         self.index, self.hosts, self.token = index, hosts, token
 
     @property
     def ports(self) -> list[int]:
-        seed = sum(ord(letter) * (position + 1) for position, letter in enumerate(self.token))
-        return [10000 + (seed * 7919 + number * 2503) % 20000 for number in range(NUM_PORTS)]
+        """Where the first node may listen. The token cannot be guessed from them."""
+        seed = int(prove(self.token, b"ports"), 16)
+        return [10000 + (seed + number * 2503) % 20000 for number in range(NUM_PORTS)]
+
+    def listen(self, port: int = 0) -> list[socket.socket]:
+        return listen_at(self.hosts[self.index], port)
 
 
-def try_peers(node: str, hosts: list[str], deadline: float) -> list[Record]:
-    """Exchange blocks with other nodes, and return one record for each exchange. Empty if there is no other node.
+def try_peers(node: str, hosts: list[str], deadline: float) -> tuple[list[Record], int]:
+    """Exchange blocks with other nodes, and return one record for each exchange, none if there is no other node; and
+    how many strangers have called.
 
     Raises:
         OSError: the nodes did not find each other.
     """
     place = read_place(node, hosts)
     if len(place.hosts) < 2:
-        return []
-    with socket.create_server(("", 0), backlog=64) as listener:
-        met = meet(place, node, listener.getsockname()[1], deadline)
-        early: dict[tuple[int, int], socket.socket] = {}
-        return [
-            exchange(place, met, listener, number, peer, early)
+        return [], 0
+    if not place.token:
+        raise OSError(f"{TOKEN} is not set, by which nodes know each other: whoever starts the step gives it to all")
+    with Reception(place.listen(), place) as reception:
+        met, strangers = meet(place, reception.port, deadline)
+        records = [
+            exchange(place, met, reception, number, peer)
             for number, peer in opponents(place.index, len(place.hosts))
             if time.monotonic() < deadline
         ]
+        return records, strangers + reception.strangers
 
 
 def read_place(node: str, hosts: list[str]) -> Place:
     """Return this node's place from Slurm's variables. A container has no scontrol: `hosts` are then given."""
     environment = os.environ
-    token = f"{environment.get('SLURM_JOB_ID', '0')}.{environment.get('SLURM_STEP_ID', '0')}"
-    return Place(int(environment.get("SLURM_NODEID", "0")), hosts or ask_hosts(node), token)
+    return Place(int(environment.get("SLURM_NODEID", "0")), hosts or ask_hosts(node), environment.get(TOKEN, ""))
 
 
 def ask_hosts(node: str) -> list[str]:
@@ -98,115 +112,138 @@ def opponents(index: int, count: int) -> list[tuple[int, int]]:
 # ------------------------------------------------------------------------------------------- finding each other
 
 
-def meet(place: Place, node: str, port: int, deadline: float) -> dict[int, Record]:
-    """Return node name and port of every node that came, by index. The first node collects and passes them on."""
-    own = {"index": place.index, "node": node, "port": port, "token": place.token}
+class Reception:
+    """Lets other nodes in, in a thread of its own: no node waits for a stranger. A visit is known by the two numbers
+    that come with its proof."""
+
+    def __init__(self, listeners: list[socket.socket], place: Place) -> None:
+        self._door = Door(listeners, place.token)
+        self._visits: dict[tuple[int, int], socket.socket] = {}
+        self._changed = threading.Condition()
+        self._is_over = False
+        self._thread = threading.Thread(target=self._work, daemon=True)
+        self.port = self._door.port
+
+    def __enter__(self) -> Reception:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._is_over = True
+        self._thread.join()
+        self._door.close()
+        for link in self._visits.values():
+            link.close()
+
+    @property
+    def strangers(self) -> int:
+        return self._door.strangers
+
+    def wait_for_all(self, number: int, deadline: float) -> dict[tuple[int, int], socket.socket]:
+        """Return the visits once there are `number` of them, or those until the deadline."""
+        with self._changed:
+            self._changed.wait_for(lambda: len(self._visits) >= number, max(0.0, deadline - time.monotonic()))
+            return dict(self._visits)
+
+    def wait_for(self, visit: tuple[int, int], deadline: float) -> socket.socket:
+        """Return the connection of a visit, which then belongs to the caller.
+
+        Raises:
+            TimeoutError: it did not come.
+        """
+        with self._changed:
+            if self._changed.wait_for(lambda: visit in self._visits, max(0.0, deadline - time.monotonic())):
+                return self._visits.pop(visit)
+        raise TimeoutError("timed out")
+
+    def _work(self) -> None:
+        while not self._is_over:
+            for guest in self._door.poll(POLL_S):
+                self._take(guest)
+
+    def _take(self, guest: Guest) -> None:
+        try:
+            first, second = map(int, guest.words.split())
+        except ValueError:
+            guest.link.close()
+            return
+        with self._changed:
+            before = self._visits.pop((first, second), None)
+            self._visits[first, second] = guest.link
+            self._changed.notify_all()
+        if before is not None:
+            before.close()  # its node has given it up, and has come again
+
+
+def meet(place: Place, port: int, deadline: float) -> tuple[dict[int, int], int]:
+    """Return the port of every node that came, by index, and how many strangers have called. The first node collects
+    and passes them on."""
     if place.index == 0:
-        return collect(place, own, min(deadline, time.monotonic() + 15))
+        return collect(place, port, min(deadline, time.monotonic() + 15))
+    words = b"%d %d" % (place.index, port)
     while time.monotonic() < deadline:
         for candidate in place.ports:
-            try:
-                with socket.create_connection((place.hosts[0], candidate), timeout=3) as connection:
-                    send_line(connection, own)
-                    connection.settimeout(max(1.0, deadline - time.monotonic()))
-                    answer = json.loads(read_line(connection))
-                    if answer.get("token") == place.token:
-                        return {int(index): record for index, record in answer["nodes"].items()}
-            except (OSError, ValueError, LookupError, AttributeError):
-                continue
+            address = (place.hosts[0], candidate)
+            # Others may listen there: whatever they say is no answer.
+            with contextlib.suppress(OSError), call(address, place.token, words, CALL_TIMEOUT_S) as link:
+                pairs = [each.split(b":") for each in read_line(link, deadline, LONGEST_ANSWER).split()]
+                return {int(index): int(its_port) for index, its_port in pairs}, 0
         time.sleep(0.1)
     raise OSError(f"the first node, {place.hosts[0]}, was not found")
 
 
-def collect(place: Place, own: Record, deadline: float) -> dict[int, Record]:
+def collect(place: Place, port: int, deadline: float) -> tuple[dict[int, int], int]:
     """Wait for all nodes or until the deadline, and tell everybody who came."""
-    met, connections = {0: own}, []
-    with listen_on(place.ports) as server, selectors.DefaultSelector() as selector:
-        selector.register(server, selectors.EVENT_READ)
-        while len(met) < len(place.hosts) and selector.select(max(0.0, deadline - time.monotonic())):
-            connection, _ = server.accept()
-            connection.settimeout(3)
-            try:
-                record = json.loads(read_line(connection))
-                if record["token"] == place.token:
-                    met[int(record["index"])] = record
-                    connections.append(connection)
-            except (OSError, ValueError, LookupError, TypeError):
-                connection.close()
-        for connection in connections:
+    with Reception(listen_on(place), place) as reception:
+        visits = reception.wait_for_all(len(place.hosts) - 1, deadline)
+        met = {0: port, **{index: its_port for index, its_port in visits}}
+        answer = " ".join(f"{index}:{its_port}" for index, its_port in met.items()).encode() + b"\n"
+        for link in visits.values():
             with contextlib.suppress(OSError):
-                send_line(connection, {"token": place.token, "nodes": met})
-            connection.close()
-    return met
+                link.settimeout(CALL_TIMEOUT_S)
+                link.sendall(answer)
+        return met, reception.strangers
 
 
-def listen_on(ports: list[int]) -> socket.socket:
-    for port in ports:
+def listen_on(place: Place) -> list[socket.socket]:
+    for port in place.ports:
         try:
-            return socket.create_server(("", port), backlog=1024)
+            return place.listen(port)
         except OSError:
             continue
-    raise OSError(f"all of the ports {ports} are in use")
-
-
-def send_line(connection: socket.socket, record: Record) -> None:
-    connection.sendall(json.dumps(record).encode() + b"\n")
-
-
-def read_line(connection: socket.socket) -> bytes:
-    data = b""
-    while not data.endswith(b"\n"):
-        more = connection.recv(65536)
-        if not more:
-            raise OSError("the connection was closed")
-        data += more
-    return data
+    raise OSError(f"all of the ports {place.ports} are in use")
 
 
 # ------------------------------------------------------------------------------------------- one exchange
 
 
-def exchange(
-    place: Place, met: dict[int, Record], listener: socket.socket, number: int, peer: int, early: dict[Any, Any]
-) -> Record:
+def exchange(place: Place, met: dict[int, int], reception: Reception, number: int, peer: int) -> Record:
     """Sum a block with another node, check the sum, and return how fast that was, or why it was not possible."""
     record: Record = {"round": number, "peer": place.hosts[peer], "status": "ok", "value": None, "why": ""}
     if peer not in met:
         return {**record, "status": "not_tried", "why": "it did not come"}
     try:
-        with connect(place, met, listener, number, peer, early) as connection:
+        with connect(place, met, reception, number, peer) as connection:
             return {**record, "value": sum_block(connection, place.index, peer)}
     except (OSError, ValueError) as error:
         return {**record, "status": "failed", "why": str(error) or type(error).__name__}
 
 
-def connect(
-    place: Place, met: dict[int, Record], listener: socket.socket, number: int, peer: int, early: dict[Any, Any]
-) -> socket.socket:
+def connect(place: Place, met: dict[int, int], reception: Reception, number: int, peer: int) -> socket.socket:
     """Return the connection of a pair for a round: the lower of the two accepts it."""
     deadline = time.monotonic() + PAIR_TIMEOUT_S
-    if place.index > peer:
-        connection = socket.create_connection((place.hosts[peer], met[peer]["port"]), timeout=PAIR_TIMEOUT_S)
-        send_line(connection, {"token": place.token, "round": number, "index": place.index})
-        return connection
-    while (number, peer) not in early:
-        listener.settimeout(max(0.1, deadline - time.monotonic()))
-        connection, _ = listener.accept()
-        connection.settimeout(PAIR_TIMEOUT_S)
-        hello = json.loads(read_hello(connection))
-        early[hello["round"], hello["index"]] = connection
-    return early.pop((number, peer))  # type: ignore[no-any-return]
-
-
-def read_hello(connection: socket.socket) -> bytes:
-    """Read a line and nothing after it: the block follows."""
-    data = b""
-    while not data.endswith(b"\n"):
-        letter = connection.recv(1)
-        if not letter:
-            raise OSError("the connection was closed")
-        data += letter
-    return data
+    if place.index < peer:
+        return reception.wait_for((number, peer), deadline)
+    while True:
+        try:
+            words = b"%d %d" % (number, place.index)
+            return call((place.hosts[peer], met[peer]), place.token, words, max(0.1, deadline - time.monotonic()))
+        except OSError as error:
+            # Strangers may crowd the door of the other node: one that belongs there comes again.
+            is_sent_away = isinstance(error, (ConnectionAbortedError, ConnectionResetError, BrokenPipeError))
+            if not is_sent_away or time.monotonic() + CALL_AGAIN_S > deadline:
+                raise
+            time.sleep(CALL_AGAIN_S)
 
 
 def sum_block(connection: socket.socket, index: int, peer: int) -> float:

@@ -26,6 +26,12 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+if "__file__" in globals():
+    sys.path.insert(0, str(Path(__file__).resolve().parent))  # -I leaves it out
+sys.dont_write_bytecode = True  # nothing is left in the attempt's tools
+
+import safe_files
+
 if TYPE_CHECKING:
     from typing import Any
 
@@ -76,13 +82,20 @@ def judge(lines: list[str], names: list[str]) -> Record:
     verdicts = {node["verdict"] for node in nodes}
     verdict = next((each for each in ORDER if each in verdicts), "not_known")
     factors = {"gpu": GPU_FACTOR, "other": FACTOR}
-    return {"schema_version": SCHEMA_VERSION, "verdict": verdict, "slow_factors": factors, "nodes": nodes}
+    strangers = sum(record.get("strangers", 0) for record in results.values())
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "verdict": verdict,
+        "slow_factors": factors,
+        "strangers": strangers,
+        "nodes": nodes,
+    }
 
 
 def parse(line: str) -> Record | None:
     """Return the record in a line of check_node.py; None for any other line."""
     try:
-        record = json.loads(line.partition(PREFIX)[2])
+        record = safe_files.parse_json(line.partition(PREFIX)[2])
         return record if isinstance(record["node"], str) and record["kind"] in ("start", "result") else None
     except (ValueError, LookupError, TypeError):
         return None
@@ -197,14 +210,12 @@ def summary(document: Record) -> list[str]:
 
 
 def store(folder: Path, document: Record) -> None:
-    """Write the results, each next to its place and renamed into it."""
+    """Write the results, each whole or not at all."""
     for name, record in [("result", document), *((node["node"], node) for node in document["nodes"])]:
         path = folder / f"{name}.json"
-        beside = path.with_name(f".{path.name}.{os.getpid()}")
         try:
-            folder.mkdir(parents=True, exist_ok=True)
-            beside.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-            beside.replace(path)
+            safe_files.make_folder(folder)
+            safe_files.write_file(path, json.dumps(record, indent=1) + "\n")
         except OSError as error:
             with contextlib.suppress(OSError):
                 os.write(2, f"check_verdict: cannot write {path}: {error}\n".encode())

@@ -18,7 +18,8 @@ import struct
 import time
 
 from node_processes import parse_stat, read_text
-from node_recorder import compact_records
+from node_recorder import LARGEST_DUMP, compact_records
+from safe_files import parse_json
 
 TYPE_CHECKING = False  # typing costs start-up time, and annotations are never evaluated
 if TYPE_CHECKING:
@@ -63,13 +64,11 @@ def may_pull(rank: Facts, request: Facts) -> bool:
 
 def read_rank_pulled(rank: Facts, _request: Facts, known: Facts) -> Iterator[tuple[str, Any]]:
     """Return the collectives that torch recorded."""
-    import json
-
     try:
         if os.uname().machine != "x86_64":
             raise OSError(f"--flight-recorder=fork is written for x86_64; this node is {os.uname().machine}")
         text = pull(rank["pid"], known)
-        yield "recorder", dict(compact_records(json.loads(text)["entries"]), members={})
+        yield "recorder", dict(compact_records(parse_json(text, LARGEST_DUMP)["entries"]), members={})
     except (OSError, ValueError, KeyError, struct.error) as error:
         yield "recorder_why", f"it could not be pulled: {error.strerror if getattr(error, 'strerror', None) else error}"
 
@@ -87,17 +86,40 @@ def pull(pid: int, known: Facts) -> bytes:
     name = b"\0bsl-" + os.urandom(9).hex().encode()[:17]  # 22 bytes: the stub knows the length
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(name)
-        server.listen(1)
-        server.settimeout(ANSWER_TIMEOUT_S)
+        server.listen(128)
         if not any(inject(pid, quiet_thread(pid), function, name) for _ in range(MAX_TRIES)):
             raise OSError("its threads woke up at every attempt")
-        connection, _ = server.accept()
-        with connection:
+        with accept_from(server, owner_of(pid)) as connection:
             connection.settimeout(ANSWER_TIMEOUT_S)
             parts = [connection.recv(1 << 18)]
             while parts[-1]:
                 parts.append(connection.recv(1 << 18))
     return b"".join(parts)
+
+
+def owner_of(pid: int) -> int:
+    """The user that a process acts as."""
+    lines = (read_text(f"/proc/{pid}/status") or "").splitlines()
+    return next((int(line.split()[2]) for line in lines if line.startswith("Uid:")), -1)
+
+
+def accept_from(server: Any, owner: int) -> Any:
+    """Accept a connection from a process of `owner`. Names of this kind have no owner and are no secret: others may
+    connect too, and are sent away.
+
+    Raises:
+        OSError: none came in time.
+    """
+    import socket
+
+    deadline = time.monotonic() + ANSWER_TIMEOUT_S
+    while True:
+        server.settimeout(max(0.001, deadline - time.monotonic()))
+        connection, _ = server.accept()
+        _, user, _ = struct.unpack("iII", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+        if user == owner:
+            return connection
+        connection.close()
 
 
 def quiet_thread(pid: int) -> int:

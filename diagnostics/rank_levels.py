@@ -26,16 +26,16 @@ OF_THE_AGENT = ("BSL_CONTROLLER", "BSL_CONTROLLER_TOKEN")
 
 def serve(options: argparse.Namespace) -> int:
     """Serve until the job is over, and return the exit code for the runner."""
-    address = os.environ.get("BSL_CONTROLLER")
-    if not address:
-        say("rank_runner: --survive needs BSL_CONTROLLER, which bsl's controller sets")
+    address, token = (os.environ.get(name) for name in OF_THE_AGENT)
+    if not address or not token:
+        say(f"rank_runner: --survive needs {' and '.join(OF_THE_AGENT)}, which bsl's controller sets")
         return 2
     seat = InPlaceSeat(options) if options.survive == "in_place" else RestartSeat(options)
     adopt_orphans()
     for number in (signal.SIGUSR2, signal.SIGTERM, signal.SIGURG):
         signal.signal(number, seat.receive)
     try:
-        link = Link(address, seat.events)
+        link = Link(address, token, seat.hello(), seat.events)
     except OSError as error:
         say(f"rank_runner: {seat.name} cannot reach the controller at {address}: {error}")
         return 1

@@ -1,6 +1,7 @@
 """The connection of a seat to the controller of a job with `survive`, for rank_seat.py. Standard library only.
 
-One JSON object a line, both ways, over TCP. Both sides say `beat` every second, and a side that hears nothing for
+Both sides first prove that they have the token of the job: see door.py. Then it is one JSON object a line, both ways,
+over TCP. Both sides say `beat` every second, and a side that hears nothing for
 `LEASE_S` takes the other for lost. Reading and beating have a thread of their own: neither a file system that does not
 answer nor a slow start of a program may look like a lost node.
 """
@@ -16,7 +17,9 @@ import socket
 import threading
 import time
 
+from door import call
 from free_port import EPHEMERAL, candidates, port_range, why_taken
+from safe_files import parse_json
 
 TYPE_CHECKING = False  # typing costs start-up time, and annotations are never evaluated
 if TYPE_CHECKING:
@@ -32,14 +35,14 @@ LONGEST_LINE = 1 << 20
 
 
 class Link:
-    """A connection to the controller at `host:port`. What it says comes as dicts into `events`; then, once the
-    connection is over, None."""
+    """A connection to the controller at `host:port`, which is told `hello`. What it says comes as dicts into `events`;
+    then, once the connection is over, None."""
 
-    def __init__(self, address: str, events: queue.SimpleQueue[Any]) -> None:
+    def __init__(self, address: str, token: str, hello: dict[str, Any], events: queue.SimpleQueue[Any]) -> None:
         host, _, port = address.rpartition(":")
         self._events = events
         self._lock = threading.Lock()
-        self._socket = connect(host.strip("[]"), int(port))
+        self._socket = connect((host.strip("[]"), int(port)), token, encoded(hello))
         self._socket.settimeout(LEASE_S)
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         with contextlib.suppress(OSError, AttributeError):
@@ -48,7 +51,7 @@ class Link:
 
     def say(self, what: str, /, **fields: Any) -> None:
         """Send one message. If that fails, the thread that listens will find the connection over."""
-        data = json.dumps({"say": what, **fields}).encode() + b"\n"
+        data = encoded({"say": what, **fields}) + b"\n"
         with self._lock:
             try:
                 self._socket.sendall(data)
@@ -61,7 +64,7 @@ class Link:
             self._socket.shutdown(socket.SHUT_WR)
 
     def _listen(self) -> None:
-        with contextlib.suppress(OSError, ValueError):
+        with contextlib.suppress(Exception):  # however it ends, the seat must hear of it
             self._read()
         self._events.put(None)
 
@@ -75,7 +78,7 @@ class Link:
                     return
                 *lines, rest = (rest + chunk).split(b"\n")
                 heard = time.monotonic()
-                for message in map(json.loads, lines):
+                for message in map(parse_json, lines):
                     if message.get("do") != "beat":
                         self._events.put(message)
             before, now = now, time.monotonic()
@@ -86,20 +89,25 @@ class Link:
                 self.say("beat")
 
 
-def connect(host: str, port: int) -> socket.socket:
-    """Return a connection to the controller, which may be too busy for the first attempts.
+def connect(address: tuple[str, int], token: str, hello: bytes) -> socket.socket:
+    """Return a connection to the controller, which may be too busy for the first attempts, or have a crowd at its door.
 
     Raises:
-        OSError: it cannot be reached.
+        OSError: it cannot be reached, or does not let us in.
     """
     deadline = time.monotonic() + CONNECT_S
     while True:
         try:
-            return socket.create_connection((host, port), timeout=CONNECT_S / 3)
+            return call(address, token, hello, CONNECT_S / 3)
         except OSError:
             if time.monotonic() > deadline:
                 raise
             time.sleep(0.2 + 0.1 * (os.getpid() % 10))
+
+
+def encoded(message: dict[str, Any]) -> bytes:
+    """Return a message as a line without its end. Bytes of file names that are no text become question marks."""
+    return json.dumps(message, ensure_ascii=False).encode("utf-8", "replace")
 
 
 class OfferedPort:
@@ -113,7 +121,11 @@ class OfferedPort:
         self._name: socket.socket | None = None
 
     def find(self) -> int:
-        """Return a free port, another one each time: connections of the generation before may still use the last."""
+        """Return a free port, another one each time: connections of the generation before may still use the last.
+
+        Anybody may hold such names. If none is left, a free port does without one; 0 if no port is free.
+        """
+        nameless = 0
         first, after = port_range(EPHEMERAL)
         wanted = first + (os.getpid() * 7 + time.monotonic_ns() // 1000) % (after - first)
         for port in candidates(wanted, (first, after)):
@@ -122,6 +134,7 @@ class OfferedPort:
                 name.bind(f"\0bsl-port-{port}")
             except OSError:
                 name.close()
+                nameless = nameless or (port if why_taken(port) is None else 0)
                 continue
             if why_taken(port) is None:
                 if self._name is not None:
@@ -129,4 +142,4 @@ class OfferedPort:
                 self._name = name
                 return port
             name.close()
-        return 0
+        return nameless

@@ -14,7 +14,6 @@ A process that SIGSTOP has stopped for ten seconds is killed. Without the contro
 from __future__ import annotations
 
 import contextlib
-import json
 import math
 import os
 import queue
@@ -23,6 +22,7 @@ import socket
 import threading
 import time
 
+import safe_files
 from rank_check import NodeCheck, NodeVerdict
 from rank_link import Link, OfferedPort
 from rank_log import StampedLog, say
@@ -80,19 +80,20 @@ class Seat:
         """What the runner exits with once no process is left; None while the job continues."""
         self.copies: list[threading.Thread] = []
 
+    def hello(self) -> dict[str, Any]:
+        """Return what the controller needs to know of this seat."""
+        return {
+            "seat": self.number,
+            "local_rank": self.local_rank,
+            "node": node_name(is_local=self.is_local),
+            "host": socket.gethostname(),
+            "runner_pid": os.getpid(),
+        }
+
     # ---------------------------------------------------------------- the loop
 
     def run(self, link: Link) -> int:
         self.link = link
-        link.say(
-            "hello",
-            token=os.environ.get("BSL_CONTROLLER_TOKEN"),
-            seat=self.number,
-            local_rank=self.local_rank,
-            node=node_name(is_local=self.is_local),
-            host=socket.gethostname(),
-            runner_pid=os.getpid(),
-        )
         self.open()
         while self.exit_code is None or self.programs():
             with contextlib.suppress(queue.Empty):
@@ -284,7 +285,7 @@ class Seat:
         """Remove the PID record of a rank that this seat serves no longer, unless another seat has written its own."""
         path = self.attempt / "pids" / f"{name}.json"
         with contextlib.suppress(OSError, ValueError):
-            record = json.loads(path.read_text(encoding="utf-8"))
+            record = safe_files.read_json(path)
             if (record["runner_pid"], record["host"]) == (os.getpid(), socket.gethostname()):
                 path.unlink()
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import secrets
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
@@ -12,9 +12,12 @@ from typing import Any
 from bigsci_launch.content import packaged
 from bigsci_launch.errors import BslError
 from bigsci_launch.nodes.memory import BadNode, make_entry
+from bigsci_launch.safe_files import parse_json
 from bigsci_launch.scheduler.allocation import run_on_each
 
 NAME = "bsl-nodes-check"
+TOKEN = "BSL_CHECK_TOKEN"
+"""By what it holds, the nodes of the check know each other; see `diagnostics/check_peers.py`."""
 LIMIT_S = 120.0
 """From the first node's first line on; check_node.py ends by itself after a minute."""
 
@@ -43,7 +46,8 @@ def check_nodes(place: NodeRequest, tell: Callable[[str], None]) -> dict[str, An
     argv = [sys.executable, "-I", str(packaged("diagnostics", "check_node.py"))]
     options = {**place.as_options, "time": "5", "input": "none"}
     tell("waiting until Slurm gives the nodes, then for about 10 s")
-    words = run_on_each(argv, name=NAME, options=options, limit_s=LIMIT_S, on_line=lines.append)
+    secret = {TOKEN: secrets.token_hex(16)}
+    words = run_on_each(argv, name=NAME, options=options, limit_s=LIMIT_S, on_line=lines.append, environment=secret)
     if words:
         tell(words)
     return judge_lines(lines)
@@ -54,7 +58,7 @@ def judge_lines(lines: list[str]) -> dict[str, Any]:
     argv = [sys.executable, "-I", "-S", str(packaged("diagnostics", "check_verdict.py")), "--json"]
     done = subprocess.run(argv, input="\n".join(lines), capture_output=True, text=True, check=False)
     try:
-        document: dict[str, Any] = json.loads(done.stdout)
+        document: dict[str, Any] = parse_json(done.stdout)
     except ValueError as error:
         raise BslError(f"check_verdict.py gave no verdict: {done.stderr.strip()[-300:]}") from error
     return document

@@ -28,6 +28,7 @@ from types import FrameType
 from bigsci_launch.config.load import load_resolved
 from bigsci_launch.config.schema.run import RunConfig
 from bigsci_launch.config.schema.survive import SurviveSection
+from bigsci_launch.door import is_everywhere, listen_at
 from bigsci_launch.errors import SlurmError
 from bigsci_launch.recover.course import TERMINATION_GRACE_S, JobCourse
 from bigsci_launch.recover.generation import Instant
@@ -47,10 +48,13 @@ from bigsci_launch.recover.seats import Seats
 from bigsci_launch.recover.wishes import WishReader
 from bigsci_launch.runs.layout import AttemptDir
 from bigsci_launch.scheduler.hostlist import expand_hostlist
+from bigsci_launch.scheduler.lease import kept_lease
 from bigsci_launch.scheduler.local import Children, say, split_command, write_exit
 from bigsci_launch.scheduler.slurm import query_addresses
 
 POLL_S = 0.1
+NOTE_S = 10.0
+"""How often strangers are recorded, at most: there may be thousands a second."""
 LEAVE_S = 20.0
 """How long runners may take to leave after they were told to. They kill their ranks themselves before."""
 
@@ -63,7 +67,10 @@ class Controller:
         self._course = JobCourse(rules, now())
         self._inbox: queue.SimpleQueue[JobEvent] = queue.SimpleQueue()
         self._token = secrets.token_hex(16)
-        self._seats = Seats(self._token, is_local=not options.step)
+        self._host = os.environ["MASTER_ADDR"] if options.step else "127.0.0.1"
+        self._listeners = listen_at(self._host, only_here=os.environ.get("SLURM_JOB_NUM_NODES") == "1")
+        self._seats = Seats(self._token, self._listeners, options.seats)
+        self._noted, self._note_after = 0, 0.0
         self._children = Children()
         self._bell = self._hang_bell()
         attempt = AttemptDir(options.attempt_dir)
@@ -94,9 +101,12 @@ class Controller:
             while not self._inbox.empty():
                 self._take(self._inbox.get())
             self._reap()
+            self._note_strangers()
             self._carry_out(self._course.wake(now()))
             if self._deadline is not None and time.monotonic() >= self._deadline:
                 self._children.kill()
+        self._note_after = 0.0
+        self._note_strangers()
         self._wishes.close()
         self._records.close()
         self._seats.close()
@@ -112,10 +122,11 @@ class Controller:
         return writer
 
     def _start_runners(self) -> None:
-        host = os.environ["MASTER_ADDR"] if self._options.step else "127.0.0.1"
-        address = f"{host}:{self._seats.port}"
+        address = f"{self._host}:{self._seats.port}"
         environment = {**os.environ, "BSL_CONTROLLER": address, "BSL_CONTROLLER_TOKEN": self._token}
         say(f"controller of {self._options.seats} seats at {address}")
+        if is_everywhere(self._listeners):
+            say(f"it listens on all addresses: {self._host} has none on this node that other nodes can use")
         if self._options.step:
             self._children.start(0, self._options.command, environment)
             return
@@ -135,6 +146,12 @@ class Controller:
             for event in self._seats.poll(0.0):
                 self._take(event)
             self._take(RunnersEnded(ended[-1][1]))
+
+    def _note_strangers(self) -> None:
+        count, host = self._seats.strangers
+        if count > self._noted and time.monotonic() >= self._note_after:
+            self._noted, self._note_after = count, time.monotonic() + NOTE_S
+            self._records.note_strangers(count, host, time.time())
 
     def _take(self, event: JobEvent) -> None:
         self._carry_out(self._course.take(event, now()))
@@ -171,6 +188,19 @@ class Controller:
 
 def now() -> Instant:
     return Instant(time.monotonic(), time.time())
+
+
+def require_door(command: Sequence[str]) -> None:
+    """End if the runners were frozen by a version in which they do not prove who they are: none of them would get in.
+
+    The programs of an attempt are those of its submission. This one is that of today.
+    """
+    for word in command:
+        runner = Path(word)
+        if runner.name == "rank_runner.py" and runner.exists() and not runner.with_name("door.py").exists():
+            sys.exit(
+                f"controller: {runner} is from an earlier version of bsl, which has no door.py: submit the run again"
+            )
 
 
 def rules_of(config: RunConfig, options: argparse.Namespace) -> Rules:
@@ -210,6 +240,7 @@ def batches_of(config: RunConfig) -> BatchSizes:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     options = parse_arguments(arguments)
+    require_door(options.command)
     started = time.time()
     rules = rules_of(load_resolved(AttemptDir(options.attempt_dir).config), options)
     options.world_size = rules.wanted.topology.world_size
@@ -218,7 +249,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         signal.signal(number, controller.on_termination)
     signal.signal(signal.SIGUSR2, controller.on_stop_request)
     say(f"start attempt={options.attempt_dir.name} ranks={options.world_size} survive={options.level}")
-    code = controller.run()
+    with contextlib.nullcontext() if options.step else kept_lease(AttemptDir(options.attempt_dir).lease):
+        code = controller.run()
     if options.exit_reason is not None:
         code = write_exit(
             options.exit_reason,

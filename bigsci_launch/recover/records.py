@@ -31,6 +31,7 @@ from bigsci_launch.recover.orders import (
 from bigsci_launch.runs.layout import AttemptDir, node_memory, read_json, write_json
 from bigsci_launch.runs.output.log_reader import LogReader
 from bigsci_launch.runs.signs import find_last_step, read_rank_events
+from bigsci_launch.safe_files import write_file
 from bigsci_launch.scheduler.local import say
 
 CLOSE_TIMEOUT_S = 10.0
@@ -63,6 +64,11 @@ class Records:
             case SayLine():
                 self._queue.put(partial(say, order.text))
 
+    def note_strangers(self, count: int, host: str, moment: float) -> None:
+        """Record how many callers were sent away, and where the newest of them came from."""
+        document = {"count": count, "newest_host": host, "newest_time": moment}
+        self._queue.put(partial(self._write_strangers, document))
+
     def close(self) -> None:
         """Write what is waiting, and end."""
         self._queue.put(None)
@@ -79,6 +85,10 @@ class Records:
         self._attempt.recover.mkdir(parents=True, exist_ok=True)
         with self._attempt.generations.open("ab") as stream:
             stream.write(json.dumps(line).encode() + b"\n")
+
+    def _write_strangers(self, document: dict[str, Any]) -> None:
+        self._attempt.recover.mkdir(parents=True, exist_ok=True)
+        write_file(self._attempt.strangers, json.dumps(document) + "\n")
 
     def _archive(self, generation: int) -> None:
         """Move what ranks have left about their end: the folders then only speak of the present generation."""

@@ -1,39 +1,41 @@
 """The controller's side of its connections to the runners: JSON lines over TCP, a beat each second, and a lease.
 
-A seat that is silent for the length of the lease is lost, and so is one whose connection is closed.
+A runner comes in by the door, where it proves that it has the token of the job. A seat that is silent for the length of
+the lease is lost, and so is one whose connection is closed, or that sends what is no message.
 """
 
 from __future__ import annotations
 
 import contextlib
-import hmac
 import json
 import os
 import selectors
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
+from bigsci_launch.door import Door, Guest
 from bigsci_launch.recover.generation import Seat
 from bigsci_launch.recover.orders import JobEvent, RankEnded, RankSaid, SeatJoined, SeatLost, SeatReady, SeatUnfit
+from bigsci_launch.safe_files import parse_json
 
 BEAT_S = 1.0
 LEASE_S = 15.0
-HELLO_TIMEOUT_S = 10.0
-"""How long a connection may take to say which seat it is."""
+HELLO_BYTES = 4096
+"""The longest line with which a runner says who it is, its proof included."""
 MAX_LINE_BYTES = 1 << 20
+MAX_PORT = 65535
 KEEPALIVE = (("TCP_KEEPIDLE", 5), ("TCP_KEEPINTVL", 3), ("TCP_KEEPCNT", 3), ("TCP_USER_TIMEOUT", int(LEASE_S * 1000)))
 """So that the kernel finds out too that a host is gone, and keeps nothing for it."""
 
 
 class Connection:
-    """A connection to a runner. `seat` is None until it has said hello."""
+    """A connection to the runner of a seat."""
 
-    def __init__(self, link: socket.socket, now: float) -> None:
-        self.link = link
-        self.since = self.heard = now
-        self.seat: int | None = None
+    def __init__(self, link: socket.socket, seat: int) -> None:
+        self.link, self.seat = link, seat
+        self.heard = time.monotonic()
         self.received = bytearray()
         self.unsent = bytearray()
 
@@ -48,18 +50,23 @@ class Connection:
 class Seats:
     """The server. It belongs to one thread, which calls `poll` again and again."""
 
-    def __init__(self, token: str, *, is_local: bool) -> None:
-        self._token = token
-        self._listener = _listen(is_local)
+    def __init__(self, token: str, listeners: Sequence[socket.socket], num_seats: int) -> None:
+        self._door = Door(listeners, token, HELLO_BYTES)
+        self._num_seats = num_seats
         self._selector = selectors.DefaultSelector()
-        self._selector.register(self._listener, selectors.EVENT_READ)
+        self._selector.register(self._door, selectors.EVENT_READ)
         self._connections: dict[socket.socket, Connection] = {}
         self._by_seat: dict[int, Connection] = {}
         self._next_beat = 0.0
 
     @property
     def port(self) -> int:
-        return int(self._listener.getsockname()[1])
+        return self._door.port
+
+    @property
+    def strangers(self) -> tuple[int, str]:
+        """How many callers did not have the token, and the address of the newest."""
+        return self._door.strangers, self._door.newest_stranger
 
     @property
     def numbers(self) -> list[int]:
@@ -74,15 +81,15 @@ class Seats:
         """Wait for at most `timeout_s`, and return what has happened."""
         events: list[JobEvent] = []
         for key, mask in self._selector.select(timeout_s):
-            if key.fileobj is self._listener:
-                self._accept()
-            elif isinstance(key.fileobj, int):
+            if isinstance(key.fileobj, int):
                 _drain(key.fileobj)
             elif (connection := self._connections.get(key.fileobj)) is not None:  # type: ignore[call-overload]
                 if mask & selectors.EVENT_WRITE:
                     self._flush(connection)
                 if mask & selectors.EVENT_READ:
                     events += self._read(connection)
+        for guest in self._door.poll():
+            events += self._admit(guest)
         # After reading: if this process itself was held up, what came in the meantime is now known.
         events += self._end_leases()
         self._beat()
@@ -100,85 +107,64 @@ class Seats:
     def close(self) -> None:
         for connection in list(self._connections.values()):
             self._close(connection)
-        self._listener.close()
+        self._door.close()
         self._selector.close()
 
-    def _accept(self) -> None:
-        with contextlib.suppress(OSError):
-            link, _ = self._listener.accept()
-            link.setblocking(False)
-            _configure(link)
-            self._connections[link] = Connection(link, time.monotonic())
-            self._selector.register(link, selectors.EVENT_READ)
+    def _admit(self, guest: Guest) -> list[JobEvent]:
+        """Give a runner its seat; one that asks for none of this job, or for one that is taken, is sent away."""
+        try:
+            seat = seat_of(parse_json(guest.words), self._num_seats)
+            if seat.number in self._by_seat:
+                raise ValueError(f"seat {seat.number} is taken")
+            _configure(guest.link)
+            self._selector.register(guest.link, selectors.EVENT_READ)
+        except Exception:  # nothing that a connection brings may end the job
+            guest.link.close()
+            return []
+        connection = Connection(guest.link, seat.number)
+        self._connections[guest.link] = self._by_seat[seat.number] = connection
+        return [SeatJoined(seat)]
 
-    def _read(self, connection: Connection) -> Iterator[JobEvent]:
-        """Yield the events in what a connection has sent, and its loss if it is closed."""
+    def _read(self, connection: Connection) -> list[JobEvent]:
+        """Return the events in what a connection has sent, and its loss if it is closed."""
+        events: list[JobEvent] = []
         why = ""
         try:
             data = connection.link.recv(1 << 16)
             why = "" if data else "its connection was closed"
         except BlockingIOError:
-            return
+            return []
         except OSError as error:
             data, why = b"", f"its connection broke: {error.strerror or error}"
         connection.received += data
         connection.heard = time.monotonic()
-        for line in connection.lines():
-            try:
-                event = self._event(connection, json.loads(line))
-            except (ValueError, LookupError, TypeError, AttributeError):
-                why = why or "it sent what is no message"
-                break
-            if event is not None:
-                yield event
+        try:
+            for line in connection.lines():
+                events += event_of(connection.seat, parse_json(line, MAX_LINE_BYTES))
+        except Exception:  # nothing that a connection brings may end the job
+            why = why or "it sent what is no message"
         if len(connection.received) > MAX_LINE_BYTES:
             why = why or "it sent a line without end"
-        if why:
-            yield from self._lose(connection, why)
-
-    def _event(self, connection: Connection, message: dict[str, Any]) -> JobEvent | None:
-        if message["say"] == "hello":
-            return self._admit(connection, message)
-        if connection.seat is None:
-            raise ValueError("the first message is hello")
-        return None if message["say"] == "beat" else event_of(connection.seat, message)
-
-    def _admit(self, connection: Connection, message: dict[str, Any]) -> JobEvent | None:
-        is_known = hmac.compare_digest(str(message["token"]).encode(), self._token.encode())
-        number = int(message["seat"])
-        if not is_known or number in self._by_seat or connection.seat is not None:
-            raise ValueError("not a seat of this job")
-        connection.seat, self._by_seat[number] = number, connection
-        return SeatJoined(
-            Seat(
-                number,
-                str(message["node"]),
-                str(message["host"]),
-                int(message["local_rank"]),
-                int(message["runner_pid"]),
-            )
-        )
+        return [*events, *(self._lose(connection, why) if why else ())]
 
     def _end_leases(self) -> list[JobEvent]:
         events: list[JobEvent] = []
         now = time.monotonic()
         for connection in list(self._connections.values()):
-            if connection.seat is None and now - connection.since > HELLO_TIMEOUT_S:
-                self._close(connection)
-            elif now - connection.heard > LEASE_S:
+            if now - connection.heard > LEASE_S:
                 events += self._lose(connection, f"nothing was heard from it for {LEASE_S:g} s", is_silent=True)
         return events
 
     def _lose(self, connection: Connection, why: str, *, is_silent: bool = False) -> list[JobEvent]:
         self._close(connection)
-        return [SeatLost(connection.seat, why, is_silent)] if connection.seat is not None else []
+        return [SeatLost(connection.seat, why, is_silent)]
 
     def _close(self, connection: Connection) -> None:
         if self._connections.pop(connection.link, None) is None:
             return
         self._selector.unregister(connection.link)
         connection.link.close()
-        if connection.seat is not None and self._by_seat.get(connection.seat) is connection:
+        if self._by_seat.get(connection.seat) is connection:
             del self._by_seat[connection.seat]
 
     def _beat(self) -> None:
@@ -203,45 +189,70 @@ class Seats:
             self._selector.modify(connection.link, wanted)
 
 
-def event_of(seat: int, message: dict[str, Any]) -> JobEvent:
-    """Return what a message of a seat says.
+def seat_of(hello: dict[str, Any], num_seats: int) -> Seat:
+    """Return the seat that a runner asks for.
 
     Raises:
-        ValueError, LookupError, TypeError: it is no message of the protocol.
+        ValueError, LookupError, TypeError: it is no seat of this job.
+    """
+    return Seat(
+        _whole(hello["seat"], num_seats - 1),
+        _text(hello["node"]),
+        _text(hello["host"]),
+        _whole(hello["local_rank"], num_seats - 1),
+        _whole(hello["runner_pid"]),
+    )
+
+
+def event_of(seat: int, message: dict[str, Any]) -> list[JobEvent]:
+    """Return what a message of a seat says; nothing for a beat.
+
+    Raises:
+        ValueError, LookupError, TypeError, AttributeError: it is no message of the protocol.
     """
     fields = dict(message)
     said = fields.pop("say")
+    generation = None if fields.get("generation") is None else _whole(fields["generation"])
+    if said == "beat":
+        return []
     if said == "ready":
-        return SeatReady(seat, fields["generation"], int(fields["port"]))
+        return [SeatReady(seat, generation, _whole(fields["port"], MAX_PORT))]
     if said == "unfit":
-        return SeatUnfit(seat, str(fields["words"]))
+        return [SeatUnfit(seat, _text(fields["words"]))]
     if said == "ended":
-        return RankEnded(
-            seat,
-            fields.get("generation"),
-            fields.get("rank"),
-            fields.get("code"),
-            fields.get("signal"),
-            fields.get("time"),
-            bool(fields.get("was_told")),
-            bool(fields.get("is_final")),
-            fields.get("words"),
-        )
+        return [_ended(seat, generation, fields)]
     if said == "rank":
-        word, generation = str(fields.pop("word")), fields.pop("generation", None)
-        return RankSaid(seat, generation, word, fields)
+        fields.pop("generation", None)
+        return [RankSaid(seat, generation, _text(fields.pop("word")), fields)]
     raise ValueError(f"{said!r} is not a message of a seat")
 
 
-def _listen(is_local: bool) -> socket.socket:
-    if is_local:
-        listener = socket.create_server(("127.0.0.1", 0), backlog=4096)
-    elif socket.has_dualstack_ipv6():
-        listener = socket.create_server(("", 0), family=socket.AF_INET6, backlog=4096, dualstack_ipv6=True)
-    else:
-        listener = socket.create_server(("", 0), backlog=4096)
-    listener.setblocking(False)
-    return listener
+def _ended(seat: int, generation: int | None, fields: dict[str, Any]) -> RankEnded:
+    rank, code, moment = (fields.get(name) for name in ("rank", "code", "time"))
+    by_signal, words = fields.get("signal"), fields.get("words")
+    return RankEnded(
+        seat,
+        generation,
+        None if rank is None else _whole(rank),
+        None if code is None else _whole(code),
+        None if by_signal is None else _text(by_signal),
+        None if moment is None else float(moment),
+        bool(fields.get("was_told")),
+        bool(fields.get("is_final")),
+        None if words is None else _text(words),
+    )
+
+
+def _whole(value: Any, most: int = (1 << 31) - 1) -> int:
+    if type(value) is not int or not 0 <= value <= most:
+        raise ValueError(f"{value!r:.40} is not a whole number from 0 to {most}")
+    return value
+
+
+def _text(value: Any) -> str:
+    if type(value) is not str:
+        raise TypeError(f"{value!r:.40} is no text")
+    return value
 
 
 def _configure(link: socket.socket) -> None:

@@ -56,7 +56,11 @@ def _start_server(place: Path) -> object:
     here = Path.cwd()
     os.chdir(place.parent)
     try:
-        server = _WorkerServer(place.name)
+        mask = os.umask(0o177)  # only the owner may connect: the server asks nobody who they are
+        try:
+            server = _WorkerServer(place.name)
+        finally:
+            os.umask(mask)
         _await_answer(place.name)
         return server
     finally:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
+import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +32,11 @@ def scontrol(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return program.parent
 
 
-def start(scontrol: Path, index: int, count: int, *words: str, step: int = 3) -> subprocess.Popen[str]:
+def start(
+    scontrol: Path, index: int, count: int, *words: str, step: int = 3, token: str = "a secret"
+) -> subprocess.Popen[str]:
     variables = {
+        "BSL_CHECK_TOKEN": f"{token}.{os.getpid()}.{step}",
         "SLURM_JOB_ID": str(os.getpid()),
         "SLURM_STEP_ID": str(step),
         "SLURM_NODEID": str(index),
@@ -84,6 +90,62 @@ def test_without_the_first_node_the_exchange_is_not_tried(waited: tuple[list[str
     found = result(waited[1], "n1")
     [exchange] = [test for test in found["tests"] if test["name"] == "exchange"]
     assert exchange["status"] == "not_tried" and "was not found" in exchange["why"]
+
+
+def test_without_a_token_the_exchange_is_not_tried(scontrol: Path) -> None:
+    variables = {"SLURM_NODEID": "0", "SLURM_STEP_NODELIST": "x", "NUM_NODES": "2", "BSL_CHECK_TOKEN": ""}
+    path = {"PATH": f"{scontrol}:{os.environ['PATH']}"}
+    done = subprocess.run(
+        [sys.executable, "-I", str(PROGRAM)],
+        env={**os.environ, **variables, **path},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    [exchange] = [test for test in last_record(done.stdout)["tests"] if test["name"] == "exchange"]
+    assert exchange["status"] == "not_tried" and "BSL_CHECK_TOKEN is not set" in exchange["why"]
+
+
+def last_record(output: str) -> dict[str, Any]:
+    record: dict[str, Any] = json.loads(output.splitlines()[-1].removeprefix("@check "))
+    return record
+
+
+def test_strangers_are_counted_and_change_no_exchange(scontrol: Path) -> None:
+    """They call at every port that the nodes open, from the first moment on, and some stay."""
+    nodes = [start(scontrol, index, 3, step=6) for index in range(3)]
+    called, crowd = set(), []
+    while any(node.poll() is None for node in nodes):
+        for port in {port for node in nodes for port in ports_of(node.pid)}:
+            for data in (b"", b"GET / HTTP/1.1\r\n\r\n", b"[" * 100_000 + b"\n", b'{"token": "0", "index": 1e999}\n'):
+                with contextlib.suppress(OSError):
+                    crowd.append(socket.create_connection(("127.0.0.1", port), timeout=1))
+                    crowd[-1].sendall(data)
+                    called.add(port)
+        for each in crowd[:-200]:
+            each.close()
+        del crowd[:-200]
+        time.sleep(0.02)
+    for each in crowd:
+        each.close()
+    lines = ends(nodes)
+    found = [result(lines, f"n{index}") for index in range(3)]
+    assert [[peer["status"] for peer in each["peers"]] for each in found] == [["ok"] * 2] * 3, found
+    assert len(called) >= 3 and sum(each["strangers"] for each in found) >= len(called)
+    argv = [sys.executable, "-I", "-S", str(JUDGE), "--json", "--nodes", "n0 n1 n2"]
+    done = subprocess.run(argv, input="\n".join(lines), capture_output=True, text=True, timeout=20, check=True)
+    assert json.loads(done.stdout)["strangers"] == sum(each["strangers"] for each in found)
+
+
+def ports_of(pid: int) -> list[int]:
+    """Return the TCP ports at which a process listens."""
+    try:
+        links = [os.readlink(f"/proc/{pid}/fd/{name}") for name in os.listdir(f"/proc/{pid}/fd")]  # noqa: PTH115, PTH208
+        rows = [line.split() for line in Path(f"/proc/{pid}/net/tcp").read_text().splitlines()[1:]]
+    except OSError:
+        return []
+    return [int(row[1].partition(":")[2], 16) for row in rows if row[3] == "0A" and f"socket:[{row[9]}]" in links]
 
 
 def test_a_node_without_slurm_is_alone() -> None:

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -179,6 +180,50 @@ def test_a_job_continues_after_a_killed_rank_and_a_failed_one(job: Job) -> None:
     assert left["signal"] == "SIGKILL"
     assert all(f"up {generation} 4" in job.log(3) for generation in range(3))
     wait_until(lambda: not job.processes())
+
+
+def test_strangers_at_the_controllers_port_end_nothing_and_are_counted(job: Job) -> None:
+    job.write("while not os.path.exists('enough'): time.sleep(0.05)\n", dp=2)
+    job.submit()
+    job.wait_for("began")
+    ((address, port),) = ports_of(job.processes())
+    assert address == "127.0.0.1", "as SECURITY.md says"
+    for data in (b'{"say":"hello","token":"x","seat":1e999}\n', b"[" * 200_000 + b"\n", b'{"seat":"\\ud800"}\n'):
+        with socket.create_connection(("127.0.0.1", port), timeout=5) as link, contextlib.suppress(OSError):
+            link.sendall(data)
+            while link.recv(4096):
+                continue
+    (job.folder / "enough").touch()
+    assert job.end() == 0, job.output
+    assert [record["event"] for record in job.records()] == ["began", "finished"]
+    argv = [sys.executable, "-m", "bigsci_launch", "status", "runs/run"]
+    text, document = (
+        subprocess.run([*argv, *more], cwd=job.folder, capture_output=True, text=True, check=True).stdout
+        for more in ([], ["--json"])
+    )
+    found = json.loads(document)["strangers"]
+    assert (found["survive"], found["node_check"], found["newest"]["host"]) == (3, None, "127.0.0.1")
+    assert "3 at the port of survive, the newest" in text and "from 127.0.0.1: sent away" in text
+
+
+def test_runners_of_an_earlier_version_are_refused_with_a_reason(tmp_path: Path) -> None:
+    (tmp_path / "rank_runner.py").touch()
+    options = ("--attempt-dir", str(tmp_path), "--level", "restart", "--seats", "1")
+    command = ("--", sys.executable, str(tmp_path / "rank_runner.py"))
+    argv = [sys.executable, "-m", "bigsci_launch.recover.controller", *options, *command]
+    done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1 and "earlier version of bsl, which has no door.py: submit the run again" in done.stderr
+
+
+def ports_of(processes: list[int]) -> set[tuple[str, int]]:
+    """Return the addresses and TCP ports at which processes listen."""
+    links = set()
+    for pid in processes:
+        with contextlib.suppress(OSError):
+            links |= {str(link.readlink()) for link in Path(f"/proc/{pid}/fd").iterdir()}
+    rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    places = (row[1].split(":") for row in rows if row[3] == "0A" and f"socket:[{row[9]}]" in links)
+    return {(socket.inet_ntoa(bytes.fromhex(host)[::-1]), int(port, 16)) for host, port in places}
 
 
 def test_three_short_generations_in_a_row_end_the_job_with_the_reason(job: Job) -> None:

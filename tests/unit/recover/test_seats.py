@@ -5,24 +5,30 @@ from __future__ import annotations
 import json
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 
+from bigsci_launch.door import call, listen_at
 from bigsci_launch.recover import seats as module
 from bigsci_launch.recover.generation import Seat
 from bigsci_launch.recover.orders import JobEvent, RankEnded, RankSaid, SeatJoined, SeatLost, SeatReady
 from bigsci_launch.recover.seats import Seats
 
-HELLO = {"say": "hello", "token": "t0", "seat": 3, "local_rank": 1, "node": "n0", "host": "h0", "runner_pid": 9}
+HELLO = {"seat": 3, "local_rank": 1, "node": "n0", "host": "h0", "runner_pid": 9}
+TOKEN = "t0"
 
 
 class Runner:
-    """A runner that says only what the test wants it to."""
+    """A runner that says only what the test wants it to; without `hello`, somebody who only connects."""
 
-    def __init__(self, port: int) -> None:
-        self.link = socket.create_connection(("127.0.0.1", port))
+    def __init__(self, port: int, hello: dict[str, Any] | None = None, token: str = TOKEN) -> None:
+        if hello is None:
+            self.link = socket.create_connection(("127.0.0.1", port), timeout=5)
+        else:
+            self.link = call(("127.0.0.1", port), token, json.dumps(hello).encode(), 5)
         self.link.settimeout(5)
         self.lines = self.link.makefile("rb")
 
@@ -39,23 +45,38 @@ class Runner:
 
 @pytest.fixture
 def seats() -> Iterator[Seats]:
-    seats = Seats("t0", is_local=True)
+    seats = Seats(TOKEN, listen_at("127.0.0.1"), 8)
     yield seats
     seats.close()
 
 
+class Runners:
+    """Makes runners. `Runner` waits for the controller to answer, so each is made in a thread."""
+
+    def __init__(self, seats: Seats) -> None:
+        self._seats = seats
+        self.events: list[JobEvent] = []
+        self._made: list[Runner] = []
+
+    def __call__(self, hello: dict[str, Any] | None = None, token: str = TOKEN) -> Runner:
+        with ThreadPoolExecutor(1) as pool:
+            made = pool.submit(Runner, self._seats.port, hello, token)
+            while not made.done():
+                self.events += self._seats.poll(0.01)
+        self._made.append(made.result())
+        return self._made[-1]
+
+    def close(self) -> None:
+        for runner in self._made:
+            runner.lines.close()
+            runner.link.close()
+
+
 @pytest.fixture
-def connect(seats: Seats) -> Iterator[Callable[[], Runner]]:
-    runners: list[Runner] = []
-
-    def start() -> Runner:
-        runners.append(Runner(seats.port))
-        return runners[-1]
-
-    yield start
-    for runner in runners:
-        runner.lines.close()
-        runner.link.close()
+def connect(seats: Seats) -> Iterator[Runners]:
+    runners = Runners(seats)
+    yield runners
+    runners.close()
 
 
 def poll(seats: Seats, number: int = 1, timeout_s: float = 5.0) -> list[JobEvent]:
@@ -67,11 +88,11 @@ def poll(seats: Seats, number: int = 1, timeout_s: float = 5.0) -> list[JobEvent
     return events
 
 
-def test_a_runner_says_who_it_is_and_then_what_happens(seats: Seats, connect: Callable[[], Runner]) -> None:
-    runner = connect()
-    runner.say(**HELLO)
+def test_a_runner_says_who_it_is_and_then_what_happens(seats: Seats, connect: Runners) -> None:
+    runner = connect(HELLO)
+    assert connect.events == [SeatJoined(Seat(3, "n0", "h0", 1, 9))]
     runner.say(say="ready", generation=None, port=23456)
-    assert poll(seats, 2) == [SeatJoined(Seat(3, "n0", "h0", 1, 9)), SeatReady(3, None, 23456)]
+    assert poll(seats) == [SeatReady(3, None, 23456)]
     runner.say(say="ended", generation=0, rank=2, code=None, signal="SIGKILL", time=5.5, was_told=False, is_final=False)
     runner.say(say="rank", generation=1, rank=2, word="restored", step=4, source="memory", time=7.5)
     assert poll(seats, 2) == [
@@ -82,76 +103,82 @@ def test_a_runner_says_who_it_is_and_then_what_happens(seats: Seats, connect: Ca
     assert runner.hears() == {"do": "kill", "generation": 1, "why": "it hangs"}
 
 
-def test_a_message_may_come_in_pieces_and_several_at_once(seats: Seats, connect: Callable[[], Runner]) -> None:
-    runner = connect()
-    data = b"".join(json.dumps(each).encode() + b"\n" for each in (HELLO, {"say": "beat"}))
+def test_a_message_may_come_in_pieces_and_several_at_once(seats: Seats, connect: Runners) -> None:
+    runner = connect(HELLO)
     ready = b'{"say": "ready", "generation": 1, "port": 1}\n'
-    runner.link.sendall(data + ready[:10])
-    assert len(poll(seats)) == 1
+    runner.link.sendall(b'{"say": "beat"}\n' + ready[:10])
+    assert poll(seats, timeout_s=0.2) == []
     runner.link.sendall(ready[10:] + ready)
     assert poll(seats, 2) == [SeatReady(3, 1, 1)] * 2
 
 
+def test_whoever_does_not_have_the_token_is_sent_away_and_counted(seats: Seats, connect: Runners) -> None:
+    with pytest.raises(OSError, match="closed"):
+        connect(HELLO, token="t1")
+    assert connect.events == [] and seats.strangers == (1, "127.0.0.1")
+
+
 @pytest.mark.parametrize(
-    "first",
+    "wrong",
     [
-        {**HELLO, "token": "t1"},
-        {**HELLO, "token": None},
-        {"say": "ready", "generation": None, "port": 1},
-        {"say": "hello"},
-        {"port": 1},
+        {"seat": 8},
+        {"seat": -1},
+        {"seat": 1.0},
+        {"seat": True},
+        {"seat": "3"},
+        {"seat": None},
+        {"node": 5},
+        {"runner_pid": 2**99},
     ],
+    ids=str,
 )
-def test_whoever_does_not_belong_to_the_job_is_sent_away(
-    seats: Seats, connect: Callable[[], Runner], first: dict[str, Any]
+def test_a_runner_that_asks_for_no_seat_of_the_job_is_sent_away(
+    seats: Seats, connect: Runners, wrong: dict[str, Any]
 ) -> None:
-    runner = connect()
-    runner.say(**first)
-    assert poll(seats, timeout_s=0.3) == []
+    runner = connect({**HELLO, **wrong})
+    assert connect.events == [] and seats.numbers == []
     assert runner.hears() is None
 
 
-def test_a_seat_is_taken_once(seats: Seats, connect: Callable[[], Runner]) -> None:
-    first, second = connect(), connect()
-    first.say(**HELLO)
-    assert len(poll(seats)) == 1
-    second.say(**HELLO)
-    assert poll(seats, timeout_s=0.3) == []
+def test_a_seat_is_taken_once(seats: Seats, connect: Runners) -> None:
+    first = connect(HELLO)
+    second = connect(HELLO)
+    assert len(connect.events) == 1
     assert second.hears() is None
     seats.tell(3, {"do": "leave", "code": 0})
     assert first.hears() == {"do": "leave", "code": 0}
 
 
-def test_a_closed_connection_is_a_lost_seat_after_what_it_said_last(
-    seats: Seats, connect: Callable[[], Runner]
-) -> None:
-    runner = connect()
-    runner.say(**HELLO)
+def test_a_closed_connection_is_a_lost_seat_after_what_it_said_last(seats: Seats, connect: Runners) -> None:
+    runner = connect(HELLO)
     runner.say(say="ended", generation=0, rank=2, code=1)
     runner.lines.close()
     runner.link.close()
-    events = poll(seats, 3)
-    assert [type(event) for event in events] == [SeatJoined, RankEnded, SeatLost]
+    events = poll(seats, 2)
+    assert [type(event) for event in events] == [RankEnded, SeatLost]
     assert events[-1] == SeatLost(3, "its connection was closed", is_silent=False)
 
 
-@pytest.mark.parametrize("line", [b"no JSON\n", b"[1]\n", b'{"say": "ready"}\n', b'{"say": "sing"}\n'])
-def test_a_seat_that_speaks_nonsense_is_lost(seats: Seats, connect: Callable[[], Runner], line: bytes) -> None:
-    runner = connect()
-    runner.say(**HELLO)
+@pytest.mark.parametrize(
+    "line",
+    [
+        *(b"no JSON\n", b"[1]\n", b'{"say": "ready"}\n', b'{"say": "sing"}\n', b"[" * 200_000 + b"\n", b"\xff\n"),
+        *(b'{"say": "ready", "port": 1e999}\n', b'{"say": "ready", "port": 65536}\n'),
+        *(b'{"say": "unfit", "words": "\\ud800"}\n', b'{"say": "ended", "rank": [1]}\n'),
+    ],
+)
+def test_a_seat_that_speaks_nonsense_is_lost(seats: Seats, connect: Runners, line: bytes) -> None:
+    runner = connect(HELLO)
     runner.link.sendall(line)
-    assert poll(seats, 2)[1:] == [SeatLost(3, "it sent what is no message", is_silent=False)]
+    assert poll(seats) == [SeatLost(3, "it sent what is no message", is_silent=False)]
     assert runner.hears() is None
 
 
 def test_a_silent_seat_is_lost_when_its_lease_is_over_and_a_beat_renews_it(
-    seats: Seats, connect: Callable[[], Runner], monkeypatch: pytest.MonkeyPatch
+    seats: Seats, connect: Runners, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "LEASE_S", 0.6)
-    silent, beating = connect(), connect()
-    silent.say(**HELLO)
-    beating.say(**{**HELLO, "seat": 4})
-    assert len(poll(seats, 2)) == 2
+    _, beating = connect(HELLO), connect({**HELLO, "seat": 4})
     events: list[JobEvent] = []
     for _ in range(8):
         beating.say(say="beat")
@@ -161,12 +188,10 @@ def test_a_silent_seat_is_lost_when_its_lease_is_over_and_a_beat_renews_it(
 
 
 def test_what_came_while_the_controller_was_held_up_counts(
-    seats: Seats, connect: Callable[[], Runner], monkeypatch: pytest.MonkeyPatch
+    seats: Seats, connect: Runners, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "LEASE_S", 0.3)
-    runner = connect()
-    runner.say(**HELLO)
-    assert len(poll(seats)) == 1
+    runner = connect(HELLO)
     time.sleep(0.4)
     runner.say(say="beat")
     time.sleep(0.05)
@@ -174,31 +199,18 @@ def test_what_came_while_the_controller_was_held_up_counts(
     assert seats.numbers == [3]
 
 
-def test_a_connection_that_says_nothing_at_all_is_closed(
-    seats: Seats, connect: Callable[[], Runner], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "HELLO_TIMEOUT_S", 0.2)
-    runner = connect()
-    assert poll(seats, timeout_s=0.5) == []
-    assert runner.hears() is None
-
-
-def test_beats_go_out_each_second(seats: Seats, connect: Callable[[], Runner]) -> None:
-    runner = connect()
-    runner.say(**HELLO)
+def test_beats_go_out_each_second(seats: Seats, connect: Runners) -> None:
+    runner = connect(HELLO)
     poll(seats, 2, timeout_s=2.3)
     runner.link.setblocking(False)
     assert runner.link.recv(4096).count(b'{"do": "beat"}\n') in (2, 3)
 
 
 def test_a_seat_that_does_not_read_holds_up_nobody(
-    seats: Seats, connect: Callable[[], Runner], monkeypatch: pytest.MonkeyPatch
+    seats: Seats, connect: Runners, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "BEAT_S", 1e9)
-    runner, other = connect(), connect()
-    runner.say(**HELLO)
-    other.say(**{**HELLO, "seat": 4})
-    assert len(poll(seats, 2)) == 2
+    runner, other = connect(HELLO), connect({**HELLO, "seat": 4})
     large = {"do": "begin", "nodes": ["node"] * 10**6}
     began = time.monotonic()
     seats.tell(3, large)

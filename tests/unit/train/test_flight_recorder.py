@@ -14,8 +14,12 @@ STARTED_AND_ENDED = """
 import os, sys
 from pathlib import Path
 from bigsci_launch.train.flight_recorder import _start_server
+os.umask(0)
 for number in range(50):
-    _start_server(Path(sys.argv[1])).shutdown()
+    server = _start_server(Path(sys.argv[1]))
+    assert os.stat(sys.argv[1]).st_mode & 0o777 == 0o600, "others may connect to it"
+    server.shutdown()
+assert os.umask(0) == 0
 print("all ended")
 os._exit(0)
 """
