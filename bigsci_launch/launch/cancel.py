@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from contextlib import suppress
 
-from bigsci_launch.atomic_write import write_atomically
 from bigsci_launch.errors import JobNotFound, RunDirError, SlurmRefused
 from bigsci_launch.runs.attempts import JobRecord, ask_about, attempt_state, find_job, identify, query_attempt
 from bigsci_launch.runs.find import find_run_of_job, run_argument
 from bigsci_launch.runs.layout import AttemptDir, RunDir
+from bigsci_launch.runs.ownership import owner_of, user_name
+from bigsci_launch.safe_files import write_file
 from bigsci_launch.scheduler.job_ids import ended_as
 from bigsci_launch.scheduler.slurm import cancel_job, jobs_called
 
@@ -20,9 +22,11 @@ def cancel_run(run: RunDir) -> str:
     The attempt is marked, so that it does not start itself again.
 
     Raises:
-        RunDirError: no attempt of the run is queued or running, or it cannot be told whether the job is this run's.
+        RunDirError: no attempt of the run is queued or running, it cannot be told whether the job or the process is
+            this run's, or the run is somebody else's.
         SlurmRefused, SlurmUnavailable: scancel failed.
     """
+    _require_own_run(run)
     waiting = _cancel_queued(run)
     try:
         return "\n".join([*waiting, _cancel_newest(run)])
@@ -58,6 +62,15 @@ def _run_of_newest(job_id: str, number: str) -> RunDir:
             hint=f"`bsl cancel {run_argument(run)}` ends the newest",
         )
     return run
+
+
+def _require_own_run(run: RunDir) -> None:
+    """Raise RunDirError unless the run is this user's: its files say what to signal, and to mark, and to remove."""
+    if (owner := owner_of(run)) != os.geteuid():
+        raise RunDirError(
+            f"{run.path} belongs to {user_name(owner)}, and only {user_name(owner)} may cancel it",
+            hint=f"`bsl control {run_argument(run)} exit --why TEXT` asks its watcher to end it",
+        )
 
 
 def _cancel_queued(run: RunDir) -> list[str]:
@@ -101,14 +114,17 @@ def _end_launcher(run: RunDir, attempt: AttemptDir, record: JobRecord) -> None:
         raise RunDirError(f"run {run.name}: attempt {attempt.name} ({record.label}) has ended: {job.state.value}")
     if record.launcher is None or not record.launcher.is_alive:
         raise RunDirError(f"run {run.name}: attempt {attempt.name} cannot be ended from here: {job.reason}")
+    if (why := record.launcher.why_not_of(attempt.path)) is not None:
+        here = f"run {run.name}: attempt {attempt.name} was not cancelled"
+        raise RunDirError(f"{here}: {record.label}: {why}", hint=f"`ps -fp {record.launcher.pid}` shows that process")
     _mark(attempt)
-    record.launcher.terminate()
+    record.launcher.terminate(attempt.path)
 
 
 def _mark(attempt: AttemptDir) -> None:
     """Note that somebody ended the attempt, so that it does not start itself again. The disk may be full."""
     with suppress(OSError):
-        write_atomically(attempt.cancel_mark, "bsl cancel\n")
+        write_file(attempt.cancel_mark, "bsl cancel\n")
 
 
 def _require_own_job(run: RunDir, attempt: AttemptDir, record: JobRecord) -> None:

@@ -39,6 +39,15 @@ echo "$here"
 """
 
 
+# Kills the process $1 if it is the one that started $2 ticks after the boot of its node: field 22 of its stat.
+KILL_RANK = """
+pid="$1" start="$2"
+stat="$(cat "/proc/$pid/stat")" || exit 1
+set -- ${stat##*) }
+[ "${20}" = "$start" ] && kill -KILL "$pid" && echo sent
+"""
+
+
 class RunningAttempt:
     """An attempt that was submitted. Nothing here raises because of what the program does."""
 
@@ -139,13 +148,13 @@ class RunningAttempt:
         """Send what the scheduler sends before the time limit: USR2 to the script of the attempt.
 
         Raises:
-            SlurmError: Slurm does not pass it on.
+            SlurmError: Slurm does not pass it on. RunDirError: the process is not the launcher of the attempt.
         """
         record = self.submission.record
         if record.launcher is None:
             signal_script(str(record.job_id), "USR2")
-        elif record.launcher.is_alive:
-            os.kill(record.launcher.pid, signal.SIGUSR2)
+        else:
+            record.launcher.ask_to_stop(self.attempt.path)
 
     def kill(self, rank: RankProcess) -> str | None:
         """Send KILL to the program of a rank, on its node. Return why that was not possible; None if it was sent."""
@@ -159,9 +168,11 @@ class RunningAttempt:
 
     def _kill_on_node(self, rank: RankProcess) -> str | None:
         said: list[str] = []
-        script = 'kill -KILL "$1" && echo sent'
-        refused = self._run_on_nodes([rank.node], script, [str(rank.pid)], said)
-        return None if said == ["sent"] else refused or f"kill did not reach pid {rank.pid} on {rank.node}"
+        arguments = [str(rank.pid), str(rank.start_ticks)]
+        refused = self._run_on_nodes([rank.node], KILL_RANK, arguments, said)
+        if said == ["sent"]:
+            return None
+        return refused or f"pid {rank.pid} on {rank.node} is no longer rank {rank.rank}, or kill did not reach it"
 
     def end_left_over(self, attempt_name: str) -> tuple[list[str], list[str]]:
         """End processes that an ended attempt has left on the nodes of this one.

@@ -6,6 +6,7 @@ owner and the time of its submission are compared, which can show that a job is 
 
 from __future__ import annotations
 
+import os
 import pwd
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,6 +54,26 @@ def _without_comment(run: RunDir, attempt: AttemptDir, submitted: float, job: Jo
     if is_known and job.submitted is not None and abs(job.submitted - submitted) <= SAME_SUBMISSION_S:
         return Identification(True, f"job {job.job_id} has the name, the owner and the time of submission of this run")
     return Identification(None, f"job {job.job_id} has no comment that names its run")
+
+
+def owner_of(run: RunDir) -> int:
+    """Return the number of the user to whom a run belongs. One that is not there yet will be ours.
+
+    Raises:
+        OSError: its folder cannot be looked at.
+    """
+    try:
+        return run.path.stat().st_uid
+    except FileNotFoundError:
+        return os.geteuid()
+
+
+def user_name(uid: int) -> str:
+    """Return the login name of a user, or `uid 1234`."""
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except (KeyError, OverflowError):
+        return f"uid {uid}"
 
 
 def is_same_folder(one: Path, other: Path) -> bool:

@@ -16,8 +16,9 @@ from pathlib import Path
 from bigsci_launch.errors import BslError
 from bigsci_launch.runs.generations.records import Generations
 from bigsci_launch.runs.layout import AttemptDir, RunDir
-from bigsci_launch.runs.watching.beat import Health, agent_of, own_beat, write_beat
+from bigsci_launch.runs.watching.beat import Health, agent_of, own_beat, remove_beat, write_beat
 from bigsci_launch.runs.watching.ledger import RunFinding
+from bigsci_launch.runs.watching.records import remarks
 from bigsci_launch.scheduler.job import JobInfo
 from bigsci_launch.scheduler.slurm import partition_nodes
 from bigsci_launch.units import format_age
@@ -97,7 +98,7 @@ class Watcher:
             self._leave_sign(glance, has_ended=True)
         elif not self._is_agent:
             with suppress(OSError):
-                self._home.watcher_file(self._name).unlink(missing_ok=True)
+                remove_beat(self._home, self._name)
 
     @property
     def has_nothing_left(self) -> bool:
@@ -272,7 +273,7 @@ class Watcher:
             findings=findings,
             has_own=bool(seen.standing or seen.events),
             blind=blind,
-            remarks=(*seen.remarks, *filter(None, [self._books.unwritten])),
+            remarks=(*seen.remarks, *filter(None, [self._books.unwritten]), *remarks(self._home)),
             silence=seen.silence,
             job=seen.view.job,
             look=self._now.stalls.look,

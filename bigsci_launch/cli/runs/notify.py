@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from bigsci_launch.cli import console
-from bigsci_launch.errors import ConfigError
+from bigsci_launch.errors import ConfigError, RunDirError
 
 if TYPE_CHECKING:
     from bigsci_launch.runs.layout import RunDir
@@ -26,11 +27,14 @@ def notify(ctx: click.Context, run: str, why: str, as_json: bool) -> None:
     Exit code 1: one of them failed.
     """
     from bigsci_launch.runs.find import find_attempt, find_run
+    from bigsci_launch.runs.ownership import owner_of, user_name
     from bigsci_launch.watch.tell.tell import send_now
     from bigsci_launch.watch.tell.ways import read_ways
 
     found = find_run(run)
     attempt = find_attempt(found)
+    if (owner := owner_of(found)) != os.geteuid():
+        raise RunDirError(f"{found.path} belongs to {user_name(owner)}, and only {user_name(owner)} sends its messages")
     ways = read_ways(attempt)
     if not ways:
         raise ConfigError(

@@ -6,9 +6,10 @@ import grp
 
 from bigsci_launch.errors import RunDirError
 from bigsci_launch.runs.attempts import query_attempt, read_job
-from bigsci_launch.runs.control.requests import user_name, write_request
+from bigsci_launch.runs.control.requests import write_request
 from bigsci_launch.runs.find import find_attempt, run_argument
 from bigsci_launch.runs.layout import AttemptDir, RunDir
+from bigsci_launch.runs.ownership import user_name
 from bigsci_launch.runs.signs import find_last_step, read_rank_events
 
 

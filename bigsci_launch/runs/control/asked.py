@@ -17,6 +17,7 @@ from dataclasses import asdict, dataclass
 
 from bigsci_launch.errors import RunDirError
 from bigsci_launch.runs.layout import AttemptDir, read_json, write_json
+from bigsci_launch.runs.watching.typed import typed
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,9 +59,9 @@ def write_asked(attempt: AttemptDir, asked: Asked) -> None:
 
 def read_asked(attempt: AttemptDir) -> Asked:
     """Return what is asked of the ranks. A file that is missing, damaged or of another attempt asks nothing."""
-    with suppress(RunDirError, AttributeError, TypeError, RecursionError):
+    with suppress(RunDirError, ValueError):
         document = read_json(attempt.asked)
-        if document.get("attempt") == attempt.name:
+        if isinstance(document, dict) and document.get("attempt") == attempt.name:
             save, stop = document.get("save"), document.get("stop")
-            return Asked(Wish(**save) if save else None, StopWish(**stop) if stop else None)
+            return Asked(typed(Wish, save) if save else None, typed(StopWish, stop) if stop else None)
     return NOTHING_ASKED

@@ -1,33 +1,49 @@
 """What people ask of a run: one file each in `control/`. The whole group may write there.
 
 `bsl control` writes JSON documents. A plain file whose name is the verb asks the same, with its content as the reason.
-Who asks is the owner of the file; nothing in it says so. A watcher takes a file up by renaming it into `control/done/`,
-which only one can do: its new name is the key of the request, an `@`, and the watcher's name.
+Who asks is the owner of the file; nothing in it says so.
+
+Nothing in `control/` is believed for longer than it is open. Folder and file are opened without following links, the
+file is judged by its descriptor, and what it asks is copied into the owner's own `watch/requests/`, as `KEY.TURN`. That
+file gets its name by `link`, so only one watcher can make it. One that takes over makes the file of the next turn.
 """
 
 from __future__ import annotations
 
+import errno
 import grp
 import json
 import os
 import pwd
 import re
+import secrets
 import stat
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from bigsci_launch.runs.layout import RunDir, write_json
+from bigsci_launch.runs.layout import RunDir
+from bigsci_launch.runs.ownership import owner_of, user_name
+from bigsci_launch.runs.watching.places import SHARED_MODE, names_in, open_watch, require_own
+from bigsci_launch.runs.watching.typed import LARGEST_FLOAT, typed
+from bigsci_launch.safe_files import make_folder, open_folder, parse_json, read_file_of, write_in
 
 VERBS = ("save", "exit", "restart", "dump", "kill")
 WITH_STEP = ("save", "exit", "restart")
 """Verbs that may wait for a step."""
 MAX_BYTES = 64 * 1024
 MAX_REASON = 500
-_REQUEST = re.compile(r"(?P<verb>[a-z]+)-(?P<moment>[0-9]+)-(?P<number>[0-9]+)\.json")
-_IGNORED = re.compile(r"\..*|.*~|done")
+MOST_AT_ONCE = 100
+"""Requests that are taken up at one look."""
+_NAMED = re.compile(r"(?P<verb>[a-z]+)-(?P<moment>[0-9]+)-(?P<number>[0-9]+)\.json")
+_IGNORED = re.compile(r"\..*|.*~")
+_TAKEN = re.compile(r"(?P<key>[A-Za-z0-9_]{1,20}-[0-9]{1,20}-[0-9]{1,20})\.(?P<turn>[0-9]{1,4})")
+_ATTEMPT = re.compile(r"[0-9]{1,9}(\.r[0-9]{1,9})?")
+_WITH_GROUP = stat.S_IRGRP | stat.S_IROTH
+_LATEST_NS = int(LARGEST_FLOAT) * 10**9
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +51,7 @@ class Request:
     """What somebody asks. `who` is a login name. `attempt` is the attempt that the person saw; None in a plain file.
 
     `asked` is when it was written, in seconds since the epoch, by the clock of the file system. `wrong` says why it
-    must be refused; None if nothing in the file speaks against it.
+    must be refused, and then there is no reason to read; None if nothing in the file speaks against it.
     """
 
     key: str
@@ -48,147 +64,223 @@ class Request:
     wrong: str | None = None
 
 
-def write_request(run: RunDir, verb: str, why: str, *, after_step: int | None, attempt: str) -> Path:
-    """Ask something of a run. Raises OSError if `control/` cannot be written."""
-    file = run.control / f"{verb}-{time.time_ns()}-{os.getpid()}.json"
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """A request that a watcher has taken up, in the given turn."""
+
+    request: Request
+    watcher: str
+    turn: int = 1
+
+    @property
+    def name(self) -> str:
+        return f"{self.request.key}.{self.turn}"
+
+
+def make_control(run: RunDir) -> None:
+    """Make the folder in which the run's group may ask, whatever the umask, or let only its owner remove what is there.
+
+    Raises:
+        OSError: it cannot be made.
+    """
+    make_folder(run.control, SHARED_MODE)
+    with suppress(OSError), open_folder(run.control) as folder:
+        found = os.fstat(folder)
+        if found.st_uid == os.geteuid():
+            os.fchown(folder, -1, run.path.stat().st_gid)
+            os.fchmod(folder, stat.S_IMODE(found.st_mode) | stat.S_ISVTX)
+
+
+def write_request(run: RunDir, verb: str, why: str, *, after_step: int | None, attempt: str) -> str:
+    """Ask something of a run, and return the name of the file. Raises OSError if `control/` cannot be written."""
+    name = f"{verb}-{time.time_ns()}-{os.getpid()}.json"
     document = {"schema_version": 1, "verb": verb, "why": why, "after_step": after_step, "attempt": attempt}
-    write_json(file, document)
-    return file
+    if owner_of(run) == os.geteuid():
+        make_control(run)
+    with open_folder(run.control) as folder:
+        write_in(folder, name, json.dumps(document, indent=2).encode("utf-8", "replace").decode() + "\n")
+    return name
 
 
-def waiting(run: RunDir) -> list[Path]:
-    """Return the files that ask something and were not taken up, oldest first."""
-    try:
-        found = [path for path in run.control.iterdir() if not _IGNORED.fullmatch(path.name)]
-    except OSError:
-        return []
-    return sorted(found, key=_age_order)
+def waiting(run: RunDir) -> list[str]:
+    """Return the names of files that ask something and were not taken up, oldest first. A folder asks nothing."""
+    with suppress(OSError), open_folder(run.control) as folder, os.scandir(folder) as entries:
+        found = [
+            each.name for each in entries if not (_IGNORED.fullmatch(each.name) or each.is_dir(follow_symlinks=False))
+        ]
+        return sorted(found, key=lambda name: (_moment(folder, name), name))[:MOST_AT_ONCE]
+    return []
 
 
-def is_complete(path: Path) -> bool:
+def is_complete(run: RunDir, name: str) -> bool:
     """Whether a file can be taken up at once. An empty one may have been made by a shell that is about to write."""
-    try:
-        return path.lstat().st_size > 0
-    except OSError:
-        return False
+    with suppress(OSError), open_folder(run.control) as folder:
+        return _lstat(folder, name).st_size > 0
+    return False
 
 
-def take_up(run: RunDir, path: Path, watcher: str) -> Path | None:
-    """Take a request up for `watcher`. None if another one has, or if it cannot be moved."""
-    try:
-        found = path.lstat()
-        verb = re.sub(r"[^A-Za-z0-9]", "_", path.name)[:20] if path.name not in VERBS else path.name
-        verb = match["verb"] if (match := _REQUEST.fullmatch(path.name)) else verb
-        taken = run.control_done / f"{verb}-{found.st_mtime_ns}-{found.st_ino}@{watcher}"
-        path.rename(taken)
-    except OSError:
-        return None
-    return taken
+def take_up(run: RunDir, name: str, watcher: str) -> Taken | None:
+    """Take a request up for `watcher`. None if another one has, or if it is gone.
+
+    Raises:
+        OSError: it cannot be kept: it stays where it is then.
+    """
+    with open_watch(run, run.requests.name, makes=True) as kept, open_folder(run.control) as folder:
+        try:
+            found = _lstat(folder, name)
+        except FileNotFoundError:
+            return None
+        key = f"{_verb(name)}-{min(max(found.st_mtime_ns, 0), _LATEST_NS)}-{found.st_ino}"
+        taken = Taken(replace(_read(run, folder, name), key=key), watcher)
+        is_ours = _keep(kept, taken)
+        with suppress(OSError):
+            os.unlink(name, dir_fd=folder)
+    return taken if is_ours else None
 
 
-def take_over(taken: Path, watcher: str) -> Path | None:
+def take_over(run: RunDir, taken: Taken, watcher: str) -> Taken | None:
     """Take over a request of another watcher, which is gone. None if somebody else was quicker."""
-    ours = taken.with_name(f"{key_of(taken)}@{watcher}")
-    try:
-        taken.rename(ours)
-    except OSError:
-        return None
-    return ours
+    ours = replace(taken, watcher=watcher, turn=taken.turn + 1)
+    with open_watch(run, run.requests.name, makes=True) as kept:
+        return ours if _keep(kept, ours) else None
 
 
-def taken_up(run: RunDir) -> list[Path]:
-    """Return the requests that were taken up, oldest first."""
+def _keep(kept: int, taken: Taken) -> bool:
+    """Write down who has taken a request up. False if that turn is another watcher's."""
+    part = f".{taken.name}.{secrets.token_hex(8)}"
+    write_in(kept, part, json.dumps({"watcher": taken.watcher, "request": asdict(taken.request)}) + "\n")
     try:
-        return sorted((path for path in run.control_done.iterdir() if "@" in path.name), key=_age_order)
+        os.link(part, taken.name, src_dir_fd=kept, dst_dir_fd=kept, follow_symlinks=False)
+    except FileExistsError:
+        return False
+    finally:
+        os.unlink(part, dir_fd=kept)
+    return True
+
+
+def taken_up(run: RunDir) -> list[Taken]:
+    """Return the requests that were taken up and are not settled, each in its last turn, oldest first."""
+    try:
+        with open_watch(run, run.requests.name) as kept:
+            found = [_taken(kept, name, owner_of(run)) for name in _last_turns(names_in(kept))]
     except OSError:
         return []
+    return sorted(filter(None, found), key=lambda taken: (taken.request.asked, taken.request.key))
 
 
-def key_of(taken: Path) -> str:
-    return taken.name.rpartition("@")[0]
+def _last_turns(names: Iterable[str]) -> list[str]:
+    """Return the names of the last turn of each request."""
+    turns: dict[str, int] = {}
+    for match in filter(None, map(_TAKEN.fullmatch, names)):
+        turns[match["key"]] = max(turns.get(match["key"], 0), int(match["turn"]))
+    return [f"{key}.{turn}" for key, turn in turns.items()]
+
+
+def _taken(kept: int, name: str, owner: int) -> Taken | None:
+    try:
+        content, found = read_file_of(name, 4 * MAX_BYTES, folder=kept)
+        require_own(found, owner, Path(name))
+        document = parse_json(content)
+        taken = Taken(typed(Request, document["request"]), str(document["watcher"]), int(name.rpartition(".")[2]))
+    except (OSError, ValueError, LookupError, TypeError):
+        return None
+    return taken if taken.name == name else None
+
+
+def forget(run: RunDir, taken: Taken) -> None:
+    """Remove a request that is settled, as the ledger says. Raises OSError if it cannot be removed."""
+    with open_watch(run, run.requests.name, makes=True) as kept:
+        for turn in range(1, taken.turn + 1):
+            with suppress(FileNotFoundError):
+                os.unlink(replace(taken, turn=turn).name, dir_fd=kept)
 
 
 def moment_of(key: str) -> float | None:
     """Return when a request was written that was taken up, in seconds since the epoch, by the file system's clock."""
-    parts = key.split("-")
-    return int(parts[1]) / 1e9 if len(parts) == 3 and parts[1].isdigit() else None
+    return int(key.split("-")[1]) / 1e9 if _TAKEN.fullmatch(f"{key}.1") else None
 
 
-def watcher_of(taken: Path) -> str:
-    return taken.name.rpartition("@")[2]
-
-
-def verb_of(path: Path) -> str:
+def _verb(name: str) -> str:
     """Return what a file asks, by its name."""
-    return path.name if path.name in VERBS else path.name.partition("-")[0]
+    match = _NAMED.fullmatch(name)
+    verb = match["verb"] if match else name
+    return verb if verb in VERBS else re.sub(r"[^A-Za-z0-9]", "_", verb)[:20]
 
 
-def read_request(run: RunDir, path: Path) -> Request:
-    """Return what a file asks, whether it waits or was taken up. It may be anything that somebody has put there."""
-    key, verb = key_of(path) if "@" in path.name else path.name, verb_of(path)
+def read_waiting(run: RunDir) -> list[Request]:
+    """Return the requests that nobody has taken up, oldest first. There may be anything that somebody has put there."""
+    names = waiting(run)
+    with suppress(OSError), open_folder(run.control) as folder:
+        return [_read(run, folder, name) for name in names]
+    return []
+
+
+def _read(run: RunDir, folder: int, name: str) -> Request:
+    """Return what a file in the open `folder` asks."""
+    verb = _verb(name)
     try:
-        found, content = _read(path)
+        found, content = _content(folder, name)
     except (OSError, _Unusable) as error:
-        owner = _lstat_owner(path)
-        return Request(key, verb, owner, "", None, None, _moment(path), str(getattr(error, "strerror", None) or error))
-    who, asked = user_name(found.st_uid), found.st_mtime
-    if not content.lstrip().startswith(b"{"):
-        text = content.decode("utf-8", "replace")
-        return Request(key, verb, who, _line(text), None, None, asked, _why_wrong(run, verb, found, None))
+        moment, wrong = _moment(folder, name), str(getattr(error, "strerror", None) or error)
+        return Request(name, verb, _lstat_owner(folder, name), "", None, None, moment, wrong)
+    plain = Request(name, verb, user_name(found.st_uid), "", None, None, _sane(found.st_mtime))
     document = _document(content)
     if document is None:
-        return Request(key, verb, who, "", None, None, asked, "it is not a JSON document")
-    step = document.get("after_step")
-    return Request(
-        key=key,
-        verb=verb,
-        who=who,
-        why=_line(str(document.get("why") or "")),
-        after_step=step if isinstance(step, int) else None,
-        attempt=document["attempt"] if isinstance(document.get("attempt"), str) else None,
-        asked=asked,
-        wrong=_why_wrong(run, verb, found, step),
-    )
+        return replace(plain, wrong="it is not a JSON document")
+    if (refused := _why_wrong(run, verb, found, document)) is not None:
+        return replace(plain, wrong=refused)
+    # A file that only its owner may read may have been moved here by somebody else: its content is not made known.
+    why = _line(str(document.get("why") or "")) if found.st_mode & _WITH_GROUP else ""
+    return replace(plain, why=why, after_step=document.get("after_step"), attempt=document.get("attempt"))
 
 
 class _Unusable(Exception):
     """A file that must not be read."""
 
 
-def _read(path: Path) -> tuple[os.stat_result, bytes]:
-    if stat.S_ISLNK((known := path.lstat()).st_mode):
+def _content(folder: int, name: str) -> tuple[os.stat_result, bytes]:
+    known = _lstat(folder, name)
+    if stat.S_ISLNK(known.st_mode):
         raise _Unusable("it is a link")
     if stat.S_ISREG(known.st_mode) and known.st_size == 0 and known.st_nlink == 1:
         return known, b""  # there is nothing to read, whoever may
-    # A FIFO must not stop the watcher, nor a link have it read what its writer may not.
-    handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    if not stat.S_ISREG(known.st_mode):
+        raise _Unusable("it is not a plain file")
     try:
-        found = os.fstat(handle)
-        if not stat.S_ISREG(found.st_mode):
-            raise _Unusable("it is not a plain file")
-        if found.st_nlink > 1:
-            raise _Unusable("it has another name elsewhere, so that its owner may not be who put it there")
-        if found.st_size > MAX_BYTES:
-            raise _Unusable(f"it is larger than {MAX_BYTES >> 10} KiB")
-        return found, os.read(handle, MAX_BYTES)
-    finally:
-        os.close(handle)
+        content, found = read_file_of(name, MAX_BYTES, folder=folder)
+    except OSError as error:
+        if error.errno == errno.EFBIG:
+            raise _Unusable(f"it is larger than {MAX_BYTES >> 10} KiB") from error
+        raise
+    if found.st_nlink > 1:
+        raise _Unusable("it has another name elsewhere, so that its owner may not be who put it there")
+    return found, content
 
 
 def _document(content: bytes) -> dict[str, Any] | None:
+    """Return what a request says; None if it is damaged. In a plain file, that is the reason."""
+    if not content.lstrip().startswith(b"{"):
+        return {"why": content.decode("utf-8", "replace")}
     try:
-        document = json.loads(content)
-    except (ValueError, RecursionError):
+        document = parse_json(content)
+    except ValueError:
         return None
     return document if isinstance(document, dict) else None
 
 
-def _why_wrong(run: RunDir, verb: str, found: os.stat_result, step: Any) -> str | None:
+def _why_wrong(run: RunDir, verb: str, found: os.stat_result, document: Mapping[str, Any]) -> str | None:
+    step, attempt = document.get("after_step"), document.get("attempt")
     if verb not in VERBS:
         return f"{verb!r} is no verb: {', '.join(VERBS)}"
-    if step is not None and (verb not in WITH_STEP or not isinstance(step, int) or isinstance(step, bool) or step < 1):
+    if step is not None and (verb not in WITH_STEP or not _is_step(step)):
         return f"{verb} after step {_line(str(step))} is not possible"
+    if attempt is not None and not (isinstance(attempt, str) and _ATTEMPT.fullmatch(attempt)):
+        return f"{_line(str(attempt)[:40])!r} is no attempt"
     return _why_stranger(run, found.st_uid)
+
+
+def _is_step(step: Any) -> bool:
+    return isinstance(step, int) and not isinstance(step, bool) and 1 <= step < 1 << 62
 
 
 def _why_stranger(run: RunDir, uid: int) -> str | None:
@@ -209,39 +301,29 @@ def _why_stranger(run: RunDir, uid: int) -> str | None:
     return f"{user.pw_name} is not in the run's group {group}"
 
 
-def user_name(uid: int) -> str:
-    """Return the login name of a user, or `uid 1234`."""
-    try:
-        return pwd.getpwuid(uid).pw_name
-    except (KeyError, OverflowError):
-        return f"uid {uid}"
-
-
 def _line(text: str) -> str:
     """Return the reason on one line, without what a terminal would obey."""
     words = " ".join(text.split())
     return "".join(letter if letter.isprintable() else "?" for letter in words)[:MAX_REASON]
 
 
-def _moment(path: Path) -> float:
+def _lstat(folder: int, name: str) -> os.stat_result:
+    return os.stat(name, dir_fd=folder, follow_symlinks=False)
+
+
+def _moment(folder: int, name: str) -> float:
     try:
-        return path.lstat().st_mtime
+        return _sane(_lstat(folder, name).st_mtime)
     except OSError:
         return 0.0
 
 
-def _lstat_owner(path: Path) -> str:
+def _sane(moment: float) -> float:
+    return min(max(moment, 0.0), LARGEST_FLOAT)
+
+
+def _lstat_owner(folder: int, name: str) -> str:
     try:
-        return user_name(path.lstat().st_uid)
+        return user_name(_lstat(folder, name).st_uid)
     except OSError:
         return "nobody known"
-
-
-def _age_order(path: Path) -> tuple[float, str]:
-    return _moment(path), path.name
-
-
-def read_waiting(run: RunDir) -> Iterator[Request]:
-    """Yield the requests that nobody has taken up, oldest first."""
-    for path in waiting(run):
-        yield read_request(run, path)

@@ -5,14 +5,17 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from bigsci_launch.errors import RunDirError
 from bigsci_launch.runs.attempts import read_exit
 from bigsci_launch.runs.chain.records import read_chain
-from bigsci_launch.runs.control.requests import Request, moment_of, read_waiting, user_name
-from bigsci_launch.runs.find import run_argument
+from bigsci_launch.runs.control.requests import Request, moment_of, read_waiting
+from bigsci_launch.runs.find import find_attempt, run_argument
 from bigsci_launch.runs.layout import AttemptDir, RunDir
+from bigsci_launch.runs.ownership import user_name
 from bigsci_launch.runs.watching.beat import Beat, read_beats
 from bigsci_launch.runs.watching.ledger import Act, read_acts
 from bigsci_launch.units import format_age
@@ -45,14 +48,10 @@ class RequestState:
 def serving(run: RunDir, attempt: AttemptDir, now: float) -> list[Beat]:
     """Return the watchers that serve requests of the attempt, as far as their signs of life show. Only a process of
     the attempt's owner can: nobody else may signal the ranks."""
-    owners = (0, attempt.path.stat().st_uid)
     return [
         beat
         for beat in read_beats(run)
-        if beat.attempt == attempt.name
-        and not beat.ended
-        and beat.is_dead(now) is not True
-        and run.watcher_file(beat.name).stat().st_uid in owners
+        if beat.attempt == attempt.name and not beat.ended and beat.is_dead(now) is not True
     ]
 
 
@@ -88,7 +87,7 @@ def read_all(run: RunDir) -> list[RequestState]:
 def _of_acts(run: RunDir, acts: Sequence[Act]) -> RequestState:
     last = acts[-1]
     words = last.words
-    ended = read_exit(run.attempt(last.attempt)) if last.state == "begun" and last.attempt else None
+    ended = _exit_of(run, last.attempt) if last.state == "begun" and last.attempt else None
     if ended is not None and ended.get("exit_code") is not None:
         words = f"{words}; attempt {last.attempt} has ended since: {ended['reason']}"
     request = {
@@ -101,6 +100,12 @@ def _of_acts(run: RunDir, acts: Sequence[Act]) -> RequestState:
         "asked": moment_of(last.key) or acts[0].time,
     }
     return RequestState(request, last.state, words, tuple(acts))
+
+
+def _exit_of(run: RunDir, attempt: str) -> dict[str, Any] | None:
+    with suppress(RunDirError):
+        return read_exit(find_attempt(run, attempt))
+    return None
 
 
 def _request(request: Request) -> dict[str, Any]:

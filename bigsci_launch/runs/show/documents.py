@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
+from bigsci_launch.runs.generations.strangers import strangers_document
 from bigsci_launch.runs.show.generations import generations_document
 from bigsci_launch.runs.show.next import next_document
 from bigsci_launch.runs.show.restart import restart_document
@@ -40,6 +41,7 @@ def status_document(status: RunStatus) -> dict[str, Any]:
             for each in status.unreachable_nodes
         ],
         "generations": generations_document(status.generations, status.recorded_steps, status.asked),
+        "strangers": strangers_document(status.strangers),
         "micro_batch": size_document(status.found_size),
         "exit": status.exit,
         "cancelled_by": status.cancelled_by,

@@ -7,6 +7,7 @@ import time
 from bigsci_launch.runs.ending.job_output import last_own_line
 from bigsci_launch.runs.ending.words import source_facts, unknown_end
 from bigsci_launch.runs.find import run_argument
+from bigsci_launch.runs.generations.strangers import stranger_facts
 from bigsci_launch.runs.generations.words import LONG_RECOVERY_S
 from bigsci_launch.runs.show.ending import ending_advice, ending_facts
 from bigsci_launch.runs.show.generations import generation_facts
@@ -31,7 +32,8 @@ def status_lines(status: RunStatus) -> list[str]:
     submitted = status.record.submitted if status.record else None
     waiting = _waiting(status.job, submitted, status.asked)
     progress = [*_progress(status), *size_facts(status.found_size), *restart_facts(status.restart)]
-    facts = [*_identity(status), *waiting, *progress, *_ranks(status), *_generations(status), *_ending(status)]
+    facts = [*_identity(status), *waiting, *progress, *_ranks(status), *_generations(status)]
+    facts += [*stranger_facts(status.strangers, status.asked), *_ending(status)]
     facts += next_lines(status)
     facts += watching_facts(status.watching, status.asked, may_run=_may_run(status))
     width = max(len(name) for name, _ in facts)

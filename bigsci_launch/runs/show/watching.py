@@ -23,6 +23,7 @@ def watching_facts(watching: Watching, asked: float, *, may_run: bool) -> list[t
         facts += [("", text) for text in finding.details]
         facts += [("evidence", finding.bundle)] if finding.bundle else []
     facts += [("not told", text) for text in watching.not_told]
+    facts += [("left out", text) for text in watching.remarks]
     return facts + [("act", act_text(act, asked)) for act in watching.acts]
 
 
@@ -60,4 +61,5 @@ def watching_document(watching: Watching, asked: float) -> dict[str, Any]:
         "findings": [asdict(finding) for finding in watching.findings],
         "acts": [asdict(act) for act in watching.acts],
         "not_told": list(watching.not_told),
+        "left_out": list(watching.remarks),
     }

@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import socket
 import time
-from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from enum import Enum
+from pathlib import Path
 from typing import Any
 
-from bigsci_launch.errors import RunDirError
 from bigsci_launch.procfs import start_ticks
-from bigsci_launch.runs.layout import RunDir, read_json, write_json
+from bigsci_launch.runs.layout import RunDir
+from bigsci_launch.runs.ownership import owner_of, user_name
+from bigsci_launch.runs.watching.places import colleagues, names_in, open_of, open_to_write, open_watch, require_own
+from bigsci_launch.runs.watching.typed import typed
+from bigsci_launch.safe_files import parse_json, read_file_of, write_in
 
 AGENT = "agent"
 """What the names of watchers begin with that job scripts start: `agent-0001` watches attempt 0001."""
 MISSED = 6
 """A watcher that has left out this many looks is dead, or does not get to run."""
 LEAST_SILENCE_S = 120.0
+LARGEST, MOST_FILES, MOST_OF_COLLEAGUE = 1 << 20, 1000, 5
+_NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,199}\.json")
 
 
 class Health(Enum):
@@ -75,19 +82,50 @@ def own_beat(name: str, **fields: Any) -> Beat:
 
 def write_beat(run: RunDir, beat: Beat) -> None:
     """Replace the watcher's sign of life. Raises OSError if it cannot be written."""
-    write_json(run.watcher_file(beat.name), {"schema_version": 1, **asdict(beat), "health": beat.health.value})
+    file = run.watcher_file(beat.name)
+    document = {"schema_version": 1, **asdict(beat), "health": beat.health.value}
+    text = json.dumps(document, indent=2, ensure_ascii=False).encode("utf-8", "replace").decode()
+    with open_to_write(run) as folder:
+        write_in(folder, file.name, f"{text}\n")
+
+
+def remove_beat(run: RunDir, name: str) -> None:
+    """Remove the sign of a watcher that leaves. Raises OSError if it cannot be removed."""
+    with open_to_write(run) as folder, suppress(FileNotFoundError):
+        os.unlink(run.watcher_file(name).name, dir_fd=folder)
 
 
 def read_beats(run: RunDir) -> list[Beat]:
-    """Return the newest sign of every watcher that the run has had, the newest first."""
-    found = []
-    with suppress(OSError):
-        for path in run.watch.glob("*.json"):
-            with suppress(RunDirError, TypeError, ValueError, KeyError):
-                found.append(_beat(read_json(path)))
-    return sorted(found, key=lambda beat: beat.time, reverse=True)
+    """Return the newest sign of every watcher of the run's owner, the newest first."""
+    with suppress(OSError), open_watch(run) as folder:
+        return _newest_first(_read_all(folder, owner_of(run)))
+    return []
 
 
-def _beat(document: Mapping[str, Any]) -> Beat:
-    known = {name: document[name] for name in Beat.__slots__ if name in document}
-    return Beat(**{**known, "health": Health(known["health"]), "blind": tuple(known.get("blind") or ())})
+def read_all_beats(run: RunDir) -> list[Beat]:
+    """Return the newest sign of every watcher, for people to read: colleagues' have the names of these."""
+    found = read_beats(run)
+    for uid in colleagues(run):
+        with suppress(OSError), open_of(run, uid) as folder:
+            theirs = _newest_first(_read_all(folder, uid))[:MOST_OF_COLLEAGUE]
+            found += [replace(beat, name=f"{beat.name} of {user_name(uid)}", may_act=False) for beat in theirs]
+    return _newest_first(found)
+
+
+def _read_all(folder: int, owner: int) -> list[Beat]:
+    names = [name for name in names_in(folder) if _NAME.fullmatch(name)]
+    return [beat for name in names[:MOST_FILES] if (beat := _beat(folder, name, owner)) is not None]
+
+
+def _newest_first(beats: list[Beat]) -> list[Beat]:
+    return sorted(beats, key=lambda beat: beat.time, reverse=True)
+
+
+def _beat(folder: int, name: str, owner: int) -> Beat | None:
+    try:
+        content, found = read_file_of(name, LARGEST, folder=folder)
+        require_own(found, owner, Path(name))
+        beat = typed(Beat, parse_json(content))
+    except (OSError, ValueError):
+        return None
+    return beat if f"{beat.name}.json" == name else None

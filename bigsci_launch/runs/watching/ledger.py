@@ -1,23 +1,28 @@
 """The ledger of a run: what watchers noticed, and what was done about it, by whom and why. The whole group reads it.
 
-Each is a file of JSON lines to which any watcher appends. A torn or foreign line is skipped.
+Each is a file of JSON lines to which watchers of the run's owner append. What a watcher of somebody else has noticed is
+in a folder of its own, for people to read: no process of the owner acts on it, tells it, or leaves out anything.
 """
 
 from __future__ import annotations
 
-import json
 import os
+import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import Any, Literal
 
-from bigsci_launch.runs.events import read_events
 from bigsci_launch.runs.layout import RunDir
+from bigsci_launch.runs.ownership import user_name
+from bigsci_launch.runs.watching.places import open_watch
+from bigsci_launch.runs.watching.records import append, append_own, read_colleagues, read_mine, read_own
+from bigsci_launch.runs.watching.typed import typed
 
-SCHEMA_VERSION = 1
+MOST_OF_COLLEAGUE = 5
+"""Findings of a colleague's watchers that are shown."""
+_KEY = re.compile(r"[A-Za-z0-9][\w.:@+=, -]{0,199}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,83 +75,95 @@ class Act:
 
 def raise_finding(run: RunDir, finding: RunFinding) -> None:
     """Append a finding. Raises OSError if it cannot be written."""
-    append(run.findings, {"event": "raised", **asdict(finding)})
+    append(run, run.findings, {"event": "raised", **asdict(finding)})
 
 
 def clear_finding(run: RunDir, key: str, words: str) -> None:
     """Note that the finding `key` is over, and why. Raises OSError if it cannot be written."""
-    append(run.findings, {"event": "cleared", "key": key, "cleared": time.time(), "words": words})
+    append(run, run.findings, {"event": "cleared", "key": key, "cleared": time.time(), "words": words})
 
 
 def read_findings(run: RunDir) -> list[RunFinding]:
-    """Return all findings, oldest first; one that was raised again after it was cleared is open again."""
+    """Return all findings that this process goes by, oldest first: those of the owner's watchers, and its own user's.
+
+    One that was raised again after it was cleared is open again.
+    """
+    mine = _findings(read_mine(run, run.findings).records)
+    return list({**mine, **_findings(read_own(run, run.findings).records)}.values())
+
+
+def read_all_findings(run: RunDir) -> list[RunFinding]:
+    """Return all findings for people to read: also what only watchers of colleagues have noticed, with their names."""
+    own = _findings(read_own(run, run.findings).records)
+    found = list(own.values())
+    for uid, lines in read_colleagues(run, run.findings):
+        theirs = [each for each in _findings(lines.records).values() if each.key not in own]
+        found += [_of_colleague(each, uid) for each in theirs[-MOST_OF_COLLEAGUE:]]
+    return found
+
+
+def _of_colleague(finding: RunFinding, uid: int) -> RunFinding:
+    said = f"noticed by a watcher of {user_name(uid)}, which nothing is done about"
+    return replace(finding, key=f"{finding.key} by {uid}", details=(*finding.details[:MOST_OF_COLLEAGUE], said))
+
+
+def _findings(lines: Iterable[Mapping[str, Any]]) -> dict[str, RunFinding]:
     found: dict[str, RunFinding] = {}
-    for line in read_events(run.findings):
-        key = line.get("key")
-        if line.get("event") == "cleared" and key in found:
-            found[key] = replace(found[key], cleared=line.get("cleared"))
-        elif line.get("event") == "raised" and (finding := _finding(line)) is not None:
-            found[finding.key] = finding
-    return list(found.values())
+    for line in lines:
+        with suppress(ValueError):
+            if line.get("event") == "raised" and is_key((finding := typed(RunFinding, line)).key):
+                found[finding.key] = finding
+            elif line.get("event") == "cleared" and (over := typed(_Cleared, line)).key in found:
+                found[over.key] = replace(found[over.key], cleared=over.cleared)
+    return found
 
 
-def _finding(line: dict[str, Any]) -> RunFinding | None:
-    known = {name: line[name] for name in RunFinding.__slots__ if name in line}
-    try:
-        return RunFinding(**{**known, "details": tuple(known.get("details") or ())})
-    except TypeError:
-        return None
+@dataclass(frozen=True, slots=True)
+class _Cleared:
+    key: str
+    cleared: float
+
+
+def is_key(key: str) -> bool:
+    """Whether this may be the key of a record: it has no slash, and is short."""
+    return _KEY.fullmatch(key) is not None
 
 
 def record_act(run: RunDir, act: Act) -> None:
-    """Append what was done. Raises OSError if it cannot be written: then it must not be done."""
-    append(run.acts, asdict(replace(act, time=act.time or time.time())))
+    """Append what was done. Raises OSError if it cannot be written, or is not this user's to do: then it must not be
+    done."""
+    append_own(run, run.acts, asdict(replace(act, time=act.time or time.time())))
 
 
 def read_acts(run: RunDir) -> list[Act]:
-    """Return every line about acts, oldest first; an act has one for each of its states."""
+    """Return every line about acts, oldest first; an act has one for each of its states. Only the owner's count."""
     return list(_acts(run))
 
 
 def _acts(run: RunDir) -> Iterator[Act]:
-    for line in read_events(run.acts):
-        with suppress(TypeError):
-            yield Act(**{name: line[name] for name in Act.__slots__ if name in line})
+    for line in read_own(run, run.acts).records:
+        with suppress(ValueError):
+            if is_key((act := typed(Act, line)).key):
+                yield act
 
 
 def claim(run: RunDir, key: str, who: str) -> bool:
     """Take the act `key` for this watcher. False if any watcher has taken it before, also one that died since.
 
-    Raises OSError if that cannot be known: then nobody may act.
+    Raises OSError if that cannot be known, or if the run is not this user's: then nobody may act.
     """
-    file = run.claim_file(key)
-    make_shared_folder(file.parent)
-    try:
-        handle = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
-    except FileExistsError:
-        return False
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    with open_watch(run, "claims", makes=True) as folder:
+        try:
+            handle = os.open(run.claim_file(key).name, flags, 0o644, dir_fd=folder)
+        except FileExistsError:
+            return False
     with os.fdopen(handle, "w", encoding="utf-8") as stream:
         stream.write(f"{who}\n")
     return True
 
 
-def make_shared_folder(folder: Path) -> None:
-    """Make a folder in which all members of the run's group may create files."""
-    for each in reversed([folder, *folder.parents]):
-        if not each.exists():
-            each.mkdir(exist_ok=True)
-            with suppress(OSError):
-                each.chmod(each.parent.stat().st_mode | 0o2070)
-
-
-def append(file: Path, record: dict[str, Any]) -> None:
-    """Add a line to a file that the whole group writes. Raises OSError if it cannot be written."""
-    make_shared_folder(file.parent)
-    text = json.dumps({"schema_version": SCHEMA_VERSION, **record}, default=str) + "\n"
-    handle = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o664)
-    try:
-        os.write(handle, text.encode())
-    finally:
-        os.close(handle)
-    with suppress(OSError):  # the umask took the group's permission; only the owner may give it back
-        file.chmod(0o664)
+def claimed_at(run: RunDir, key: str) -> float:
+    """Return when the act `key` was claimed, by the clock of the file system. Raises OSError if it was not."""
+    with open_watch(run, "claims") as folder:
+        return os.stat(run.claim_file(key).name, dir_fd=folder, follow_symlinks=False).st_mtime

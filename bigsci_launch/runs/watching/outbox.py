@@ -1,7 +1,7 @@
 """Messages for people about a run, and each try to deliver them: `watch/outbox.jsonl`.
 
 Compute nodes often have no way out, so a message waits here until a watcher on some machine can deliver it. Nothing
-here holds an address: ways are known by name, `command` or `webhook`.
+here holds an address: ways are known by name, `command` or `webhook`. Only messages of the run's owner count.
 """
 
 from __future__ import annotations
@@ -10,11 +10,10 @@ import hashlib
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from typing import Any
 
-from bigsci_launch.runs.events import read_events
 from bigsci_launch.runs.layout import RunDir
-from bigsci_launch.runs.watching.ledger import append
+from bigsci_launch.runs.watching.records import append_own, read_own
+from bigsci_launch.runs.watching.typed import typed
 
 KEPT_S = 86400.0
 """A message that is older than this is no longer delivered."""
@@ -57,6 +56,11 @@ class Try:
 
 
 @dataclass(frozen=True, slots=True)
+class _Ways:
+    ways: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Pending:
     """A message that has not been delivered by one of its ways, and every try so far."""
 
@@ -84,17 +88,18 @@ class Pending:
 
 def queue_notice(run: RunDir, notice: Notice, ways: Iterable[str]) -> None:
     """Put a message into the outbox. Raises OSError if it cannot be written."""
-    append(run.outbox, {"event": "queued", **asdict(notice), "ways": list(ways)})
+    append_own(run, run.outbox, {"event": "queued", **asdict(notice), "ways": list(ways)})
 
 
 def is_queued(run: RunDir, key: str) -> bool:
     """Return whether the message `key` has been put into the outbox before."""
-    return any(line.get("event") == "queued" and line.get("key") == key for line in read_events(run.outbox))
+    lines = read_own(run, run.outbox).records
+    return any(line.get("event") == "queued" and line.get("key") == key for line in lines)
 
 
 def record_try(run: RunDir, tried: Try) -> None:
     """Note what came of a try. Raises OSError if it cannot be written."""
-    append(run.outbox, {"event": "tried", **asdict(tried)})
+    append_own(run, run.outbox, {"event": "tried", **asdict(tried)})
 
 
 def read_pending(run: RunDir) -> list[Pending]:
@@ -102,14 +107,14 @@ def read_pending(run: RunDir) -> list[Pending]:
     counts once."""
     notices: dict[tuple[str, str], Notice] = {}
     tries: dict[tuple[str, str], dict[int, Try]] = {}
-    for line in read_events(run.outbox):
-        with suppress(TypeError, KeyError, ValueError):
+    for line in read_own(run, run.outbox).records:
+        with suppress(ValueError):
             if line.get("event") == "queued":
-                notice = _notice(line)
-                for way in line["ways"]:
-                    notices.setdefault((notice.key, str(way)), notice)
+                notice = typed(Notice, line)
+                for way in typed(_Ways, line).ways:
+                    notices.setdefault((notice.key, way), notice)
             elif line.get("event") == "tried":
-                tried = Try(**{name: line[name] for name in Try.__slots__})
+                tried = typed(Try, line)
                 tries.setdefault((tried.key, tried.way), {})[tried.number] = tried
     pending = []
     for (key, way), notice in notices.items():
@@ -134,8 +139,3 @@ def _failed(way: str, held: list[Pending]) -> str:
     tries = "1 try" if len(newest.tries) == 1 else f"{len(newest.tries)} tries"
     last = newest.tries[-1]
     return f"{number} not delivered by {way}, after {tries}, last on {last.host}: {last.words}"
-
-
-def _notice(line: dict[str, Any]) -> Notice:
-    known = {name: line[name] for name in Notice.__slots__ if name in line}
-    return Notice(**{**known, "time": float(known["time"]), "details": tuple(known.get("details") or ())})

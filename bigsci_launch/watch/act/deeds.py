@@ -16,7 +16,7 @@ from bigsci_launch.runs.checkpoints import CheckpointsDir
 from bigsci_launch.runs.layout import AttemptDir, RunDir
 from bigsci_launch.runs.verify import pin_path
 from bigsci_launch.runs.watching.ended import EndedBy, write_ended_by
-from bigsci_launch.runs.watching.ledger import Act, RunFinding, claim, read_acts, record_act
+from bigsci_launch.runs.watching.ledger import Act, RunFinding, claim, claimed_at, read_acts, record_act
 from bigsci_launch.watch.act.jobs import END_GRACE_S
 
 MOST_TURNS = 3
@@ -61,7 +61,7 @@ def _take_turn(run: RunDir, attempt: AttemptDir, who: str) -> str:
         key = f"end_ranks:{attempt.name}:{number}"
         if claim(run, key, who):
             return key
-        if states.get(key) == "done" or time.time() - run.claim_file(key).stat().st_mtime < DIED_S:
+        if states.get(key) == "done" or time.time() - claimed_at(run, key) < DIED_S:
             return ""
     return ""
 

@@ -1,9 +1,9 @@
 """Serves what people ask of a run, in `control/`, for a watcher that calls `serve` at each of its looks.
 
-Nothing is kept in memory that must survive: a request that was taken up lies in `control/done/` under the name of its
+Nothing is kept in memory that must survive: a request that was taken up lies in `watch/requests/` with the name of its
 watcher, and the ledger says how far it has got. A watcher that is killed and started again reads both and continues; if
 it does not come back, another one takes its requests over. Each stage is recorded after it was done, and doing it again
-does no harm, so nothing is forgotten if the watcher dies in between.
+does no harm, so nothing is forgotten if the watcher dies in between. Both are the owner's alone.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from bigsci_launch.runs.attempts import read_job
 from bigsci_launch.runs.control.asked import NOTHING_ASKED, Asked, StopWish, Wish, read_asked, write_asked
 from bigsci_launch.runs.control.requests import (
     Request,
+    Taken,
+    forget,
     is_complete,
-    key_of,
-    read_request,
     take_over,
     take_up,
     taken_up,
     waiting,
-    watcher_of,
 )
 from bigsci_launch.runs.events import read_last_events
+from bigsci_launch.runs.find import find_attempt
 from bigsci_launch.runs.layout import AttemptDir, RunDir, rank_files
 from bigsci_launch.runs.watching.beat import LEAST_SILENCE_S, MISSED, Beat, read_beats
 from bigsci_launch.runs.watching.ended import EndedBy, write_ended_by
-from bigsci_launch.runs.watching.ledger import Act, ActState, make_shared_folder, read_acts, record_act
+from bigsci_launch.runs.watching.ledger import Act, ActState, read_acts, record_act
 from bigsci_launch.units import format_age
 from bigsci_launch.watch.act.jobs import (
     END_GRACE_S,
@@ -60,12 +60,15 @@ _FINAL = ("done", "refused", "failed")
 
 @dataclass(frozen=True, slots=True)
 class _Case:
-    """A request that is being carried through: its file, what it asks, and its last line in the ledger."""
+    """A request that is being carried through, its last line in the ledger, and the number of its lines."""
 
-    taken: Path
-    request: Request
+    taken: Taken
     act: Act
     num_lines: int
+
+    @property
+    def request(self) -> Request:
+        return self.taken.request
 
     @property
     def stage(self) -> str:
@@ -114,7 +117,7 @@ class Desk:
         view = _View(attempt, how_ended(attempt), last_step, patience_s)
         self._take(now)
         cases = [case for case in self._open_cases() if self._is_accepted(case, view)]
-        self._settle_stops(cases)
+        self._settle_stops(cases, view)
         for case in [case for case in cases if self._is_open(case)]:
             self._carry(case, view)
         self._ask_ranks(view)
@@ -124,17 +127,15 @@ class Desk:
 
     def _take(self, now: float) -> None:
         """Take up new requests, and those of watchers that are gone."""
-        if not (found := waiting(self._run)) and not self._run.control_done.is_dir():
-            return
-        make_shared_folder(self._run.control_done)
-        for path in found:
+        for name in waiting(self._run):
             # A file without content may be written in a moment.
-            if is_complete(path) or self._is_old(f"empty {path.name}", EMPTY_S):
-                take_up(self._run, path, self._name)
-        beats = {beat.name: beat for beat in read_beats(self._run)}
-        for taken in taken_up(self._run):
-            if (other := watcher_of(taken)) != self._name and self._is_gone(beats.get(other), now):
-                take_over(taken, self._name)
+            if is_complete(self._run, name) or self._is_old(f"empty {name}", EMPTY_S):
+                take_up(self._run, name, self._name)
+        others = [taken for taken in taken_up(self._run) if taken.watcher != self._name]
+        beats = {beat.name: beat for beat in read_beats(self._run)} if others else {}
+        for taken in others:
+            if self._is_gone(beats.get(taken.watcher), now):
+                take_over(self._run, taken, self._name)
 
     def _is_gone(self, beat: Beat | None, now: float) -> bool:
         """Whether a watcher is gone. One on another host shows it by beats that do not change: its clock may differ."""
@@ -150,7 +151,7 @@ class Desk:
 
     def _open_cases(self) -> list[_Case]:
         """Return this watcher's requests that have come to no end yet, oldest first."""
-        return [case for case in self._all_open_cases() if watcher_of(case.taken) == self._name]
+        return [case for case in self._all_open_cases() if case.taken.watcher == self._name]
 
     def _all_open_cases(self) -> list[_Case]:
         taken_ones = taken_up(self._run)
@@ -159,11 +160,12 @@ class Desk:
             lines.setdefault(act.key, []).append(act)
         cases = []
         for taken in taken_ones:
-            known = lines.get(key_of(taken), [])
-            if not any(act.state in _FINAL for act in known):
-                request = read_request(self._run, taken)
-                act = known[-1] if known else Act(request.key, request.verb, request.who, request.why, "begun")
-                cases.append(_Case(taken, request, act, len(known)))
+            request, known = taken.request, lines.get(taken.request.key, [])
+            act = known[-1] if known else Act(request.key, request.verb, request.who, request.why, "begun")
+            if any(each.state in _FINAL for each in known):
+                forget(self._run, taken)
+            else:
+                cases.append(_Case(taken, act, len(known)))
         return cases
 
     def _is_open(self, case: _Case) -> bool:
@@ -175,7 +177,7 @@ class Desk:
             return True
         why = case.request.wrong or self._why_not(case.request, view)
         if why is not None:
-            self._finish(replace(case, act=replace(case.act, attempt=view.attempt.name)), "refused", why)
+            self._finish(replace(case, act=replace(case.act, why="", attempt=view.attempt.name)), "refused", why)
         return why is None
 
     def _why_not(self, request: Request, view: _View) -> str | None:
@@ -194,15 +196,15 @@ class Desk:
             return f"step {step} is past: {view.last_step} steps are done"
         return None
 
-    def _settle_stops(self, cases: Sequence[_Case]) -> None:
+    def _settle_stops(self, cases: Sequence[_Case], view: _View) -> None:
         """Of several requests that end the attempt, one counts: what is being done already, kill, else the newest."""
         stops = [case for case in cases if case.request.verb in (*STOPS, "kill")]
         chosen = max(stops, key=_precedence, default=None)
         for case in stops:
             if chosen is None or case is chosen:
                 continue
-            if case.stage == "asked" and case.act.attempt is not None:
-                self._run.attempt(case.act.attempt).ended_by.unlink(missing_ok=True)
+            if case.stage == "asked" and case.act.attempt == view.attempt.name:
+                view.attempt.ended_by.unlink(missing_ok=True)
             self._finish(case, "refused", f"{chosen.request.verb} of {chosen.request.who} counts instead")
 
     # ---------------------------------------------------------------------------------------- carrying through
@@ -213,10 +215,10 @@ class Desk:
             act = replace(case.act, attempt=name, step=request.after_step)
             case = self._reach(replace(case, act=act), "", f"taken up by {self._name}")
         elif case.act.attempt not in (None, name):
-            self._finish(case, *_end_of_earlier(case, self._run.attempt(case.act.attempt or "")))
+            self._finish(case, *_end_of_earlier(case, self._run))
             return
         elif view.ended is not None:
-            self._finish(case, *_end_of_earlier(case, view.attempt))
+            self._finish(case, *_end_of(case, view.attempt))
             return
         try:
             if request.verb == "dump":
@@ -383,8 +385,16 @@ def _saved(attempt: AttemptDir, key: str) -> dict[str, Any] | None:
     return next((event for event in events if event.get("kind") == "save" and event.get("request") == key), None)
 
 
-def _end_of_earlier(case: _Case, attempt: AttemptDir) -> tuple[ActState, str]:
+def _end_of_earlier(case: _Case, run: RunDir) -> tuple[ActState, str]:
     """Return what came of a request whose attempt has ended since."""
+    try:
+        attempt = find_attempt(run, case.act.attempt)
+    except RunDirError as error:
+        return "failed", error.message
+    return _end_of(case, attempt)
+
+
+def _end_of(case: _Case, attempt: AttemptDir) -> tuple[ActState, str]:
     ended = f"attempt {attempt.name} has ended: {how_ended(attempt) or 'it left no exit.json'}"
     if case.request.verb == "save":
         saved = _saved(attempt, case.request.key)

@@ -7,6 +7,7 @@ it. What came of it is read from the controller's answer and its records, by any
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -20,6 +21,7 @@ from bigsci_launch.runs.watching.ledger import Act, RunFinding, claim, read_acts
 from bigsci_launch.topology.words import name_ranks
 
 FENCE, BEGIN_AGAIN = "fence", "begin_again"
+_NUMBER = re.compile(r"[0-9]{1,9}")
 MOST_PER_STEP = 3
 """How often one step may be disturbed: the controller gives up after as many generations without a new one."""
 UNANSWERED_S = 30.0
@@ -71,7 +73,7 @@ def ask_controller(run: RunDir, attempt: AttemptDir, who: str, finding: RunFindi
     act = Act(key, wish.what, who, finding.sentence, "begun", words, attempt.name, finding.step)
     record_act(run, act)
     try:
-        write_json(attempt.wishes / _file_name(key), wish.document(who, finding))
+        write_json(attempt.wishes / _file_name(wish.what, attempt, wish.generation), wish.document(who, finding))
     except OSError as error:
         record_act(run, replace(act, state="failed", words=f"the wish cannot be written: {error.strerror or error}"))
         raise
@@ -85,14 +87,21 @@ def _words(wish: RecoveryWish) -> str:
     return f"the controller is asked to fence rank {wish.rank} in generation {wish.generation}{others}"
 
 
-def _file_name(key: str) -> str:
-    return f"{key.replace(':', '.')}.json"
+def _file_name(what: str, attempt: AttemptDir, generation: int) -> str:
+    return f"{what}.{attempt.name}.{generation}.json"
+
+
+def _generation(attempt: AttemptDir, act: Act) -> int | None:
+    """Return the generation that a wish is about; None if its key is not one of this attempt's."""
+    what, *rest = act.key.split(":")
+    is_ours = what == act.what and len(rest) == 2 and rest[0] == attempt.name
+    return int(rest[1]) if is_ours and _NUMBER.fullmatch(rest[1]) else None
 
 
 def _asked(run: RunDir, attempt: AttemptDir) -> list[Act]:
     """Return every wish of an attempt, each as it ended."""
     latest = {act.key: act for act in read_acts(run) if act.what in (FENCE, BEGIN_AGAIN)}
-    return [act for act in latest.values() if act.attempt == attempt.name]
+    return [act for act in latest.values() if act.attempt == attempt.name and _generation(attempt, act) is not None]
 
 
 def follow_wishes(run: RunDir, attempt: AttemptDir, found: Generations, now: float) -> Iterator[str]:
@@ -110,8 +119,11 @@ def follow_wishes(run: RunDir, attempt: AttemptDir, found: Generations, now: flo
 
 def _outcome(attempt: AttemptDir, act: Act, found: Generations, now: float) -> tuple[str, str] | None:
     """Return the state of an act and what came of it; None if that is not known yet."""
-    number = int(act.key.rpartition(":")[2])
-    answer = _answer(attempt, act.key)
+    number = _generation(attempt, act)
+    if number is None:
+        return None
+    name = _file_name(act.what, attempt, number)
+    answer = _answer(attempt, name)
     if answer is not None and answer.get("granted") is False:
         return "refused", str(answer.get("refused") or "the controller does not say why")
     if found.gave_up is not None:
@@ -123,14 +135,14 @@ def _outcome(attempt: AttemptDir, act: Act, found: Generations, now: float) -> t
         return "done", f"generation {number} has ended"
     if answer is None and now - act.time > UNANSWERED_S:
         with suppress(OSError):
-            (attempt.wishes / _file_name(act.key)).unlink(missing_ok=True)
+            (attempt.wishes / name).unlink(missing_ok=True)
         return "failed", f"the controller has not answered for {UNANSWERED_S:.0f} s"
     return None
 
 
-def _answer(attempt: AttemptDir, key: str) -> Mapping[str, Any] | None:
+def _answer(attempt: AttemptDir, name: str) -> Mapping[str, Any] | None:
     try:
-        document = read_json(attempt.wishes_done / _file_name(key))
+        document = read_json(attempt.wishes_done / name)
     except BslError:
         return None
     return document if isinstance(document, dict) else None

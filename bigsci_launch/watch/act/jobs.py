@@ -7,14 +7,16 @@ ranks are ended, ended.json says who does it and why (`runs/watching/ended.py`).
 from __future__ import annotations
 
 import os
+import re
 from contextlib import suppress
 
 from bigsci_launch.errors import JobNotFound, RunDirError, SlurmUnavailable
 from bigsci_launch.runs.attempts import JobRecord, ask_about, identify, read_exit, read_job
-from bigsci_launch.runs.control.requests import user_name
 from bigsci_launch.runs.layout import AttemptDir, rank_files, read_json
+from bigsci_launch.runs.ownership import user_name
 from bigsci_launch.scheduler.slurm import cancel_job, kill_step, signal_step
 
+_STEP = re.compile(r"[0-9]+\.[0-9]+")
 END_GRACE_S = 15.0
 """Time between `end_ranks` and `kill_ranks`: the runners need some of it to keep the last calls of their ranks."""
 
@@ -29,7 +31,7 @@ def ask_to_stop(attempt: AttemptDir) -> str:
     """
     record = _record(attempt)
     if record.launcher is not None:
-        record.launcher.ask_to_stop()
+        record.launcher.ask_to_stop(attempt.path)
         return "the launcher was asked to have the ranks save and stop"
     step = rank_step(attempt)
     if step is None:
@@ -52,7 +54,7 @@ def end_ranks(attempt: AttemptDir) -> str:
     """
     record = _record(attempt)
     if record.launcher is not None:
-        record.launcher.terminate()
+        record.launcher.terminate(attempt.path)
         return "the launcher was told to end the ranks"
     _require_own_job(attempt, record)
     step = rank_step(attempt)
@@ -71,7 +73,7 @@ def kill_ranks(attempt: AttemptDir) -> str:
     """
     record = _record(attempt)
     if record.launcher is not None:
-        record.launcher.terminate()
+        record.launcher.terminate(attempt.path)
         return "the launcher was told to kill the ranks"
     _require_own_job(attempt, record)
     step = rank_step(attempt)
@@ -87,9 +89,9 @@ def rank_step(attempt: AttemptDir) -> str | None:
     for file in rank_files(attempt.pids, ".json").values():
         with suppress(RunDirError, AttributeError):
             document = read_json(file)
-            job, step = document.get("job_id"), document.get("step_id")
-            if job and step is not None:
-                return f"{job}.{step}"
+            step = f"{document.get('job_id')}.{document.get('step_id')}"
+            if _STEP.fullmatch(step):
+                return step
     return None
 
 
@@ -105,9 +107,9 @@ def how_ended(attempt: AttemptDir) -> str | None:
 
 
 def why_out_of_reach(attempt: AttemptDir) -> str | None:
-    """Return why this process can do nothing to the ranks; None if it can."""
+    """Return why this process can do nothing to the ranks; None if it can. Root may not: others wrote what it reads."""
     owner = attempt.path.stat().st_uid
-    if os.geteuid() not in (0, owner):
+    if os.geteuid() != owner:
         return f"only {user_name(owner)} may signal the ranks"
     record = read_job(attempt)
     if record is None:

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
+from bigsci_launch.safe_files import parse_json
 from bigsci_launch.watch.sighting import Sighting
 
 
 def read_record(line: str, rank: int) -> Sighting | None:
     """Return what a record says; None for a line that is no record, `output` for one that says nothing of progress."""
     try:
-        record = json.loads(line)
-    except (ValueError, RecursionError):
+        record = parse_json(line, allow_nan=True)
+    except ValueError:
         return None
     if not isinstance(record, dict) or not isinstance(record.get("kind"), str):
         return None
@@ -22,8 +22,8 @@ def read_record(line: str, rank: int) -> Sighting | None:
 def read_generation_record(line: str) -> Sighting | None:
     """Return what a record of the controller says; None for a line that is no record."""
     try:
-        record = json.loads(line)
-    except (ValueError, RecursionError):
+        record = parse_json(line, allow_nan=True)
+    except ValueError:
         return None
     if not isinstance(record, dict) or not isinstance(record.get("event"), str):
         return None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from typing import Any
 from bigsci_launch.iteration_line import parse_iterations
 from bigsci_launch.runs.layout import AttemptDir, RunDir
 from bigsci_launch.runs.restart.losses import STEP, files_of_steps, newest_logs
+from bigsci_launch.safe_files import parse_json
 
 BLOCK_BYTES = 8 << 20
 LONGEST_LINE = 1 << 16
@@ -79,7 +79,7 @@ def _records(path: Path) -> Iterator[dict[str, Any]]:
         for line in block.splitlines():
             if STEP in line:
                 with suppress(ValueError):  # torn
-                    record = json.loads(line)
+                    record = parse_json(line, allow_nan=True)
                     if isinstance(record, dict):
                         yield record
 

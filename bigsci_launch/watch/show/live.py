@@ -22,8 +22,8 @@ from bigsci_launch.runs.generations.words import began_words, recovering_words
 from bigsci_launch.runs.layout import RunDir, rank_files
 from bigsci_launch.runs.signs import Events, RankSign, StepRecord, find_last_step, read_rank_events, read_signs
 from bigsci_launch.runs.status import present_topology, total_steps
-from bigsci_launch.runs.watching.beat import Beat, Health, read_beats
-from bigsci_launch.runs.watching.ledger import Act, RunFinding, read_acts, read_findings
+from bigsci_launch.runs.watching.beat import Beat, Health, read_all_beats
+from bigsci_launch.runs.watching.ledger import Act, RunFinding, read_acts, read_all_findings
 from bigsci_launch.scheduler.job import JobInfo
 from bigsci_launch.spy.show.grid import make_text_grid
 from bigsci_launch.topology import Topology
@@ -104,9 +104,9 @@ def read_live_view(run: RunDir, job: JobInfo | None = None) -> LiveView:
         step=step,
         total_steps=total_steps(record, step),
         points=_newest_points(rank_files(attempt.events, ".jsonl"), events) or read_printed(attempt, TAIL_BYTES),
-        findings=tuple(finding for finding in read_findings(run) if finding.cleared is None),
+        findings=tuple(finding for finding in read_all_findings(run) if finding.cleared is None),
         acts=tuple(sorted(newest.values(), key=lambda act: act.time, reverse=True)),
-        beats=tuple(read_beats(run)),
+        beats=tuple(read_all_beats(run)),
     )
 
 

@@ -13,8 +13,8 @@ from bigsci_launch.runs.attempts import query_attempts, read_exit, read_job
 from bigsci_launch.runs.layout import AttemptDir
 from bigsci_launch.runs.restart.restart import find_restart
 from bigsci_launch.runs.status import RunStatus, reconstructed_exit
-from bigsci_launch.runs.watching.beat import Beat, read_beats
-from bigsci_launch.runs.watching.ledger import Act, RunFinding, read_acts, read_findings
+from bigsci_launch.runs.watching.beat import Beat, read_all_beats
+from bigsci_launch.runs.watching.ledger import Act, RunFinding, read_acts, read_all_findings
 from bigsci_launch.runs.watching.outbox import not_told
 from bigsci_launch.scheduler.job import JobInfo
 from bigsci_launch.watch.show.history import AttemptHistory, StepPoint, read_history
@@ -76,9 +76,9 @@ def read_overview(status: RunStatus) -> RunOverview:
         histories=tuple(histories),
         rows=tuple(_rows(status, histories)),
         seams=tuple(_seams(status, histories)),
-        findings=tuple(read_findings(run)),
+        findings=tuple(read_all_findings(run)),
         acts=tuple(read_acts(run)),
-        beats=tuple(read_beats(run)),
+        beats=tuple(read_all_beats(run)),
         not_told=tuple(not_told(run, status.asked)),
         queued=tuple(_queued_label(attempt) for attempt in run.queued_attempts()),
     )

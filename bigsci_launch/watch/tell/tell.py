@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from bigsci_launch.errors import RunDirError
 from bigsci_launch.runs.layout import RunDir
-from bigsci_launch.runs.watching.ledger import claim
+from bigsci_launch.runs.watching.ledger import claim, claimed_at
 from bigsci_launch.runs.watching.outbox import Notice, Pending, Try, is_queued, queue_notice, read_pending, record_try
 from bigsci_launch.watch.tell.ways import COMMAND_LIMIT_S, NotTold, Way, read_ways
 
@@ -135,7 +135,7 @@ def _takes_try(run: RunDir, pending: Pending, host: str) -> bool:
     try:
         if claim(run, pending.claim_key, host):
             return True
-        if time.time() - run.claim_file(pending.claim_key).stat().st_mtime > DIED_S:
+        if time.time() - claimed_at(run, pending.claim_key) > DIED_S:
             _note_in_outbox(run, pending, host)(False, "the watcher that tried it has died")
     except OSError:
         pass

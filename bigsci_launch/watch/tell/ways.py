@@ -72,8 +72,11 @@ Way = CommandWay | WebhookWay
 
 
 def read_ways(attempt: AttemptDir) -> tuple[Way, ...]:
-    """Return the ways of the attempt's run file; none if it names none, or cannot be read."""
+    """Return the ways of the attempt's run file; none if it names none, cannot be read, or is somebody else's: the
+    program that it names would run as whoever watches."""
     try:
+        if attempt.path.stat().st_uid != os.geteuid():
+            return ()
         notify = load_resolved(attempt.config).monitor.notify
     except (BslError, OSError):
         return ()

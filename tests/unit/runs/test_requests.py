@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pwd
+import stat
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -13,9 +14,17 @@ import pytest
 
 from bigsci_launch.runs.control import requests
 from bigsci_launch.runs.control.asked import NOTHING_ASKED, Asked, StopWish, Wish, read_asked, write_asked
-from bigsci_launch.runs.control.requests import read_request, take_over, take_up, taken_up, waiting, write_request
+from bigsci_launch.runs.control.requests import (
+    forget,
+    make_control,
+    read_waiting,
+    take_over,
+    take_up,
+    taken_up,
+    waiting,
+    write_request,
+)
 from bigsci_launch.runs.layout import RunDir, open_run
-from bigsci_launch.runs.watching.ledger import make_shared_folder
 
 ME = pwd.getpwuid(os.getuid()).pw_name
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can make files of another user")
@@ -25,34 +34,46 @@ needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can make fi
 def run(tmp_path: Path) -> RunDir:
     (tmp_path / "run.json").write_text("{}")
     found = open_run(tmp_path)
-    make_shared_folder(found.control_done)
+    make_control(found)
     return found
 
 
 def test_a_plain_file_asks_with_its_name_and_says_why(run: RunDir) -> None:
     (run.control / "exit").write_text("the loss is\n\x1b[2JNaN\n")
-    (found,) = requests.read_waiting(run)
+    (found,) = read_waiting(run)
     assert (found.verb, found.who, found.why, found.wrong) == ("exit", ME, "the loss is ?[2JNaN", None)
     assert (found.after_step, found.attempt) == (None, None)
 
 
 def test_a_request_is_the_same_before_and_after_it_is_taken_up_and_only_one_watcher_gets_it(run: RunDir) -> None:
-    path = write_request(run, "save", "before the upgrade", after_step=12, attempt="0003")
-    before = read_request(run, path)
-    taken = take_up(run, path, "agent")
-    assert taken is not None and take_up(run, path, "other") is None
-    found = read_request(run, taken)
+    name = write_request(run, "save", "before the upgrade", after_step=12, attempt="0003")
+    (before,) = read_waiting(run)
+    taken = take_up(run, name, "agent")
+    assert taken is not None and take_up(run, name, "other") is None
+    found = taken.request
     assert found.key != before.key and found == replace(before, key=found.key)
     assert (found.verb, found.why, found.after_step, found.attempt) == ("save", "before the upgrade", 12, "0003")
     assert (waiting(run), taken_up(run)) == ([], [taken])
-    ours = take_over(taken, "other")
-    assert ours is not None and take_over(taken, "third") is None
-    assert requests.watcher_of(ours) == "other" and requests.key_of(ours) == requests.key_of(taken)
+    ours = take_over(run, taken, "other")
+    assert ours is not None and take_over(run, taken, "third") is None
+    assert (ours.watcher, ours.request, taken_up(run)) == ("other", found, [ours])
+    forget(run, ours)
+    assert list(run.requests.iterdir()) == []
+
+
+def test_a_request_that_was_taken_up_and_is_still_there_is_taken_up_once(run: RunDir) -> None:
+    """A watcher may die after it has kept a request, and before it has removed it."""
+    name = write_request(run, "save", "", after_step=None, attempt="0001")
+    (run.control / ".same").hardlink_to(run.control / name)
+    first = take_up(run, name, "agent")
+    (run.control / ".same").rename(run.control / name)
+    assert first is not None and take_up(run, name, "other") is None
+    assert (waiting(run), taken_up(run)) == ([], [first])
 
 
 def test_the_author_is_the_owner_of_the_file_whatever_it_claims(run: RunDir) -> None:
     (run.control / "kill").write_text(json.dumps({"who": "alice", "user": "alice", "why": "I am alice"}))
-    (found,) = requests.read_waiting(run)
+    (found,) = read_waiting(run)
     assert found.who == ME
 
 
@@ -62,13 +83,13 @@ def test_members_of_the_group_may_ask_and_others_may_not(run: RunDir, monkeypatc
     path = run.control / "exit"
     path.write_text("please")
     os.chown(path, nobody.pw_uid, -1)
-    (refused,) = requests.read_waiting(run)
+    (refused,) = read_waiting(run)
     assert refused.who == "nobody" and refused.wrong == "nobody is not in the run's group root"
     os.chown(run.path, -1, nobody.pw_gid)
-    (accepted,) = requests.read_waiting(run)
+    (accepted,) = read_waiting(run)
     assert (accepted.who, accepted.wrong) == ("nobody", None)
     os.chown(path, 54321, -1)
-    (unknown,) = requests.read_waiting(run)
+    (unknown,) = read_waiting(run)
     assert (unknown.who, unknown.wrong) == ("uid 54321", "uid 54321 is not known on this machine")
 
 
@@ -95,10 +116,6 @@ def huge(path: Path) -> None:
         stream.truncate(10 << 30)
 
 
-def folder(path: Path) -> None:
-    path.mkdir()
-
-
 @pytest.mark.parametrize(
     ("make", "why"),
     [
@@ -107,17 +124,16 @@ def folder(path: Path) -> None:
         (dangling, "it is a link"),
         (second_name, "it has another name elsewhere, so that its owner may not be who put it there"),
         (huge, "it is larger than 64 KiB"),
-        (folder, "it is not a plain file"),
     ],
 )
 @pytest.mark.timeout(10)
 def test_what_is_no_plain_file_is_refused_and_consumed(run: RunDir, make: Callable[[Path], None], why: str) -> None:
     make(run.control / "exit")
-    (path,) = waiting(run)
-    taken = take_up(run, path, "agent")
-    assert taken is not None and waiting(run) == []
-    found = read_request(run, taken)
-    assert (found.verb, found.who, found.wrong) == ("exit", ME, why)
+    (name,) = waiting(run)
+    taken = take_up(run, name, "agent")
+    assert taken is not None and waiting(run) == [] and taken_up(run) == [taken]
+    found = taken.request
+    assert (found.verb, found.who, found.why, found.wrong) == ("exit", ME, "", why)
 
 
 @pytest.mark.parametrize(
@@ -129,6 +145,9 @@ def test_what_is_no_plain_file_is_refused_and_consumed(run: RunDir, make: Callab
         ("exit", b'{"after_step": -3}', "exit after step -3 is not possible"),
         ("exit", b'{"after_step": true}', "exit after step True is not possible"),
         ("dump", b'{"after_step": 3}', "dump after step 3 is not possible"),
+        ("exit", b'{"after_step": 1e999}', "it is not a JSON document"),
+        ("exit", b'{"after_step": %d}' % 10**30, f"exit after step {10**30} is not possible"),
+        ("exit", b'{"attempt": "../../0001"}', "'../../0001' is no attempt"),
         ("exit-1-2.json", b'{"after_step": 12', "it is not a JSON document"),
         ("exit", b"[" * 60000, None),
         ("exit", b"{" * 60000, "it is not a JSON document"),
@@ -137,18 +156,46 @@ def test_what_is_no_plain_file_is_refused_and_consumed(run: RunDir, make: Callab
 )
 def test_what_it_says_is_judged(run: RunDir, name: str, content: bytes, wrong: str | None) -> None:
     (run.control / name).write_bytes(content)
-    (path,) = waiting(run)
-    taken = take_up(run, path, "agent")
-    assert taken is not None
-    found = read_request(run, taken)
+    (asking,) = waiting(run)
+    taken = take_up(run, asking, "agent")
+    assert taken is not None and taken_up(run) == [taken]
+    found = taken.request
     assert found.wrong == wrong
-    assert found.why.isprintable() and len(found.why) <= 500
+    assert found.why.isprintable() and len(found.why) <= 500 and (wrong is None or found.why == "")
 
 
-def test_files_of_editors_ask_nothing(run: RunDir) -> None:
-    for name in (".exit.swp", "exit~", "done"):
+def test_files_of_editors_and_folders_ask_nothing(run: RunDir) -> None:
+    for name in (".exit.swp", "exit~"):
         (run.control / name).touch()
+    (run.control / "kill").mkdir()
     assert waiting(run) == []
+
+
+def test_only_who_asked_may_remove_a_request_and_the_owner_keeps_those_that_are_taken_up(run: RunDir) -> None:
+    write_request(run, "save", "", after_step=None, attempt="0001")
+    take_up(run, *waiting(run), "agent")
+    modes = {
+        place.name: stat.S_IMODE(place.stat().st_mode) & 0o1777 for place in (run.control, run.watch, run.requests)
+    }
+    assert modes == {"control": 0o1775, "watch": 0o755, "requests": 0o755}
+    assert [stat.S_IMODE(kept.stat().st_mode) for kept in run.requests.iterdir()] == [0o644]
+
+
+def test_what_only_its_owner_may_read_is_not_made_known(run: RunDir) -> None:
+    """Where a folder is shared, somebody else can move it to where it is taken for a reason."""
+    (run.control / "exit").write_text("TOKEN=abc")
+    (run.control / "exit").chmod(0o600)
+    (found,) = read_waiting(run)
+    assert (found.verb, found.why, found.wrong) == ("exit", "", None)
+
+
+@pytest.mark.parametrize("moment", [-(10**9), 10**11, 2**33])
+def test_a_time_that_cannot_be_is_no_way_out(run: RunDir, moment: int) -> None:
+    (run.control / "exit").write_text("please")
+    os.utime(run.control / "exit", (moment, moment))
+    taken = take_up(run, *waiting(run), "agent")
+    assert taken is not None and taken_up(run) == [taken] and waiting(run) == []
+    assert requests.moment_of(taken.request.key) is not None
 
 
 def test_ranks_are_asked_only_in_the_attempt_that_was_meant(run: RunDir) -> None:

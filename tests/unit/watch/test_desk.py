@@ -49,7 +49,7 @@ class Office:
 
     def local(self, total_steps: int | None = 100) -> subprocess.Popen[bytes]:
         """Make the attempt a launcher on this machine."""
-        process = subprocess.Popen(["sleep", "60"])
+        process = subprocess.Popen([str(self.attempt.path), "60"], executable="/bin/sleep")
         self.processes.append(process)
         launcher = Launcher(process.pid, start_ticks(process.pid) or 0, socket.gethostname())
         write_job(self.attempt, JobRecord("local", self.now, launcher=launcher, total_steps=total_steps))
@@ -211,9 +211,9 @@ def test_requests_of_a_watcher_that_is_gone_are_taken_over_and_those_of_a_living
     )
     second = office.desk("second")
     office.serve(second, 30, rounds=3)
-    assert [path.name.rpartition("@")[2] for path in taken_up(office.run)] == ["first"], "its clock may be late"
+    assert [taken.watcher for taken in taken_up(office.run)] == ["first"], "its clock may be late"
     office.serve(second, 50, rounds=2)
-    assert [path.name.rpartition("@")[2] for path in taken_up(office.run)] == ["second"]
+    assert [taken.watcher for taken in taken_up(office.run)] == ["second"]
     assert read_asked(office.attempt).save == Wish(office.last("save").key)
 
 
@@ -274,7 +274,8 @@ def test_a_save_of_a_program_that_is_not_ours_is_refused(office: Office) -> None
     assert said.startswith("save refused: the program is not `bsl train`")
 
 
-CALLS = ("open", "os.mkdir", "os.rename", "os.remove", "os.chmod", "os.kill", "os.listdir")
+CHANGES = ("os.mkdir", "os.rename", "os.link", "os.remove", "os.chmod", "os.kill")
+WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT
 
 
 def test_a_watcher_that_is_killed_at_any_call_forgets_nothing_and_repeats_nothing(tmp_path: Path) -> None:
@@ -315,14 +316,14 @@ def serve_until_over(office: Office) -> None:
 
 
 def in_child(work: Callable[[], None], kill_at: int | None = None) -> int:
-    """Run `work` in a child that is killed just before its n-th call that touches a file or a process."""
+    """Run `work` in a child that is killed just before its n-th call that changes a file or a process."""
     pid = os.fork()
     if pid == 0:
         num_calls = 0
 
-        def count(event: str, arguments: object) -> None:
+        def count(event: str, arguments: Any) -> None:
             nonlocal num_calls
-            if event in CALLS:
+            if event in CHANGES or (event == "open" and arguments[2] & WRITES):
                 if num_calls == kill_at:
                     signal.raise_signal(signal.SIGKILL)
                 num_calls += 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 from bigsci_launch.runs.generations.read import read_generations
 from bigsci_launch.runs.layout import AttemptDir, RunDir, read_json, write_json
 from bigsci_launch.runs.watching.ledger import RunFinding, read_acts
+from bigsci_launch.runs.watching.places import open_to_write
 from bigsci_launch.scheduler.job import JobInfo, JobState, NodeInfo
 from bigsci_launch.spy.taxonomy import State
 from bigsci_launch.topology import Topology
@@ -277,3 +279,23 @@ def test_only_a_hang_that_two_looks_cannot_explain_is_unexplained(looks: list[Lo
     for at in range(len(looks)):
         stalls.look_now(silence, 1000.0 + 40 * at)
     assert stalls.is_unexplained(silence) is is_one
+
+
+@pytest.mark.parametrize(
+    "key", ["{0}/data:1", "fence:0001:x", "fence:../..:1", "abc", "fence:0002:1", "restart:0001:1"]
+)
+def test_no_path_is_made_of_what_the_ledger_says(attempt: AttemptDir, records: GenerationRecords, key: str) -> None:
+    """Such a line once had a file deleted, `DIR/data.1.json`, wherever it was."""
+    precious = attempt.path / "data.1.json"
+    precious.write_text("[]")
+    line = {
+        "key": key.format(attempt.path),
+        "what": "fence",
+        "who": "x",
+        "why": "",
+        "state": "begun",
+        "attempt": "0001",
+    }
+    with open_to_write(run_of(attempt)):
+        run_of(attempt).acts.write_text(json.dumps(line) + "\n")
+    assert settle(attempt, 1000.0) == [] and precious.exists()
