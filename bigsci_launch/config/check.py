@@ -26,6 +26,7 @@ from bigsci_launch.config.checks.technique import (
     check_technique,
 )
 from bigsci_launch.config.finding import DP, PP, TP, Finding, worst_first
+from bigsci_launch.config.masking import SECRET
 from bigsci_launch.config.problems import closest
 from bigsci_launch.config.schema.run import ModelSection, RunConfig
 from bigsci_launch.config.schema.section import NotDescribed
@@ -368,10 +369,13 @@ def check_faults(config: RunConfig, site: Site) -> Iterator[Finding]:
 
 
 def check_environment(config: RunConfig, site: Site) -> Iterator[Finding]:
-    """The run file leaves the launcher's variables alone."""
-    for name in config.env:
+    """The run file leaves the launcher's variables alone, and has the values themselves."""
+    for name, variable in config.env.items():
         if LAUNCHER_VARIABLES.fullmatch(name):
             yield error("environment", (f"env.{name}",), "the launcher sets it for every rank; leave it out")
+        if variable.value == SECRET:
+            text = f"{SECRET} is only what `bsl config show` prints for a value: write that, or `from: environment`"
+            yield error("environment", (f"env.{name}.value",), text)
 
 
 def check_held_out(config: RunConfig, site: Site) -> Iterator[Finding]:

@@ -15,6 +15,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from bigsci_launch.config.check import check_run
+from bigsci_launch.config.checks.site_file import check_site_file
 from bigsci_launch.config.document import (
     KeyPath,
     Node,
@@ -107,7 +108,7 @@ def _is_written(tree: Node, section: str) -> bool:
 
 def _checked(path: Path, config: RunConfig, site: Site, tree: Node) -> LoadedRun:
     """Return the loaded run if the rules across sections hold."""
-    findings = check_run(config, site)
+    findings = [*check_run(config, site), *check_site_file(site, path, config.slurm.site)]
     errors = [_problem_of(finding, tree) for finding in findings if finding.is_error]
     if errors:
         raise _refuse(path, errors, "`bsl config show FILE` shows every value and where it comes from")

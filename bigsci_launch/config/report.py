@@ -9,12 +9,12 @@ from typing import Any
 from bigsci_launch.config.document import KeyPath, dotted
 from bigsci_launch.config.finding import finding_document
 from bigsci_launch.config.load import LoadedRun
+from bigsci_launch.config.masking import SECRET, shown_value
 from bigsci_launch.config.render import render_yaml
 from bigsci_launch.config.site import BrokenSite, Layout, Site
 from bigsci_launch.errors import ConfigError
 
 SCHEMA_VERSION = 1
-SECRET = "<secret>"
 
 
 def summary(run: LoadedRun) -> str:
@@ -54,12 +54,20 @@ def show_document(run: LoadedRun) -> dict[str, Any]:
 
 
 def _without_secret(run: LoadedRun) -> dict[str, Any]:
-    """Return the config without the URL of a webhook: what is shown is soon pasted somewhere."""
+    """Return the config without the URL of a webhook, and without the values of variables that are not known to hold no
+    secret: what is shown is soon pasted somewhere."""
     document = run.config.model_dump(mode="json")
+    _mask_variables(document["env"])
     notify = document["monitor"]["notify"]
     if notify is not None and notify["webhook"] is not None:
         notify["webhook"] = SECRET
     return document
+
+
+def _mask_variables(variables: dict[str, Any]) -> None:
+    for name, variable in variables.items():
+        if "value" in variable:
+            variable["value"] = shown_value(name, variable["value"])
 
 
 def _layout_document(layout: Layout) -> dict[str, Any]:
@@ -105,4 +113,6 @@ def _site_document(site: Site | BrokenSite) -> dict[str, Any]:
     named = {"name": site.name, "file": str(site.path)}
     if isinstance(site, BrokenSite):
         return {**named, "config": None, "problem": site.problem}
-    return {**named, "config": site.config.model_dump(mode="json"), "problem": None}
+    config = site.config.model_dump(mode="json")
+    _mask_variables(config["environment"])
+    return {**named, "config": config, "problem": None}

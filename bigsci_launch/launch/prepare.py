@@ -13,10 +13,10 @@ from pathlib import Path
 from bigsci_launch.config.finding import Finding
 from bigsci_launch.config.load import COMPUTED, LoadedRun, load_run
 from bigsci_launch.config.schema.run import RunConfig
-from bigsci_launch.errors import ConfigError, SlurmUnavailable
+from bigsci_launch.errors import ConfigError, Problem, SlurmUnavailable
+from bigsci_launch.launch.claim import require_same_run
 from bigsci_launch.launch.job.caller import apply_caller_options
 from bigsci_launch.launch.job.request import JobRequest, make_request
-from bigsci_launch.launch.submit import require_same_run
 from bigsci_launch.launch.turn import find_turn
 from bigsci_launch.plan.choose.answer import calibration_of, configured_setup
 from bigsci_launch.plan.choose.check import check_plan
@@ -84,6 +84,8 @@ def prepare(
         require_few_ranks(loaded)
     elif not dry_run:
         require_sbatch(loaded)
+    if not dry_run:
+        require_variables(loaded)
     request = plan_submission(loaded, working_directory=working_directory, python=python, local=is_local)
     return Prepared(loaded, calibration, setup, tuple(findings), request)
 
@@ -123,6 +125,16 @@ def _with_stages(loaded: LoadedRun, setup: Setup) -> LoadedRun:
     return replace(loaded, config=config, origins={**loaded.origins, "parallelism.partition_method": COMPUTED})
 
 
+def require_variables(loaded: LoadedRun) -> None:
+    """Raise ConfigError if a variable of `env` is to be that of this environment, and is not set here."""
+    missing = [name for name, each in loaded.config.env.items() if each.value is None and name not in os.environ]
+    where = [(loaded.origins.get(f"env.{name}.from", ""), name) for name in missing]
+    problems = [Problem(place, f"env.{name}.from", f"{name} is not set in this environment") for place, name in where]
+    if problems:
+        hint = f"`export {missing[0]}=...` here, or set env.{missing[0]}.value"
+        raise ConfigError(f"{loaded.path}: {len(problems)} variables are missing here", problems=problems, hint=hint)
+
+
 def plan_submission(loaded: LoadedRun, *, working_directory: Path, python: str, local: bool) -> JobRequest:
     """Return the request that `submit` would start now. Reads the run directory and the caller's `SBATCH_*` variables,
     writes nothing, does not call Slurm."""
@@ -152,7 +164,9 @@ def require_sound(prepared: Prepared) -> None:
         raise ConfigError(f"{loaded.path}: {len(problems)} findings of bsl plan check", problems=problems, hint=hint)
 
 
-def find_start(config: RunConfig, request: JobRequest, report_progress: Progress = no_progress) -> Path | None:
+def find_start(
+    config: RunConfig, request: JobRequest, report_progress: Progress = no_progress, *, force: bool = False
+) -> Path | None:
     """Return the checkpoint from which `bsl train` would resume, or None for a start at step 0 or another program.
 
     The checkpoint is verified, so that a job does not wait for hours only to find it damaged.
@@ -165,7 +179,7 @@ def find_start(config: RunConfig, request: JobRequest, report_progress: Progress
     if not config.run.starts_trainer or (load in ("auto", "none") and not request.run.path.is_dir()):
         return None
     require_same_run(request.run, config, request.topology)
-    if find_turn(request.run, request.chain) is not None:
+    if find_turn(request.run, request.chain, force=force) is not None:
         return None  # it waits behind an attempt that still saves
     checkpoints = CheckpointsDir(request.run.checkpoints)
     finish_interrupted(checkpoints)

@@ -1,6 +1,7 @@
 """Provenance of an attempt: code revision, uncommitted changes, package versions, environment, command line.
 
-Secrets are removed, recognised by a variable's name or a value's form, because whole groups read run directories.
+Whole groups read run directories. So variables are recorded with their values only if they are known to hold no secret,
+and of all others only the names; what looks like a secret is removed everywhere.
 """
 
 from __future__ import annotations
@@ -13,33 +14,22 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import bigsci_launch
+from bigsci_launch.config.masking import SECRET, is_known, is_secret_name, redact_text
 
-REDACTED = "<redacted>"
 GIT_TIMEOUT_S = 20.0
 MAX_DIFF_BYTES = 5_000_000
-_SECRET_NAME = re.compile(
-    r"TOKEN|KEY|WEBHOOK|SECRET|PASSW|PASSPHRASE|CREDENTIAL|COOKIE|PRIVATE|AUTHORIZATION|NETRC"
-    r"|(^|_)(AUTH|PAT|PWD|JWT|DSN)(_|$)|(?<!BY)(?<!COM)PASS(_|$)",
-    re.IGNORECASE,
-)
-_NO_SECRET = frozenset({"PWD", "OLDPWD", "SSH_AUTH_SOCK", "XAUTHORITY"})
-# Tokens with an issuer's prefix, key blocks, signed tokens, passwords in addresses, and addresses that are passwords.
-_SECRET_VALUE = re.compile(
-    r"\b(gh[pousr]_\w{20,}|github_pat_\w{20,}|glpat-[\w-]{16,}|hf_\w{16,}|sk-[\w-]{16,}|xox[abeoprs]-[\w-]{10,}"
-    r"|A(KIA|SIA)[A-Z0-9]{16}|AIza[\w-]{30,}|npm_\w{30,}|pypi-\w{30,}|eyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]*)"
-    r"|-----BEGIN [A-Z ]*PRIVATE KEY-----[\s\S]*?(-----END [A-Z ]*PRIVATE KEY-----|\Z)|(?<=://)[^/\s:@]*:[^/\s@]+(?=@)"
-    r"|(?<=://)(hooks\.|[^\s'\"]+/webhooks?/)[^\s'\"]+"
-)
 # Long hexadecimal text is probably a key in an environment, but as likely a checksum in a diff.
 _LONG_HEX = re.compile(r"\b[0-9a-fA-F]{32,}\b")
-_ASSIGNMENT = re.compile(r"(?P<name>[\w.-]+)=(?P<value>[\s\S]*)")
+_ASSIGNMENT = re.compile(r"(?P<option>--set=)?(?P<name>[\w.-]+)=(?P<value>[\s\S]*)")
+_SECRET_KEY = re.compile(r"(env|monitor\.notify)(\..*)?")
+"""Keys of a run file whose values are recorded only in the config itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,11 +40,12 @@ class Provenance:
     diff: str
 
 
-def collect_provenance(argv: Sequence[str], working_directory: Path, secret: str | None = None) -> Provenance:
+def collect_provenance(argv: Sequence[str], working_directory: Path, secrets: Collection[str] = ()) -> Provenance:
     """Collect everything that identifies what is about to run. Takes some tenths of a second, mostly in git.
 
-    `secret` is the name of a variable that is known to hold one, whatever it is called.
+    `secrets` are the names of variables that are known to hold one, whatever they are called.
     """
+    known = {name: value for name, value in os.environ.items() if is_known(name) and name not in secrets}
     folders = {"bigsci_launch": Path(bigsci_launch.__file__).parent, "working_directory": working_directory}
     repositories = {name: describe_repository(folder) for name, folder in folders.items()}
     roots = {entry["root"]: Path(entry["root"]) for entry in repositories.values() if entry.get("root")}
@@ -71,7 +62,8 @@ def collect_provenance(argv: Sequence[str], working_directory: Path, secret: str
         "bigsci_launch_file": bigsci_launch.__file__,
         "repositories": repositories,
         "packages": installed_packages(),
-        "environment": redact_environment(os.environ, secret),
+        "environment": redact_environment(known),
+        "other_variables": sorted(os.environ.keys() - known.keys()),
     }
     return Provenance(document, "".join(uncommitted_changes(root) for root in roots.values()))
 
@@ -124,35 +116,17 @@ def installed_packages() -> dict[str, str]:
     return dict(sorted(found.items(), key=lambda item: item[0].lower()))
 
 
-def redact_environment(environment: Mapping[str, str], secret: str | None = None) -> dict[str, str]:
-    """Return `environment` without secrets: whole values if the name tells or is `secret`, else the parts that look
-    like one."""
-    return {
-        name: REDACTED if name == secret else redact_variable(name, value)
-        for name, value in sorted(environment.items())
-    }
-
-
-def redact_variable(name: str, value: str) -> str:
-    return REDACTED if is_secret_name(name) and value else _LONG_HEX.sub(REDACTED, redact_text(value))
-
-
-def is_secret_name(name: str) -> bool:
-    """Return whether a variable of this name usually contains a secret."""
-    return _SECRET_NAME.search(name) is not None and name not in _NO_SECRET
+def redact_environment(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return `environment` without the parts of values that look like secrets."""
+    return {name: _LONG_HEX.sub(SECRET, redact_text(value)) for name, value in sorted(environment.items())}
 
 
 def redact_argument(word: str) -> str:
-    """Return a word of a command line without secrets; the value of a secret's name is removed."""
+    """Return a word of a command line without secrets; the value of a secret's name or key is removed."""
     match = _ASSIGNMENT.fullmatch(word)
-    if match and is_secret_name(match["name"].replace(".", "_").replace("-", "_")):
-        return f"{match['name']}={REDACTED}"
+    if match and (_SECRET_KEY.fullmatch(match["name"]) or is_secret_name(re.sub(r"[.-]", "_", match["name"]))):
+        return f"{match['option'] or ''}{match['name']}={SECRET}"
     return redact_text(word)
-
-
-def redact_text(text: str) -> str:
-    """Return `text` with everything that looks like a secret replaced."""
-    return _SECRET_VALUE.sub(REDACTED, text)
 
 
 def _line(text: str | None) -> str | None:

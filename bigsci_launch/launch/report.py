@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from bigsci_launch.config.finding import Finding, finding_line
+from bigsci_launch.config.masking import shown_value
 from bigsci_launch.launch.job.rank_map import rank_map, rank_map_lines
 from bigsci_launch.launch.job.request import JobRequest
 from bigsci_launch.launch.job.script import option_text, render_script
@@ -27,7 +28,7 @@ def dry_run_text(request: JobRequest, stages: Sequence[StageLayout] = ()) -> str
     axes = request.topology
     title = f"# rank map: {axes.world_size} ranks, {axes}; {axes.numbering}"
     held = [f"# {line}" for line in layout_lines(stages)]
-    return "\n".join([render_script(request), title, *rank_map_lines(axes, request.ranks_per_node), *held])
+    return "\n".join([render_script(_shown(request)), title, *rank_map_lines(axes, request.ranks_per_node), *held])
 
 
 def dry_run_document(request: JobRequest, stages: Sequence[StageLayout] = ()) -> dict[str, Any]:
@@ -38,13 +39,19 @@ def dry_run_document(request: JobRequest, stages: Sequence[StageLayout] = ()) ->
         **_request_document(request),
         "options": [option_text(option) for option in request.options],
         "step_options": [option_text(option) for option in request.step_options],
-        "environment": [asdict(variable) for variable in request.variables],
+        "environment": [asdict(variable) for variable in _shown(request).variables],
         "program": list(request.program),
         "exit_margin": asdict(request.exit_margin) if request.exit_margin else None,
         "rank_map": [asdict(entry) for entry in rank_map(request.topology, request.ranks_per_node)],
         "stages": [asdict(stage) for stage in stages],
-        "script": render_script(request),
+        "script": render_script(_shown(request)),
     }
+
+
+def _shown(request: JobRequest) -> JobRequest:
+    """Return the request without values that are perhaps secrets: what is printed is soon pasted somewhere."""
+    shown = (replace(each, value=shown_value(each.name, each.value)) for each in request.variables)
+    return replace(request, variables=tuple(shown))
 
 
 def remark_lines(findings: Sequence[Finding]) -> list[str]:

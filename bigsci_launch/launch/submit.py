@@ -4,26 +4,23 @@ from __future__ import annotations
 
 import errno
 import os
-import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from subprocess import Popen
 from typing import Any
-from uuid import uuid4
 
-from bigsci_launch.atomic_write import write_atomically
-from bigsci_launch.config.load import LoadedRun, dump_resolved
-from bigsci_launch.config.schema.run import ModelSection, RunConfig
-from bigsci_launch.content import packaged
+from bigsci_launch.config.load import LoadedRun
+from bigsci_launch.config.masking import is_secret
+from bigsci_launch.config.schema.run import RunConfig
 from bigsci_launch.errors import RunDirError, SlurmError, SlurmUnanswered, SlurmUnavailable, SubmissionUnknown
+from bigsci_launch.launch.claim import new_attempt, require_same_run
+from bigsci_launch.launch.freeze import freeze, shared_root_note
 from bigsci_launch.launch.job.request import JobRequest, make_request
-from bigsci_launch.launch.job.script import render_script
-from bigsci_launch.launch.provenance import collect_provenance, is_secret_name
 from bigsci_launch.launch.rehearsed import rehearsal_note
-from bigsci_launch.launch.turn import Turn, behind, find_turn
+from bigsci_launch.launch.turn import Turn, behind, find_turn, require_silent
 from bigsci_launch.runs.attempts import (
     JobRecord,
     adopt_jobs,
@@ -34,64 +31,13 @@ from bigsci_launch.runs.attempts import (
     read_job,
     write_job,
 )
-from bigsci_launch.runs.chain.records import write_chain
-from bigsci_launch.runs.changes import NOTHING_ACCEPTED, write_accepted
-from bigsci_launch.runs.control.calls import TraceWish, write_trace_wish
 from bigsci_launch.runs.find import run_argument
-from bigsci_launch.runs.layout import AttemptDir, RunDir, read_json, write_json
-from bigsci_launch.runs.watching.ledger import make_shared_folder
+from bigsci_launch.runs.layout import AttemptDir, RunDir
 from bigsci_launch.scheduler.command import has_command
 from bigsci_launch.scheduler.job import JobInfo, JobState
 from bigsci_launch.scheduler.local import start_launcher
 from bigsci_launch.scheduler.slurm import SubmittedJob, cancel_job, cluster_name, submit_argv, submit_script
-from bigsci_launch.topology import AXIS_NAMES, Topology
 
-SCHEMA_VERSION = 1
-FOR_GROUP = 0o640
-"""Mode of records that may hold a secret that nobody recognised."""
-TOOLS = (
-    "rank_runner.py",
-    "rank_process.py",
-    "rank_log.py",
-    "rank_check.py",
-    "rank_seat.py",
-    "rank_levels.py",
-    "rank_program.py",
-    "rank_link.py",
-    "rank_orphan.py",
-    "rank_rings.py",
-    "rank_recorder.py",
-    "rank_stacks.py",
-    "ring_file.py",
-    "ring_hook.py",
-    "ring_torch.py",
-    "ring_site/sitecustomize.py",
-    "calls_build.py",
-    "calls_file.py",
-    "calls_native.c",
-    "calls_trace.py",
-    "calls_ways.py",
-    "run_module.py",
-    "exit_reason.py",
-    "exit_blame.py",
-    "exit_failures.py",
-    "exit_generations.py",
-    "exit_outside.py",
-    "exit_records.py",
-    "exit_words.py",
-    "chain.py",
-    "chain_decision.py",
-    "chain_records.py",
-    "chain_slurm.py",
-    "free_port.py",
-    "keep_watch.py",
-    "bad_nodes.py",
-    "bad_words.py",
-    "check_node.py",
-    "check_gpus.py",
-    "check_peers.py",
-    "check_verdict.py",
-)
 MAX_UNKNOWN = 10
 LOOK_S, LOOK_PAUSE_S = 20.0, 1.0
 """For how long, and how often, a job is looked for if sbatch got no answer."""
@@ -110,8 +56,9 @@ class Submission:
     """Why no further attempt could be queued."""
 
 
-def submit(loaded: LoadedRun, request: JobRequest, command: Sequence[str]) -> Submission:
-    """Create the attempt's directory, freeze everything in it, and start the request.
+def submit(loaded: LoadedRun, request: JobRequest, command: Sequence[str], *, force: bool = False) -> Submission:
+    """Create the attempt's directory, freeze everything in it, and start the request. With `force`, an attempt that may
+    still run elsewhere, and gives no sign of life, counts as ended.
 
     Raises:
         RunDirError: the run has an active attempt and the next one may not wait, belongs to another model, or cannot be
@@ -120,16 +67,18 @@ def submit(loaded: LoadedRun, request: JobRequest, command: Sequence[str]) -> Su
         SubmissionUnknown: sbatch got no answer. The attempt stays, because it may have a job.
     """
     try:
-        return _submit(loaded, request, command)
+        return _submit(loaded, request, command, force=force)
     except OSError as error:
         raise _cannot_write(request, error) from error
 
 
-def _submit(loaded: LoadedRun, request: JobRequest, command: Sequence[str]) -> Submission:
+def _submit(loaded: LoadedRun, request: JobRequest, command: Sequence[str], *, force: bool) -> Submission:
     require_same_run(request.run, loaded.config, request.topology)
     if request.scheduler == "slurm":
         adopt_jobs(request.run)
-    turn = find_turn(request.run, request.chain)
+    if force:
+        require_silent(request.run)
+    turn = find_turn(request.run, request.chain, force=force)
     submission = _start_attempt(loaded, request if turn is None else behind(request, turn), command)
     chain = request.chain
     if chain is None or chain.by != "queue":
@@ -270,142 +219,17 @@ def take_back(submission: Submission) -> None:
         submission.process.wait()
 
 
-def freeze(request: JobRequest, loaded: LoadedRun, command: Sequence[str]) -> None:
-    """Write everything that the attempt needs into its directory, so that later edits do not change a queued job."""
-    attempt = request.attempt
-    attempt.make()
-    if request.chain is not None:
-        if request.chain.after is not None:
-            write_atomically(attempt.queued_mark, f"behind {request.chain.after}\n")
-        write_chain(attempt, request.chain)
-    write_atomically(attempt.config, dump_resolved(loaded.config))
-    write_json(attempt.origins, loaded.origins)
-    if (trace := loaded.config.monitor.trace) is not None:
-        write_trace_wish(attempt.trace, TraceWish(tuple(trace.include), trace.from_step, trace.from_call))
-    if request.accepted != NOTHING_ACCEPTED:
-        write_accepted(attempt, request.accepted)
-    notify = loaded.config.monitor.notify
-    webhook = notify.webhook_variable if notify is not None else None
-    provenance = collect_provenance(command, request.working_directory, webhook)
-    write_json(attempt.provenance, provenance.document, FOR_GROUP)
-    if provenance.diff:
-        write_atomically(attempt.dirty_diff, provenance.diff, FOR_GROUP)
-    write_atomically(attempt.script, render_script(request))
-    attempt.script.chmod(0o755)
-    copy_tools(attempt)
-
-
-def copy_tools(attempt: AttemptDir) -> None:
-    """Copy the stand-alone helpers of the script next to it, onto the file system that all nodes share."""
-    attempt.tools.mkdir(exist_ok=True)
-    for name in TOOLS:
-        copy = attempt.tools / name
-        copy.parent.mkdir(exist_ok=True)
-        copy.write_bytes(packaged("diagnostics", *name.split("/")).read_bytes())
-
-
-@contextmanager
-def new_attempt(request: JobRequest, config: RunConfig) -> Iterator[None]:
-    """Create the run (if it is new) and the attempt's directory. On any failure, remove what was created.
-
-    It stays if there may be a job: whoever asks later finds that by the path of its script.
-    """
-    is_new_run = not request.run.record.exists()
-    missing = [folder for folder in (request.run.path, *request.run.path.parents) if not folder.exists()]
-    is_ours = False
-    try:
-        if is_new_run:
-            write_json(request.run.record, run_record(request, config))
-        make_shared_folder(request.run.control)
-        request.attempt.path.mkdir(parents=True)
-        is_ours = True
-        yield
-    except SubmissionUnknown:
-        raise
-    except BaseException:
-        if is_ours:
-            shutil.rmtree(request.attempt.path, ignore_errors=True)
-        if is_new_run:
-            forget_run(request.run, missing)
-        raise
-
-
 def _cannot_write(request: JobRequest, error: OSError) -> RunDirError:
-    if isinstance(error, FileExistsError):
+    if isinstance(error, FileExistsError) and error.filename == str(request.attempt.path):
         return RunDirError(
             f"run {request.name}: attempt {request.attempt.name} is being submitted by someone else",
             hint=f"`bsl status {run_argument(request.run)}` shows it",
         )
     where = error.filename or request.run.path
     room = "make room, or " if error.errno in (errno.ENOSPC, errno.EDQUOT) else ""
-    return RunDirError(f"{where}: {error.strerror or error}", hint=f"{room}set run.root to another folder")
-
-
-def forget_run(run: RunDir, missing: Sequence[Path]) -> None:
-    """Remove a run directory that was never used, and the folders that were `missing` before, the innermost first.
-
-    What somebody else put there stays. On a full disk, only some of it may exist.
-    """
-    with suppress(OSError):
-        run.record.unlink()
-    for folder in (run.attempts_folder, run.control, *missing):
-        with suppress(OSError):
-            folder.rmdir()
-
-
-def run_record(request: JobRequest, config: RunConfig) -> dict[str, Any]:
-    """Return the document of `run.json`."""
-    return {
-        "schema_version": SCHEMA_VERSION,
-        "name": request.name,
-        "run_id": uuid4().hex,
-        "made": time.time(),
-        "site": request.site,
-        **identity(config, request.topology),
-    }
-
-
-def identity(config: RunConfig, topology: Topology) -> dict[str, Any]:
-    """Return what all attempts of a run share. A checkpoint fits no other model or layout."""
-    if not config.run.starts_trainer:
-        return {"topology": topology.as_dict()}  # what else its checkpoints fit, only the program knows
-    return {
-        "topology": topology.as_dict(),
-        "model": config.model.model_dump(mode="json", exclude={"declared_parameters"}),
-        "parallelism": {"partition_method": config.parallelism.partition_method},
-    }
-
-
-def require_same_run(run: RunDir, config: RunConfig, topology: Topology) -> None:
-    """Raise RunDirError if the run directory belongs to another model or layout, or is not a run directory."""
-    if not run.record.exists():
-        # A checkpoint that was converted for this run exists before the run does.
-        if run.path.exists() and (not run.path.is_dir() or any(path != run.checkpoints for path in run.path.iterdir())):
-            raise RunDirError(
-                f"{run.path} exists and is not a run directory", hint="choose another run.name or run.root"
-            )
-        return
-    record = read_json(run.record)
-    here = {**identity(config, topology), "topology": {axis: topology[axis] for axis in AXIS_NAMES}}
-    if isinstance(record, dict) and "model" not in record:
-        here = {"topology": here["topology"]}  # it was started with another program
-    changed = [
-        f"{section}.{key}: {_shown(record, section, key)} -> {value}"
-        for section, values in here.items()
-        for key, value in values.items()
-        if _shown(record, section, key) != value
-    ]
-    if changed:
-        raise RunDirError(
-            f"run {config.run.name} was started with another model or layout: {'; '.join(changed)}",
-            hint="its checkpoints do not fit; choose another run.name, or set the keys back",
-        )
-
-
-def _shown(record: Any, section: str, key: str) -> Any:
-    """Return the value the run was started with. A key or axis that was added since had its default, or size 1."""
-    defaults = {"model": ModelSection.model_fields[key].default} if section == "model" else {"topology": 1}
-    return record.get(section, {}).get(key, defaults.get(section)) if isinstance(record, dict) else None
+    # A run that has begun would begin again in another root.
+    remedy = "see that it can be written" if request.run.record.exists() else "set run.root to another folder"
+    return RunDirError(f"{where}: {error.strerror or error}", hint=f"{room}{remedy}")
 
 
 def dry_run_notes(request: JobRequest) -> list[str]:
@@ -418,11 +242,12 @@ def dry_run_notes(request: JobRequest) -> list[str]:
 def notes(loaded: LoadedRun, *, is_local: bool) -> list[str]:
     """Return what the user should know before the run is started, line by line."""
     found = [
-        f"warning: env.{name}: its value will be stored in the run directory, where others may read it; "
-        f"set {name} in the environment of `bsl submit` instead"
+        f"warning: env.{name}: its value will be stored in the run directory, where your group may read it; "
+        f"write `{name}: {{from: environment, reason: ...}}`, and set {name} where you call `bsl submit`"
         for name, variable in loaded.config.env.items()
-        if is_secret_name(name) and variable.value
+        if variable.value and is_secret(name, variable.value)
     ]
+    found += _shared_root(loaded.config)
     found += _missing_webhook(loaded.config)
     found += [*_missing_data(loaded.config), *(() if is_local else _missing_files(loaded.config))]
     found += [] if is_local else rehearsal_note(loaded, Path.cwd())
@@ -432,6 +257,12 @@ def notes(loaded: LoadedRun, *, is_local: bool) -> list[str]:
     left_out = [name for name in ("activation", "container") if getattr(loaded.site.config, name)]
     without = f", without the {' and '.join(left_out)} of site {loaded.site.name}" if left_out else ""
     return [*found, f"starting {ranks} ranks on this machine{without}"]
+
+
+def _shared_root(config: RunConfig) -> list[str]:
+    """Return a warning for a run that is new, if others may write to the folder of all runs."""
+    root = Path.cwd() / config.run.root
+    return [] if RunDir(root / config.run.name).record.exists() else shared_root_note(root)
 
 
 def _missing_webhook(config: RunConfig) -> Iterator[str]:

@@ -8,12 +8,13 @@ from dataclasses import dataclass, replace
 from bigsci_launch.errors import RunDirError
 from bigsci_launch.launch.job.options import Option
 from bigsci_launch.launch.job.request import JobRequest
-from bigsci_launch.runs.attempts import JobRecord, age_s, find_job, query_attempt
+from bigsci_launch.runs.attempts import JobRecord, age_s, ask_about, find_job, query_attempt, read_job
 from bigsci_launch.runs.chain.carry import QueuedAttempt, find_queued
 from bigsci_launch.runs.chain.records import ChainRecord, read_chain
 from bigsci_launch.runs.find import run_argument
 from bigsci_launch.runs.layout import AttemptDir, RunDir
-from bigsci_launch.scheduler.job import JobState
+from bigsci_launch.scheduler.job import JobInfo, JobState
+from bigsci_launch.scheduler.lease import is_renewed
 
 SUBMISSION_GRACE_S = 180.0
 """An attempt that has no job yet and is younger than this may still be in submission: sbatch may take two minutes."""
@@ -41,11 +42,12 @@ class Turn:
     num_waiting: int
 
 
-def find_active(run: RunDir) -> ActiveAttempt | None:
-    """Return the active attempt of a run; None if there is none.
+def find_active(run: RunDir, *, force: bool = False) -> ActiveAttempt | None:
+    """Return the active attempt of a run; None if there is none. With `force`, one of which nobody here can tell
+    whether it still runs counts as ended.
 
     Raises:
-        RunDirError: an attempt is being submitted right now.
+        RunDirError: an attempt is being submitted right now, or may still run.
         SlurmError: an attempt has no record of its job, and squeue gave no answer.
     """
     attempt = run.latest_attempt()
@@ -61,16 +63,49 @@ def find_active(run: RunDir) -> ActiveAttempt | None:
             )
         return None
     job = query_attempt(attempt)
+    if not force and _may_run_elsewhere(record, job):
+        where = record.launcher.host if record.launcher else f"cluster {record.cluster}"
+        raise RunDirError(
+            f"run {run.name}: attempt {attempt.name} ({record.label}) may still run: {job.reason}",
+            hint=f"ask on {where}: `bsl status {run_argument(run)}`; if nothing can run there any longer, "
+            "`bsl submit --force` starts the next attempt",
+        )
     return ActiveAttempt(attempt, record, job.state) if job.state.is_active else None
 
 
-def find_turn(run: RunDir, chain: ChainRecord | None) -> Turn | None:
-    """Return behind which jobs the next attempt is queued; None if it need not wait.
+def _may_run_elsewhere(record: JobRecord, job: JobInfo) -> bool:
+    """Whether the job may run where this machine cannot ask: on another host, or on another cluster."""
+    if job.state is not JobState.UNKNOWN or job.is_gone:
+        return False
+    if record.launcher is not None:
+        return True
+    answer = ask_about([record], needs_cluster=True)
+    return not answer.has_answered or (record.cluster is not None and record.cluster != answer.cluster)
+
+
+def require_silent(run: RunDir) -> None:
+    """Raise RunDirError if the launcher of the newest attempt, on another host, still renews its lease.
+
+    Looks for some seconds. Nobody should start a run that trains, whatever else they force.
+    """
+    attempt = run.latest_attempt()
+    record = read_job(attempt) if attempt is not None else None
+    if attempt is None or record is None or not _may_run_elsewhere(record, query_attempt(attempt)):
+        return
+    if record.launcher is not None and is_renewed(attempt.lease):
+        raise RunDirError(
+            f"run {run.name}: attempt {attempt.name} ({record.label}) runs: it has just given a sign of life",
+            hint=f"end it on {record.launcher.host}: `bsl cancel {run_argument(run)}`",
+        )
+
+
+def find_turn(run: RunDir, chain: ChainRecord | None, *, force: bool = False) -> Turn | None:
+    """Return behind which jobs the next attempt is queued; None if it need not wait. `force` is that of `find_active`.
 
     Raises:
         RunDirError: an attempt is active and the next one may not wait behind it, or as many as may wait already do.
     """
-    active, name = find_active(run), run_argument(run)
+    active, name = find_active(run, force=force), run_argument(run)
     queued, may_wait = find_queued(run), chain.links if chain is not None and chain.by == "queue" else 1
     if len(queued) >= may_wait:
         shown = ", ".join(f"attempt {each.attempt.name} (job {each.job.job_id})" for each in queued)

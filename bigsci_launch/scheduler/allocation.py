@@ -22,8 +22,11 @@ def run_on_each(
     options: Mapping[str, str | None],
     limit_s: float,
     on_line: Callable[[str], None],
+    environment: Mapping[str, str],
 ) -> str:
     """Run `argv` once on each of some whole nodes, and return Slurm's own words; `on_line` gets each output line.
+
+    `environment` has further variables.
 
     It waits until Slurm gives the nodes. From the first line on, the step may last for `limit_s` seconds.
 
@@ -44,7 +47,8 @@ def run_on_each(
         count[0] += 1
         on_line(line)
 
-    words = slurm_words(stream_slurm(command, stdin="", until=lambda: deadline[0], on_line=take))
+    said = stream_slurm(command, stdin="", until=lambda: deadline[0], on_line=take, extra_environment=environment)
+    words = slurm_words(said)
     if not count[0]:
         raise SlurmRefused(f"srun: {name} did not start: {words or 'Slurm said nothing'}", argv=command)
     return words

@@ -193,7 +193,14 @@ class _HeldInterrupt:
             signal.raise_signal(signal.SIGINT)
 
 
-def stream_slurm(argv: Sequence[str], *, stdin: str, until: Callable[[], float], on_line: Callable[[str], None]) -> str:
+def stream_slurm(
+    argv: Sequence[str],
+    *,
+    stdin: str,
+    until: Callable[[], float],
+    on_line: Callable[[str], None],
+    extra_environment: Mapping[str, str] | None = None,
+) -> str:
     """Run a Slurm command that may never end, passing each line of its output on as it arrives; return its stderr.
 
     `until()` returns the deadline as a `time.monotonic()` value and is asked again after each line. At the deadline
@@ -207,7 +214,7 @@ def stream_slurm(argv: Sequence[str], *, stdin: str, until: Callable[[], float],
     with tempfile.TemporaryFile() as source, tempfile.TemporaryFile() as words:
         source.write(stdin.encode())
         source.seek(0)
-        environment = scrubbed_environment(os.environ)
+        environment = {**scrubbed_environment(os.environ), **(extra_environment or {})}
         process = subprocess.Popen(argv, stdin=source, stdout=subprocess.PIPE, stderr=words, env=environment)
         try:
             _pass_lines(process, until, on_line)

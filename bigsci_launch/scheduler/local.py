@@ -5,7 +5,7 @@ others when one fails, and has `exit.json` written at the end. `Launcher` and `s
 queries or stops a launcher.
 
     python run_module.py bigsci_launch.scheduler.local --attempt-dir DIR --world-size 8 --exit-reason FILE --wait-s 60
-        -- PYTHON rank_runner.py OPTIONS -- PROGRAM
+        --lease FILE -- PYTHON rank_runner.py OPTIONS -- PROGRAM
 
 Signals to the launcher: USR2 asks the ranks to save and stop. TERM, INT or HUP ends them, with KILL after a grace
 period; a second one kills them at once.
@@ -20,13 +20,16 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
-from bigsci_launch.procfs import start_ticks
+from bigsci_launch.errors import RunDirError
+from bigsci_launch.procfs import PROC, start_ticks
+from bigsci_launch.scheduler.lease import kept_lease
 
 KILL_GRACE_S = 10.0
 """Time from TERM to KILL for the remaining ranks after one has failed."""
@@ -53,15 +56,62 @@ class Launcher:
         """Whether it still runs on this machine; False for a launcher on another host."""
         return self.is_here and start_ticks(self.pid) == self.start_ticks
 
-    def ask_to_stop(self) -> None:
-        """Have it ask its ranks to save and stop."""
-        if self.is_alive:
-            os.kill(self.pid, signal.SIGUSR2)
+    def ask_to_stop(self, attempt: Path) -> None:
+        """Have it ask its ranks to save and stop. Raises RunDirError if it is not the launcher of `attempt`."""
+        self._signal(signal.SIGUSR2, attempt)
 
-    def terminate(self) -> None:
-        """Ask it to end its ranks; the second time, to kill them at once."""
-        if self.is_alive:
-            os.kill(self.pid, signal.SIGTERM)
+    def terminate(self, attempt: Path) -> None:
+        """Ask it to end its ranks; the second time, to kill them at once. Raises as `ask_to_stop`."""
+        self._signal(signal.SIGTERM, attempt)
+
+    def _signal(self, number: int, attempt: Path) -> None:
+        why = self.why_not_of(attempt) if self.is_alive else None
+        if not self.is_alive:
+            return
+        if why is not None:
+            raise RunDirError(f"pid {self.pid} was sent no signal: {why}", hint=f"`ps -fp {self.pid}` shows what it is")
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, number)
+
+    def why_not_of(self, attempt: Path) -> str | None:
+        """Return why this process is not known to be the launcher of `attempt`, and this user's; None if it is.
+
+        A file says which process it is, and whoever wrote that file may have named any.
+        """
+        try:
+            is_ours = (PROC / str(self.pid)).stat().st_uid == os.geteuid()
+        except OSError:
+            return "it has ended"
+        if not is_ours:
+            return "it belongs to another user"
+        words = read_words(self.pid)
+        if words is None:
+            return "it does not say what it runs"
+        is_named = any(is_same(word, place) for word in words for place in (attempt, attempt / "script.sh"))
+        return None if is_named else f"its command does not name {attempt}"
+
+
+def read_words(pid: int, wait_s: float = 5.0) -> list[str] | None:
+    """Return the command line of a process; None if it has ended, or does not answer in time: the file waits for a lock
+    that a stuck process may hold."""
+    found: list[bytes] = []
+
+    def read() -> None:
+        with contextlib.suppress(OSError):
+            found.append((PROC / str(pid) / "cmdline").read_bytes())
+
+    reader = threading.Thread(target=read, daemon=True)
+    reader.start()
+    reader.join(wait_s)
+    return [os.fsdecode(word) for word in found[0].split(b"\0")] if found and found[0] else None
+
+
+def is_same(word: str, place: Path) -> bool:
+    """Whether a word of a command line names a file or folder, perhaps by way of a link."""
+    try:
+        return word.startswith("/") and (Path(word) == place or Path(word).samefile(place))
+    except (OSError, ValueError):
+        return False
 
 
 def start_launcher(script: Path, output: Path, working_directory: Path) -> tuple[Launcher, subprocess.Popen[bytes]]:
@@ -84,7 +134,7 @@ def reserved_port() -> Iterator[int]:
 
     Rank 0 must be able to bind the port, so the launcher cannot hold it. Instead it holds an abstract socket with the
     port in its name, which goes away with the process. The ports are below the ephemeral range, so outgoing
-    connections never use them.
+    connections never use them. Anybody may hold such names: a launcher that finds none left does without one.
     """
     for offset in range(NUM_PORTS):
         port = FIRST_PORT + (os.getpid() * 7 + offset) % NUM_PORTS
@@ -96,6 +146,10 @@ def reserved_port() -> Iterator[int]:
             if is_free(port):
                 yield port
                 return
+    for port in range(FIRST_PORT, FIRST_PORT + NUM_PORTS):
+        if is_free(port):
+            yield port
+            return
     raise OSError("no free port below the ephemeral range")
 
 
@@ -227,7 +281,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, runners.on_termination)
     signal.signal(signal.SIGUSR2, runners.on_stop_request)
-    with reserved_port() as port:
+    with kept_lease(options.lease), reserved_port() as port:
         say(f"start attempt={options.attempt_dir.name} ranks={options.world_size} rendezvous=127.0.0.1:{port}")
         code = runners.run({**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)})
     code = write_exit(
@@ -269,6 +323,7 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--attempt-dir", type=Path, required=True)
     parser.add_argument("--world-size", type=int, required=True)
     parser.add_argument("--exit-reason", type=Path, required=True, help="the helper that writes exit.json")
+    parser.add_argument("--lease", type=Path, required=True, help="the file that is renewed while the ranks run")
     parser.add_argument(
         "--wait-s", type=float, required=True, help="how long ranks may run after the first; 0: for ever"
     )

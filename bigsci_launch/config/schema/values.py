@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from bigsci_launch.config.schema.section import Section
 from bigsci_launch.units import format_slurm_duration, parse_slurm_duration
@@ -36,10 +36,26 @@ RunName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")]
 
 
 class EnvironmentVariable(Section):
-    """A variable of the ranks' environment, with the reason why it is set."""
+    """A variable of the ranks' environment, with the reason why it is set. It needs either `value` or `from`."""
 
-    value: str
-    """The value. It is quoted, so the shell does not expand it."""
+    value: str | None = None
+    """The value. It is quoted, so the shell does not expand it. The run directory stores it for you and your group."""
+
+    source: Literal["environment"] | None = Field(default=None, alias="from")
+    """`environment`: the value is that of the variable of the same name where `bsl submit` is called, and nothing of it
+    is stored in the run directory. For passwords and tokens. Slurm keeps it with the job, also for a requeue."""
 
     reason: str
     """Why it is set. The job script prints this as a comment above the export."""
+
+    @model_validator(mode="after")
+    def _has_one_origin(self) -> EnvironmentVariable:
+        if (self.value is None) == (self.source is None):
+            raise ValueError("needs either value or `from: environment`; null removes what a weaker layer says")
+        return self
+
+    @model_serializer(mode="wrap")
+    def _as_written(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Only the origin that is given, by the name that a file has for it."""
+        known = {"from" if key == "source" else key: value for key, value in serialize(self).items()}
+        return {key: value for key, value in known.items() if value is not None}

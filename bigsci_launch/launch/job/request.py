@@ -6,6 +6,7 @@ A dry run prints the same request that a submission writes and runs.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -35,7 +36,8 @@ class Variable:
     """A variable of the ranks' environment, and the reason for it."""
 
     name: str
-    value: str
+    value: str | None
+    """None: that of the environment of `bsl submit`, which the job has; nothing of it is stored."""
     reason: str
 
 
@@ -140,7 +142,7 @@ def make_request(
     are then left out, because they exist only on that cluster.
 
     Raises:
-        ConfigError: Slurm cannot use a path of the run.
+        ConfigError: Slurm cannot use a path of the run, or an option.
     """
     config, site = loaded.config, loaded.site.config
     is_local = local or loaded.site.is_local
@@ -157,6 +159,8 @@ def make_request(
     nodes, ranks_per_node = (
         (1, topology.world_size) if is_local else (loaded.layout.nodes, loaded.layout.ranks_per_node)
     )
+    options = () if is_local else sbatch_options(config, site, ranks_per_node, run, folder, working_directory, margin)
+    require_plain_options(options)
     return JobRequest(
         scheduler="local" if is_local else "slurm",
         name=config.run.name,
@@ -167,9 +171,7 @@ def make_request(
         nodes=nodes,
         ranks_per_node=ranks_per_node,
         topology=topology,
-        options=()
-        if is_local
-        else sbatch_options(config, site, ranks_per_node, run, folder, working_directory, margin),
+        options=options,
         step_options=() if is_local else step_options(config, site, pyxis_options(container, exported(variables))),
         check_options=()
         if is_local or not config.slurm.node_check
@@ -261,6 +263,18 @@ def require_plain_paths(run_directory: Path, working_directory: Path, container:
             raise _unusable(key, f"{str(path)!r} contains {bad!r}: Slurm cannot write to such a path")
         if container is not None and any(letter in str(path) for letter in ",:"):
             raise _unusable(key, f"{str(path)!r} contains a comma or a colon: containers cannot mount it")
+
+
+def require_plain_options(options: Sequence[Option]) -> None:
+    """Raise ConfigError for an option that has no place in a `#SBATCH` line, where nothing quotes such letters."""
+    problems = [
+        Problem("", f"sbatch option --{option.name}", f"{option.value!r} contains {bad!r}, which sbatch cannot read")
+        for option in options
+        if (bad := next((letter for letter in option.value or "" if not letter.isprintable()), None))
+    ]
+    if problems:
+        hint = "remove it where the run file, the site or --set gives the option"
+        raise ConfigError(f"{problems[0].key}: {problems[0].text}", problems=problems, hint=hint)
 
 
 def _unusable(key: str, text: str) -> ConfigError:

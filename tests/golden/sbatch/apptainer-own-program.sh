@@ -31,12 +31,27 @@ say() {
 
 frozen="$run_dir/attempts/$first_attempt"
 
+# As sshd does with keys: nothing runs that somebody else could have written. A link counts as such.
+open_to_others() {
+  find "$@" \( ! -uid "$EUID" ! -uid 0 -o -perm /022 \) -print -quit
+}
+if ! unsafe="$(open_to_others "$run_dir" "$run_dir/attempts" "$frozen" "$frozen/config.yaml" "$frozen/script.sh" -maxdepth 0 &&
+  open_to_others "$frozen/tools")"; then
+  say "nothing is started: the files of attempt 0001 cannot be checked, see above"
+  exit 77
+elif [ -n "$unsafe" ]; then
+  say "nothing is started: somebody else may have written ${unsafe%%$'\n'*}, which this job would run; look what is in it, chmod go-w it, and submit again"
+  exit 77
+fi
+
 # Two jobs of one run would train at once and write the same files. sbatch may submit a job without an answer, and people
 # submit scripts by hand. So a job ends here if job.json names another one, or names none and a later attempt was made.
 owner="$(sed -n 's/^ *"job_id": "\(.*\)",*$/\1/p' "$frozen/job.json" 2>/dev/null || true)"
 if [ -z "$owner" ]; then
   for other in "$run_dir"/attempts/[0-9]*; do
     other="${other##*/}"
+    # Only a number: bash would execute what another name has in brackets.
+    [[ "${other%%.*}" =~ ^[0-9]+$ ]] || continue
     [ "$((10#${other%%.*}))" -le "$((10#$first_attempt))" ] || owner="that of attempt $other"
   done
 fi
@@ -50,7 +65,7 @@ restarts="${SLURM_RESTART_COUNT:-0}"
 if [ "$restarts" -gt 0 ]; then
   # Slurm requeued the job. This start is an attempt of its own, with the same frozen files.
   attempt="$first_attempt.r$restarts"
-  mkdir -p -- "$run_dir/attempts/$attempt"
+  (umask go-w && mkdir -p -- "$run_dir/attempts/$attempt"/{,pids,logs,events,errors,exits})
   cp -p -- "$frozen"/*.json "$frozen"/config.yaml "$frozen"/script.sh "$run_dir/attempts/$attempt/"
   rm -f -- "$run_dir/attempts/$attempt"/{exit,next,bad_nodes,ended,asked}.json
 fi

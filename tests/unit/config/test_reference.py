@@ -42,7 +42,8 @@ def test_a_run_file_needs_its_required_keys_only_when_it_extends_nothing() -> No
 def test_every_key_has_a_description_and_stands_in_the_manual(model: Any) -> None:
     manual = config_reference()
     for path, section in [((), model), *sections(model)]:
-        for name, field in section.model_fields.items():
+        for field_name, field in section.model_fields.items():
+            name = field.alias or field_name
             if (*path, name) not in dict(sections(model)):
                 assert field.description, f"{path} {name}"
                 assert f"{name}` |" in manual, f"{path} {name}"

@@ -75,7 +75,7 @@ def saved(run_file: RunFile, fake_slurm: Callable[..., Any]) -> tuple[RunDir, Pa
 
 
 def run_document(path: Path) -> dict[str, Any]:
-    from bigsci_launch.launch.submit import identity
+    from bigsci_launch.launch.claim import identity
 
     return {"schema_version": 1, "name": "trial", "run_id": "a", **identity(load_run(path).config, SHAPE)}
 

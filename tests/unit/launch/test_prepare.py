@@ -40,18 +40,18 @@ def invoke(*words: str) -> Result:
 def calls(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     """Counts how often the rules across sections ran, and how often a calibration was read."""
     calls: Counter[str] = Counter()
-    read_text = Path.read_text
+    read_bytes = Path.read_bytes
 
     def counted_rule(*_: object) -> Iterator[Finding]:
         calls["check_run"] += 1
         yield from ()
 
-    def counted_read(path: Path, *arguments: Any, **named: Any) -> str:
+    def counted_read(path: Path) -> bytes:
         calls["calibration"] += path.resolve().parent == CALIBRATION.parent
-        return read_text(path, *arguments, **named)
+        return read_bytes(path)
 
     monkeypatch.setattr(check, "CHECKS", (*check.CHECKS, counted_rule))
-    monkeypatch.setattr(Path, "read_text", counted_read)
+    monkeypatch.setattr(Path, "read_bytes", counted_read)
     return calls
 
 

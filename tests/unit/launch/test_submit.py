@@ -19,6 +19,7 @@ from click.testing import CliRunner, Result
 from bigsci_launch.cli.main import bsl
 from bigsci_launch.config.load import load_run
 from bigsci_launch.launch import submit as launch
+from bigsci_launch.launch.freeze import TOOLS, copy_tools
 from bigsci_launch.launch.prepare import prepare
 from bigsci_launch.runs.attempts import JobRecord, read_job, write_job
 from bigsci_launch.runs.layout import RunDir
@@ -64,12 +65,12 @@ def test_a_pipe_gets_the_job_id_alone(slurm: Any, run_file: RunFile) -> None:
 def test_the_tools_of_an_attempt_need_nothing_else(tmp_path: Path) -> None:
     attempt = RunDir(tmp_path).attempt("0001")
     attempt.make()
-    launch.copy_tools(attempt)
+    copy_tools(attempt)
     for tool in ("rank_runner.py", "exit_reason.py"):
         argv = [sys.executable, "-I", "-S", str(attempt.tools / tool), "--help"]
         subprocess.run(argv, check=True, capture_output=True, timeout=20)
     files = (path.relative_to(attempt.tools) for path in attempt.tools.rglob("*") if path.is_file())
-    assert sorted(str(path) for path in files if path.suffix in (".py", ".c")) == sorted(launch.TOOLS)
+    assert sorted(str(path) for path in files if path.suffix in (".py", ".c")) == sorted(TOOLS)
 
 
 def test_the_script_is_that_of_the_dry_run(slurm: Any, run_file: RunFile) -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import pytest
@@ -12,10 +13,13 @@ from click.testing import CliRunner
 
 from bigsci_launch.cli.main import bsl
 from bigsci_launch.errors import RunDirError
-from bigsci_launch.launch.turn import find_turn
-from bigsci_launch.runs.attempts import JobRecord, write_job
+from bigsci_launch.launch.turn import find_turn, require_silent
+from bigsci_launch.procfs import start_ticks
+from bigsci_launch.runs.attempts import JobRecord, read_job, write_job
 from bigsci_launch.runs.chain.records import ChainRecord, NextRecord, write_chain
 from bigsci_launch.runs.layout import write_json
+from bigsci_launch.scheduler.lease import is_renewed, kept_lease
+from bigsci_launch.scheduler.local import Launcher
 
 SENTENCE = "start 0001 ended: stopped; it reached step 19"
 
@@ -181,3 +185,40 @@ def test_the_number_of_jobs_that_wait_is_said(slurm: Any, trial: Any) -> None:
     assert (turn.num_starts, turn.num_waiting) == (3, 2)
     with pytest.raises(RunDirError, match=r"0002 \(job 13\), attempt 0003 \(job 14\) are queued already"):
         find_turn(trial.run, chain(by="queue", links=2))
+
+
+def on_another_host(trial: Any) -> None:
+    launcher = Launcher(os.getpid(), start_ticks(os.getpid()) or 0, "elsewhere")
+    write_job(trial.attempt, JobRecord("local", trial.now, launcher=launcher))
+
+
+def test_an_attempt_that_may_run_on_another_host_is_followed_only_with_force(trial: Any) -> None:
+    on_another_host(trial)
+    with pytest.raises(RunDirError, match=r"attempt 0001 \(pid .* on elsewhere\) may still run: .*no sign of life"):
+        find_turn(trial.run, None)
+    assert find_turn(trial.run, None, force=True) is None
+
+
+def test_one_that_renews_its_lease_is_not_followed_whatever_is_forced(
+    trial: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    on_another_host(trial)
+    monkeypatch.setattr("bigsci_launch.scheduler.lease.RENEW_S", 0.1)
+    with kept_lease(trial.attempt.lease), pytest.raises(RunDirError, match="has just given a sign of life"):
+        require_silent(trial.run)
+    assert not is_renewed(trial.attempt.lease, within_s=0.4)
+    trial.ended("crashed", 1)
+    require_silent(trial.run)
+
+
+def test_a_job_on_a_cluster_that_was_not_asked_may_still_run(fake_slurm: Any, trial: Any) -> None:
+    slurm = fake_slurm("squeue", "scontrol")
+    record = read_job(trial.attempt)
+    assert record is not None
+    write_job(trial.attempt, replace(record, cluster="sun"))
+    slurm.answer("squeue", "")
+    slurm.answer("scontrol", "ClusterName = moon\n")
+    with pytest.raises(RunDirError, match="may still run: it is on cluster sun"):
+        find_turn(trial.run, None)
+    slurm.answer("scontrol", "ClusterName = sun\n")
+    assert find_turn(trial.run, None) is None

@@ -1,0 +1,161 @@
+"""The frozen part of an attempt: its config, its script, and the programs that the script runs.
+
+Queued jobs and requeues run them days later, as the user who submitted them. So nobody else may write to them or to the
+folders that they are in, whatever the umask is; the job script checks that before it runs them.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from bigsci_launch import safe_files
+from bigsci_launch.config.load import LoadedRun, dump_resolved
+from bigsci_launch.content import packaged
+from bigsci_launch.errors import RunDirError
+from bigsci_launch.launch.job.request import JobRequest
+from bigsci_launch.launch.job.script import render_script
+from bigsci_launch.launch.provenance import collect_provenance
+from bigsci_launch.runs.chain.records import write_chain
+from bigsci_launch.runs.changes import NOTHING_ACCEPTED, write_accepted
+from bigsci_launch.runs.control.calls import TraceWish, write_trace_wish
+from bigsci_launch.runs.layout import AttemptDir, write_json
+from bigsci_launch.runs.ownership import user_name
+
+FOR_GROUP = 0o640
+"""Mode of files that hold values of a run file, or what may be a secret that nobody recognised."""
+TOOLS = (
+    "safe_files.py",
+    "rank_runner.py",
+    "rank_process.py",
+    "rank_log.py",
+    "rank_check.py",
+    "rank_seat.py",
+    "rank_levels.py",
+    "rank_program.py",
+    "rank_link.py",
+    "door.py",
+    "rank_orphan.py",
+    "rank_rings.py",
+    "rank_recorder.py",
+    "rank_stacks.py",
+    "ring_file.py",
+    "ring_hook.py",
+    "ring_torch.py",
+    "ring_site/sitecustomize.py",
+    "calls_build.py",
+    "calls_file.py",
+    "calls_native.c",
+    "calls_trace.py",
+    "calls_ways.py",
+    "run_module.py",
+    "exit_reason.py",
+    "exit_blame.py",
+    "exit_failures.py",
+    "exit_generations.py",
+    "exit_outside.py",
+    "exit_records.py",
+    "exit_words.py",
+    "chain.py",
+    "chain_decision.py",
+    "chain_records.py",
+    "chain_slurm.py",
+    "free_port.py",
+    "keep_watch.py",
+    "bad_nodes.py",
+    "bad_words.py",
+    "check_node.py",
+    "check_gpus.py",
+    "check_peers.py",
+    "check_verdict.py",
+)
+
+
+def freeze(request: JobRequest, loaded: LoadedRun, command: Sequence[str]) -> None:
+    """Write everything that the attempt needs into its directory, so that later edits do not change a queued job."""
+    attempt = request.attempt
+    for folder in (attempt.path, attempt.pids, attempt.logs, attempt.events, attempt.errors, attempt.exits):
+        make_own_folder(folder)
+    if request.chain is not None:
+        if request.chain.after is not None:
+            safe_files.write_file(attempt.queued_mark, f"behind {request.chain.after}\n")
+        write_chain(attempt, request.chain)
+    private = within_umask(FOR_GROUP)
+    safe_files.write_file(attempt.config, dump_resolved(loaded.config), private)
+    write_json(attempt.origins, loaded.origins, within_umask(0o644))
+    if (trace := loaded.config.monitor.trace) is not None:
+        write_trace_wish(attempt.trace, TraceWish(tuple(trace.include), trace.from_step, trace.from_call))
+    if request.accepted != NOTHING_ACCEPTED:
+        write_accepted(attempt, request.accepted)
+    provenance = collect_provenance(command, request.working_directory, secret_variables(loaded))
+    write_json(attempt.provenance, provenance.document, private)
+    if provenance.diff:
+        safe_files.write_file(attempt.dirty_diff, provenance.diff, private)
+    safe_files.write_file(attempt.script, render_script(request), within_umask(0o750))
+    copy_tools(attempt)
+
+
+def secret_variables(loaded: LoadedRun) -> frozenset[str]:
+    """Return the variables whose values are recorded nowhere, whatever they are called."""
+    notify = loaded.config.monitor.notify
+    webhook = notify.webhook_variable if notify is not None else None
+    taken = [name for name, variable in loaded.config.env.items() if variable.value is None]
+    return frozenset([*taken, *([webhook] if webhook else [])])
+
+
+def copy_tools(attempt: AttemptDir) -> None:
+    """Copy the stand-alone helpers of the script next to it, onto the file system that all nodes share."""
+    for name in TOOLS:
+        copy = attempt.tools / name
+        make_own_folder(copy.parent)
+        text = packaged("diagnostics", *name.split("/")).read_text(encoding="utf-8")
+        safe_files.write_file(copy, text, within_umask(0o644))
+
+
+def within_umask(mode: int) -> int:
+    """Return `mode` without what the umask of this process denies, for files that get exactly a mode."""
+    mask = os.umask(0o077)
+    os.umask(mask)
+    return mode & ~mask
+
+
+def make_own_folder(path: Path) -> None:
+    """Make a folder in which nobody else may write, whatever the umask; those above it are as the umask says.
+
+    One that is there and is ours is closed to others too. A stricter umask and an inherited group are kept.
+
+    Raises:
+        OSError: it cannot be made, or is no folder.
+        RunDirError: it belongs to somebody else.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with suppress(FileExistsError):
+        path.mkdir(mode=0o755)
+    with safe_files.open_folder(path) as folder:
+        found = os.fstat(folder)
+        if found.st_uid not in (os.geteuid(), 0):
+            raise RunDirError(
+                f"{path} belongs to {user_name(found.st_uid)}, who could replace what your job runs",
+                hint="choose another run.name or run.root",
+            )
+        if found.st_uid == os.geteuid() and found.st_mode & safe_files.OTHERS_WRITE:
+            os.fchmod(folder, found.st_mode & 0o7777 & ~safe_files.OTHERS_WRITE)
+
+
+def shared_root_note(root: Path) -> list[str]:
+    """Return one line if others may write to the folder of all runs, which is made as the umask says if it is new."""
+    try:
+        found = root.stat()
+        is_open = safe_files.others_may_write(found)
+    except FileNotFoundError:
+        is_open = bool(within_umask(0o777) & safe_files.OTHERS_WRITE)
+    except OSError:
+        return []
+    if not is_open:
+        return []
+    return [
+        f"warning: others may write to {root}, so they may replace a whole run in it: `chmod +t` lets each user remove "
+        "only what is theirs, `chmod go-w` keeps others out"
+    ]

@@ -1,0 +1,215 @@
+"""What an attempt freezes, and who may write it: no umask opens it to others, and the job script looks first."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import stat
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from bigsci_launch.cli.main import bsl
+from bigsci_launch.errors import RunDirError
+from bigsci_launch.launch.freeze import make_own_folder, shared_root_note
+
+RunFile = Callable[..., Path]
+RUN = Path("runs/trial")
+SECRET, HOOK = "AccountKey=Zm9vYmFyc2VjcmV0", "https://chat.example/hooks/abcdef"
+ENV = {"MY_CONN": {"value": SECRET, "reason": "the store"}, "NCCL_DEBUG": {"value": "INFO", "reason": "its words"}}
+NOBODY = 65534
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root makes a file of another user")
+
+
+def invoke(*words: str) -> Result:
+    return CliRunner().invoke(bsl, list(words))
+
+
+@pytest.fixture
+def slurm(fake_slurm: Callable[..., Any]) -> Any:
+    fake = fake_slurm("sbatch", "squeue")
+    fake.answer("sbatch", "77\n")
+    fake.answer("squeue", "")
+    return fake
+
+
+@pytest.fixture
+def under() -> Iterator[Callable[[int], int]]:
+    """`under(0o002)` sets the umask for the rest of the test."""
+    before = os.umask(0o022)
+    os.umask(before)
+    yield os.umask
+    os.umask(before)
+
+
+def modes(folder: Path) -> dict[str, int]:
+    return {str(path): stat.S_IMODE(path.stat().st_mode) for path in (folder, *folder.rglob("*"))}
+
+
+@pytest.mark.parametrize("umask", [0o002, 0o007, 0o077])
+def test_nobody_else_may_write_what_a_job_runs_and_few_may_read_its_values(
+    slurm: Any, run_file: RunFile, under: Callable[[int], int], umask: int
+) -> None:
+    path = str(run_file(env=ENV, monitor={"notify": {"webhook": HOOK}}))
+    under(umask)
+    assert invoke("submit", path, "--set", "env.MORE={value: cmdline-secret, reason: it is tried}").exit_code == 0
+    found = {**modes(RUN / "attempts"), str(RUN): stat.S_IMODE(RUN.stat().st_mode)}
+    assert not [name for name, mode in found.items() if mode & 0o022]
+    for name, mode in found.items():
+        text = Path(name).read_bytes() if Path(name).is_file() else b""
+        if any(secret.encode() in text for secret in (SECRET, HOOK, "cmdline-secret")):
+            assert Path(name).name in ("config.yaml", "script.sh") and mode & ~(0o750 & ~umask) == 0, (name, oct(mode))
+
+
+def run_script() -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        ["/bin/bash", str(RUN.resolve() / "attempts" / "0001" / "script.sh")],
+        env={
+            **os.environ,
+            "PATH": f"{os.environ['PATH']}:/usr/bin:/bin",
+            "SLURM_JOB_ID": "77",
+            "SLURM_JOB_NODELIST": "n0",
+        },
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+
+
+def open_to(name: str, mode: int) -> Callable[[Path], Path]:
+    def change(attempt: Path) -> Path:
+        (attempt / name).chmod(mode)
+        return attempt / name
+
+    return change
+
+
+def link_tools(attempt: Path) -> Path:
+    (attempt / "tools").rename(attempt / "other")
+    (attempt / "tools").symlink_to("other")
+    return attempt / "tools"
+
+
+def give_tool_away(attempt: Path) -> Path:
+    os.chown(attempt / "tools" / "chain.py", NOBODY, -1)
+    return attempt / "tools" / "chain.py"
+
+
+def test_a_job_starts_nothing_that_somebody_else_could_have_written(slurm: Any, run_file: RunFile) -> None:
+    invoke("submit", str(run_file()))
+    kept = Path("kept").absolute()
+    RUN.rename(kept)
+    changes = [open_to("tools/exit_reason.py", 0o664), open_to("tools/ring_site", 0o777), open_to("config.yaml", 0o660)]
+    changes += [open_to("..", 0o2775), link_tools, *([give_tool_away] if os.geteuid() == 0 else [])]
+    for change in changes:
+        shutil.copytree(kept, RUN, symlinks=True)
+        changed = change(RUN.resolve() / "attempts" / "0001").absolute()
+        before = sorted(modes(RUN))
+        done = run_script()
+        shown = os.path.normpath(changed)
+        assert done.returncode == 77
+        assert f"bsl: nothing is started: somebody else may have written {shown}, which" in done.stdout
+        assert len(done.stdout.splitlines()) == 1 and sorted(modes(RUN)) == before, "nothing ran that writes a record"
+        shutil.rmtree(RUN)
+
+
+def test_a_job_that_cannot_look_starts_nothing(slurm: Any, run_file: RunFile) -> None:
+    invoke("submit", str(run_file()))
+    (RUN / "attempts" / "0001" / "config.yaml").unlink()
+    done = run_script()
+    assert done.returncode == 77 and "nothing is started: the files of attempt 0001 cannot be checked" in done.stdout
+
+
+def test_a_folder_name_is_never_executed(slurm: Any, run_file: RunFile) -> None:
+    """bash executes what a name has in brackets, if it takes it for arithmetic."""
+    invoke("submit", str(run_file()))
+    (RUN / "attempts" / "0001" / "job.json").unlink()
+    (RUN / "attempts" / "9+a[$(touch PWNED)]").mkdir(mode=0o755)
+    done = run_script()
+    assert "start attempt=0001" in done.stdout and not list(Path().rglob("PWNED")), done.stderr
+
+
+def test_folders_of_before_are_closed_and_keep_their_group(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run").chmod(0o2775)
+    make_own_folder(tmp_path / "run")
+    make_own_folder(tmp_path / "run" / "attempts")
+    assert modes(tmp_path / "run") == {str(tmp_path / "run"): 0o2755, str(tmp_path / "run" / "attempts"): 0o2755}
+
+
+@as_root
+def test_a_folder_of_somebody_else_is_refused(tmp_path: Path) -> None:
+    os.chown(tmp_path, NOBODY, -1)
+    with pytest.raises(RunDirError, match=r"belongs to .*, who could replace what your job runs"):
+        make_own_folder(tmp_path)
+
+
+def test_a_shared_root_is_said_once(slurm: Any, run_file: RunFile, under: Callable[[int], int]) -> None:
+    path = str(run_file())
+    under(0o002)
+    assert "others may write to" in invoke("submit", path).stderr
+    assert "others may write to" not in invoke("submit", path).stderr
+    Path("runs").chmod(0o1777)
+    assert shared_root_note(Path("runs")) == []
+
+
+def test_no_value_that_may_be_a_secret_is_shown(slurm: Any, run_file: RunFile) -> None:
+    path = str(run_file(env=ENV, monitor={"notify": {"webhook": HOOK}}))
+    for words in (["config", "show"], ["submit", "--dry-run"]):
+        for more in ([], ["--json"]):
+            shown = invoke(*words, path, *more).stdout
+            assert "Zm9vYmFyc2VjcmV0" not in shown and "abcdef" not in shown
+            assert "INFO" in shown and "<secret>" in shown, "what is known to be harmless is shown"
+    shown = invoke("config", "show", path).stdout.replace('"https://chat', '"https://chat')
+    Path("again.yaml").write_text(shown)
+    assert "env.MY_CONN.value: <secret> is only what" in invoke("config", "check", "again.yaml").stderr
+
+
+def test_a_variable_of_the_environment_is_stored_nowhere(
+    slurm: Any, run_file: RunFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = str(run_file(env={"MY_CONN": {"from": "environment", "reason": "the store"}}))
+    monkeypatch.delenv("MY_CONN", raising=False)
+    done = invoke("submit", path)
+    assert done.exit_code == 2 and "env.MY_CONN.from: MY_CONN is not set in this environment" in done.stderr
+    assert not RUN.exists() and invoke("submit", path, "--dry-run").exit_code == 0
+    monkeypatch.setenv("MY_CONN", SECRET)
+    assert invoke("submit", path).exit_code == 0
+    files = [each for each in RUN.rglob("*") if each.is_file()]
+    assert not [each for each in files if SECRET.encode() in each.read_bytes()]
+    [call] = slurm.calls("sbatch")
+    assert call["argv"][:2] == ["sbatch", "--parsable"], "sbatch passes the environment on"
+    monkeypatch.delenv("MY_CONN")
+    done = run_script()
+    assert done.returncode == 1 and "env.MY_CONN cannot be taken from the environment of bsl submit" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "variable", [{"reason": "nothing given"}, {"value": "a", "from": "environment", "reason": "both"}]
+)
+def test_a_variable_has_one_origin(run_file: RunFile, variable: dict[str, str]) -> None:
+    done = invoke("config", "check", str(run_file(env={"MY_CONN": variable})))
+    assert done.exit_code == 2 and "env.MY_CONN: needs either value or `from: environment`" in done.stderr
+
+
+def test_the_resolved_config_reads_back(slurm: Any, run_file: RunFile, monkeypatch: pytest.MonkeyPatch) -> None:
+    from bigsci_launch.config.load import load_resolved
+
+    monkeypatch.setenv("MY_CONN", SECRET)
+    invoke("submit", str(run_file(env={"MY_CONN": {"from": "environment", "reason": "the store"}})))
+    variable = load_resolved(RUN / "attempts" / "0001" / "config.yaml").env["MY_CONN"]
+    assert (variable.value, variable.source) == (None, "environment")
+    assert json.loads((RUN / "attempts" / "0001" / "provenance.json").read_text())["other_variables"]
+
+
+@pytest.mark.parametrize("letter", ["\u2028", "\x85", "\u200b"])
+def test_a_letter_that_sbatch_cannot_read_is_refused_with_its_option(run_file: RunFile, letter: str) -> None:
+    path = run_file(slurm={"site": "minicluster", "nodes": 2, "sbatch_options": [f"--mail-user=a{letter}b"]})
+    done = invoke("submit", str(path), "--dry-run")
+    assert done.exit_code == 2 and "sbatch option --mail-user" in done.stderr and not RUN.exists()
