@@ -5,6 +5,7 @@
 # make gpu    what one card shows in ten minutes: tests, speed, memory, hangs (docs/how-to/gpu.md)
 # make check  lint, types
 # make docs   write the generated pages of docs/reference again
+# make clean  delete what these commands made; runs/ stays
 
 PYTHON ?= python3
 VENV := .venv
@@ -45,4 +46,4 @@ docs: $(READY)
 	$(BIN)/python docs/reference/generate.py
 
 clean:
-	rm -rf $(VENV) .demo runs build dist
+	rm -rf $(VENV) .demo build dist

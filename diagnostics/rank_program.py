@@ -12,6 +12,7 @@ import socket
 import threading
 import time
 
+import safe_files
 from rank_process import Output, start_program, watch_stacks
 from rank_rings import Rings
 
@@ -113,7 +114,7 @@ class Program:
         with contextlib.suppress(OSError), self._channel.makefile("rb") as stream:
             for line in stream:
                 with contextlib.suppress(ValueError):
-                    message = json.loads(line)
+                    message = safe_files.parse_json(line)
                     if isinstance(message, dict):
                         self._events.put((self, message))
 
@@ -150,6 +151,17 @@ def adopt_orphans() -> None:
     """Have the kernel make this process the parent of all orphans below it: none of them escapes `kill_all_below`."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
+
+
+def end_all_below(grace_s: float) -> None:
+    """TERM every process below this one, and KILL what is left after `grace_s` seconds."""
+    for pid, _, _ in below(os.getpid(), set()):
+        with contextlib.suppress(OSError):
+            os.kill(pid, signal.SIGTERM)
+    deadline = time.monotonic() + grace_s
+    while time.monotonic() < deadline and any(state not in "ZX" for _, _, state in below(os.getpid(), set())):
+        time.sleep(KILL_PAUSE_S)
+    kill_all_below([], [])
 
 
 def kill_all_below(keep: list[int], waited: list[int]) -> None:

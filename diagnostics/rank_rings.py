@@ -1,5 +1,8 @@
 """Where the ring of a rank lies, for rank_runner.py, and what becomes of it. Standard library, Python 3.8 or newer.
 
+The folder is in one that others may write, such as /tmp. So it is opened once, without following a link, and everything
+that is made, shared or deleted in it is named relative to that descriptor: what takes its place later is not touched.
+
 A ring is written thousands of times a second, so it belongs on storage of the node, not on the shared file system. When
 the rank ends badly it is copied into the attempt, where `bsl` reads it; when it ends well it is removed.
 """
@@ -9,9 +12,11 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import stat
 import time
 from pathlib import Path
 
+import safe_files
 from ring_file import read_ring
 
 TYPE_CHECKING = False  # typing costs start-up time, and annotations are never evaluated
@@ -28,6 +33,7 @@ STACKS = ".stacks"
 """What faulthandler has written is next to the ring, and is copied with it."""
 FOLDER_MODE = 0o2750
 """What is made in the folder belongs to the group of the run too."""
+FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 COPY_MODE = 0o644
 """As that of every file of a run: the run directory says who may read it."""
 SHARED = ("nfs", "nfs4", "lustre", "gpfs", "beegfs", "ceph", "fuse", "wekafs", "panfs", "orangefs", "smb3", "cifs")
@@ -40,6 +46,8 @@ class Rings:
         self.folder: Path | None = None
         self.why: str | None = None
         self._is_kept = True
+        self._above = self._opened = -1
+        self._inside = Path()
         self._copies, self.name = attempt / "rings", name
         self._wish = attempt / "trace.json"
         if setting == "none":
@@ -49,20 +57,20 @@ class Rings:
         errors = []
         for base in bases:
             try:
-                above = base / f"bsl-rings-{os.getuid()}"
-                above.mkdir(mode=0o711, exist_ok=True)
-                if above.stat().st_uid != os.getuid() or above.is_symlink():
-                    raise PermissionError(f"{above} belongs to somebody else")
-                above.chmod(0o711)  # runs belong to several groups
-                sweep(above)
-                folder = above / f"{os.getpid()}-{time.time_ns()}-{name}"
-                folder.mkdir()
-                share(folder, group_of(attempt))
-                self.folder = folder
+                self._make_folder(base, group_of(attempt))
                 return
             except OSError as error:
                 errors.append(str(error))
         self.why = "; ".join(errors) or "no storage of this node has room"
+
+    def _make_folder(self, base: Path, group: int) -> None:
+        place, self._above = own_folder(base)
+        sweep(self._above)
+        name = f"{os.getpid()}-{time.time_ns()}-{self.name}"
+        os.mkdir(name, 0o700, dir_fd=self._above)
+        self._opened = os.open(name, FOLDER, dir_fd=self._above)
+        share(self._opened, group)
+        self.folder, self._inside = base / place / name, Path(f"/proc/self/fd/{self._opened}")
 
     def variables(self) -> dict[str, str]:
         """Return what the program's environment needs, so that it records its calls."""
@@ -81,7 +89,7 @@ class Rings:
         if self.folder is None:
             return None
         try:
-            for name, ring in chosen(self.folder, self.name).items():
+            for name, ring in chosen(self._inside, self.name).items():
                 self._copy(ring, name)
             self._is_kept = True
         except (OSError, ValueError) as error:
@@ -103,15 +111,15 @@ class Rings:
         self._replace(ring, copy)
 
     def _replace(self, source: Path, copy: Path) -> None:
-        part = copy.with_name(f".{copy.name}.{os.getpid()}")
-        try:
-            shutil.copy2(str(source), str(part))  # with its time: that of stacks is their age
-            part.chmod(COPY_MODE)
-            part.replace(copy)
-        except OSError:
-            with contextlib.suppress(OSError):
-                part.unlink()
-            raise
+        part = f".{copy.name}.{os.urandom(8).hex()}"
+        with safe_files.open_folder(copy.parent, follow=True) as folder:
+            try:
+                copy_file(str(source), part, folder)
+                os.rename(part, copy.name, src_dir_fd=folder, dst_dir_fd=folder)
+            except OSError:
+                with contextlib.suppress(OSError):
+                    os.unlink(part, dir_fd=folder)
+                raise
 
     def keep_traces(self, pid: int) -> str | None:
         """Copy the call traces into the attempt, however the rank has ended: somebody wanted them.
@@ -123,8 +131,8 @@ class Rings:
             return None
         try:
             names = {str(pid): self.name}
-            names.update({ring.stem: name for name, ring in chosen(self.folder, self.name).items()})
-            for trace in sorted(self.folder.glob("*.calls")):
+            names.update({ring.stem: name for name, ring in chosen(self._inside, self.name).items()})
+            for trace in sorted(self._inside.glob("*.calls")):
                 self._copies.mkdir(parents=True, exist_ok=True)
                 name = names.get(trace.stem, f"{self.name}-{trace.stem}")
                 self._replace(trace, self._copies / f"{name}.calls")
@@ -136,7 +144,11 @@ class Rings:
     def remove(self) -> None:
         """Remove the folder, unless its ring could not be copied."""
         if self.folder is not None and self._is_kept:
-            shutil.rmtree(str(self.folder), ignore_errors=True)
+            with contextlib.suppress(OSError):
+                remove_tree(self.folder.name, self._above)
+            os.close(self._opened)
+            os.close(self._above)
+            self.folder = None
 
 
 def chosen(folder: Path, task: str) -> dict[str, Path]:
@@ -178,11 +190,63 @@ def group_of(attempt: Path) -> int:
     return -1
 
 
-def share(folder: Path, group: int) -> None:
+def share(folder: int, group: int) -> None:
     """Let a group read a folder and what will be in it; a user who is not in that group keeps the own one."""
     with contextlib.suppress(OSError):
-        os.chown(str(folder), -1, group)
-    folder.chmod(FOLDER_MODE)
+        os.fchown(folder, -1, group)
+    os.fchmod(folder, FOLDER_MODE)
+
+
+def own_folder(base: Path) -> tuple[str, int]:
+    """Return the name of this user's folder of rings below `base`, and the folder, open; it is made if need be.
+
+    A name that everybody knows may be taken by somebody else: then another one serves, which nobody could guess.
+
+    Raises:
+        OSError: there can be none.
+    """
+    with safe_files.open_folder(base, follow=True) as inside:
+        for name in names_in(inside):
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(name, 0o700, dir_fd=inside)
+            with contextlib.suppress(OSError):
+                folder = os.open(name, FOLDER, dir_fd=inside)
+                if os.fstat(folder).st_uid == os.getuid():
+                    os.fchmod(folder, 0o711)  # runs belong to several groups
+                    return name, folder
+                os.close(folder)
+    raise PermissionError(f"no folder in {base} is ours")
+
+
+def names_in(base: int) -> Iterator[str]:
+    """Yield names of this user's folder of rings: the usual one, those made when it was taken, and a new one."""
+    usual = f"bsl-rings-{os.getuid()}"
+    yield usual
+    with contextlib.suppress(OSError):  # a folder that may not be listed
+        yield from sorted(each for each in os.listdir(base) if each.startswith(f"{usual}-"))
+    yield f"{usual}-{os.urandom(8).hex()}"
+
+
+def copy_file(source: str, name: str, folder: int) -> None:
+    """Copy a file to a new one in an open folder, with its time: that of stacks is their age."""
+    handle = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=folder)
+    with open(source, "rb") as original, os.fdopen(handle, "wb") as copy:
+        shutil.copyfileobj(original, copy)
+        copy.flush()
+        found = os.fstat(original.fileno())
+        os.utime(copy.fileno(), ns=(found.st_atime_ns, found.st_mtime_ns))
+        os.fchmod(copy.fileno(), COPY_MODE)
+
+
+def remove_tree(name: str, inside: int) -> None:
+    """Remove a folder and all that is in it; links are removed, and what they name stays."""
+    with safe_files.open_folder(name, folder=inside) as folder:
+        for each in os.listdir(folder):
+            if stat.S_ISDIR(os.stat(each, dir_fd=folder, follow_symlinks=False).st_mode):
+                remove_tree(each, folder)
+            else:
+                os.unlink(each, dir_fd=folder)
+    os.rmdir(name, dir_fd=inside)
 
 
 def bases_of(setting: str) -> list[Path]:
@@ -215,14 +279,19 @@ def is_shared(base: Path) -> bool:
     return kind.startswith(SHARED)
 
 
-def sweep(above: Path) -> None:
+def sweep(above: int) -> None:
     """Remove folders of runners that have ended and left them here long ago."""
-    for folder in old_folders(above):
-        shutil.rmtree(str(folder), ignore_errors=True)
+    for name in os.listdir(above):
+        with contextlib.suppress(OSError):
+            if is_old(name, os.stat(name, dir_fd=above, follow_symlinks=False)):
+                remove_tree(name, above)
 
 
-def old_folders(above: Path) -> Iterator[Path]:
-    for folder in above.iterdir():
-        pid = folder.name.partition("-")[0]
-        if pid.isdigit() and not os.path.exists(f"/proc/{pid}") and folder.stat().st_mtime < time.time() - STALE_S:
-            yield folder
+def is_old(name: str, found: os.stat_result) -> bool:
+    """Whether an entry is PID-NS-rank-NNNN or PID-NS-seat-NNNN of a runner that has ended long ago, and a folder."""
+    pid, _, rest = name.partition("-")
+    moment, _, rest = rest.partition("-")
+    kind, _, rank = rest.partition("-")
+    is_ours = all(part.isdigit() for part in (pid, moment, rank)) and kind in ("rank", "seat")
+    is_folder = is_ours and stat.S_ISDIR(found.st_mode) and found.st_mtime < time.time() - STALE_S
+    return is_folder and not os.path.exists(f"/proc/{pid}")

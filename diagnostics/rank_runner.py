@@ -33,6 +33,8 @@ from rank_process import TERMINATION_LAG_S, Output, Rank, end_with_parent, parse
 from rank_rings import Rings
 
 STOP_SIGNALS = ("USR2", "USR1", "TERM", "INT")
+REST_GRACE_S = 5.0
+"""How long processes that a local program has left may take to end after TERM."""
 ORPHAN_GRACE_S = 60
 """How long a program may take to end after TERM when its local launcher has died."""
 
@@ -101,7 +103,8 @@ class Runner:
         self.received: list[int] = []
         self.parent = os.getppid()
         self.stop_signal = signal.Signals["SIG" + options.stop_signal]
-        self.forwarded = forwarded_signals(self.stop_signal, is_local=options.rank is not None)
+        self.is_local = options.rank is not None
+        self.forwarded = forwarded_signals(self.stop_signal, is_local=self.is_local)
         if options.ring != "none" and self.rank.rings.why:
             log.feed(f"rank_runner: the last calls are not kept: {self.rank.rings.why}\n".encode())
 
@@ -110,6 +113,10 @@ class Runner:
         rank = self.rank
         for number in (signal.SIGUSR2, signal.SIGTERM, signal.SIGURG):
             signal.signal(number, self.receive)
+        if self.is_local:
+            from rank_program import adopt_orphans
+
+            adopt_orphans()
         try:
             self.process = self.start(program)
         except OSError as error:
@@ -121,12 +128,20 @@ class Runner:
         assert self.process.stdout is not None
         output = Output(self.process.stdout, rank.log)
         status = self.process.wait()
+        if self.is_local and (status != 0 or rank.terminated is not None):
+            self.end_rest()
         if status != 0 and rank.terminated is None:
             time.sleep(TERMINATION_LAG_S)
         output.end()
         code = rank.end(status)
         rank.end_rings(status)
         return code
+
+    def end_rest(self) -> None:
+        """End what a program has left that failed or was told to end: the command of a shell. Slurm does it itself."""
+        from rank_program import end_all_below
+
+        end_all_below(REST_GRACE_S)
 
     def start(self, program: list[str]) -> subprocess.Popen[bytes]:
         return start_program(program, {**os.environ, **self.rank.environment()}, self.stop_signal)

@@ -149,15 +149,22 @@ class Ring:
     """
 
     def __init__(
-        self, path: str, *, rank: int = -1, world_size: int = -1, start_ticks: int = 0, topology: str = ""
+        self,
+        path: str,
+        *,
+        rank: int = -1,
+        world_size: int = -1,
+        start_ticks: int = 0,
+        topology: str = "",
+        mode: int = 0o644,
     ) -> None:
         if sys.byteorder != "little":
             raise OSError("rings are little endian, and this machine is not")
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, mode)
         try:
             # Without its blocks, a write to the mapped file would end the process with SIGBUS on a full disk.
             os.posix_fallocate(descriptor, 0, RING_BYTES)
-            os.fchmod(descriptor, 0o644)
+            os.fchmod(descriptor, mode)
             self._map = mmap.mmap(descriptor, RING_BYTES)
         except (OSError, ValueError):
             os.unlink(path)

@@ -117,8 +117,8 @@ def _open() -> Ring | None:
             world_size=number("WORLD_SIZE"),
             start_ticks=start_ticks(),
             topology=os.environ.get("BSL_TOPOLOGY", ""),
+            mode=0o640,
         )
-        os.chmod(path, 0o640)
         threading.Thread(target=_beat, args=(made,), name=BEAT_THREAD, daemon=True).start()
         if os.environ.get("BSL_TRACE"):
             threading.Thread(target=_follow, args=(made,), name="bsl-trace", daemon=True).start()
@@ -174,7 +174,7 @@ def _offer_stacks(ring_path: str) -> tuple[int, tuple[int, int]] | None:
     try:
         if _is_caught(STACKS_SIGNAL):
             return None  # it is the program's
-        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_NOFOLLOW
         descriptor = os.open(os.path.splitext(ring_path)[0] + ".stacks", flags, 0o640)
         faulthandler.register(STACKS_SIGNAL, file=descriptor, all_threads=True)
         _state["stacks"] = descriptor

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -201,10 +200,12 @@ def _convert(conversion: Conversion, output: Path) -> str:
 
 def _follow(process: subprocess.Popen[str], report_progress: Progress) -> dict[str, Any]:
     """Show what the conversion reports, and return its last report."""
+    from bigsci_launch.safe_files import parse_json
+
     last: dict[str, Any] = {}
     for line in process.stdout or ():
         if line.startswith("{"):
-            last = json.loads(line)
+            last = parse_json(line)
             if "done" in last:
                 report_progress(100 * last["done"] // last["total"], last["text"])
     return last

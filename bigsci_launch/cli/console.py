@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
 import os
+import re
 import shutil
 import sys
 import textwrap
@@ -24,6 +26,8 @@ Spans = Sequence[tuple[str, dict[str, Any]]]
 """A line whose parts have their own styles, in click's words."""
 MOST_LINES_HELD = 1000
 LONGEST_HELD_S = 0.1
+_ACTIVE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
+_COLOUR = re.compile(r"\x1b\[[0-9;:]*m")
 
 
 def open_closed_streams() -> None:
@@ -34,11 +38,16 @@ def open_closed_streams() -> None:
 
 
 def answer(text: str = "") -> None:
-    """Print a line of the answer on stdout, unchanged but for what no encoding can print."""
-    click.echo(_printable(text))
+    """Print a line of the answer on stdout; see `printable`."""
+    click.echo(printable(text))
 
 
-def answer_lines(lines: Iterable[str]) -> None:
+def answer_output(line: str) -> None:
+    """Print a line from `output_printer` on stdout."""
+    click.echo(line)
+
+
+def answer_lines(lines: Iterable[str], show: Callable[[str], None] = answer) -> None:
     """Print lines of the answer in blocks, since millions of them may come; none waits for long."""
     block: list[str] = []
     printed = 0.0
@@ -46,43 +55,83 @@ def answer_lines(lines: Iterable[str]) -> None:
         block.append(line)
         now = time.monotonic()
         if len(block) >= MOST_LINES_HELD or now - printed >= LONGEST_HELD_S:
-            answer("\n".join(block))
+            show("\n".join(block))
             block, printed = [], now
     if block:
-        answer("\n".join(block))
+        show("\n".join(block))
 
 
 def talk(text: str) -> None:
     """Print a line of talk on stderr."""
-    click.echo(_printable(text), err=True)
+    click.echo(printable(text), err=True)
 
 
-def _printable(text: str) -> str:
-    # Half a character can be in a file's name, and in what a damaged file says.
-    return text.encode("utf-8", "backslashreplace").decode()
+def printable(text: str) -> str:
+    """Return a text whose characters do nothing to a terminal: all that people read passes here.
+
+    Names of files, output of ranks and records may be anybody's. Line ends and tabs stay. Other control characters,
+    those that turn the direction of text or end a line, and half characters become visible escapes.
+    """
+    shown = _ACTIVE.sub(_as_escape, text) if _ACTIVE.search(text) else text
+    return shown.encode("utf-8", "backslashreplace").decode()
+
+
+def _as_escape(found: re.Match[str]) -> str:
+    number = ord(found[0])
+    return f"\\x{number:02x}" if number < 0x100 else f"\\u{number:04x}"
+
+
+def _one_line(text: str) -> str:
+    return printable(text).replace("\n", "\\n").replace("\t", "\\t")
+
+
+class PrintableFormatter(logging.Formatter):
+    """Log records for people; see `printable`."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return printable(super().format(record))
+
+
+def output_printer(wants_colours: bool) -> Callable[[str], str]:
+    """Return what makes a line that a program printed safe to show.
+
+    Its colours are left out, unless they are wanted and stdout is a terminal; then they end with the line.
+    """
+    if not (wants_colours and is_interactive()):
+        return lambda line: printable(_COLOUR.sub("", line))
+    return _with_colours
+
+
+def _with_colours(line: str) -> str:
+    between = [printable(part) for part in _COLOUR.split(line)]
+    colours = _COLOUR.findall(line)
+    return "".join(
+        part for pair in zip(between, [*colours, "\x1b[0m" if colours else ""], strict=True) for part in pair
+    )
 
 
 def answer_styled(text: str, style: dict[str, Any]) -> None:
     """Print a line of the answer in click's `style`; plain if stdout is not a terminal or NO_COLOR is set."""
-    click.echo(click.style(text, **style) if style and is_interactive() and not os.environ.get("NO_COLOR") else text)
+    answer_spans([(text, style)])
 
 
 def answer_spans(spans: Spans) -> None:
     """Print a line of the answer whose parts have their own styles; plain where `answer_styled` is plain."""
     if not is_interactive() or os.environ.get("NO_COLOR"):
         spans = [(text, {}) for text, _ in spans]
-    click.echo("".join(click.style(text, **style) if style else text for text, style in spans))
+    shown = [(printable(text), style) for text, style in spans]
+    click.echo("".join(click.style(text, **style) if style else text for text, style in shown))
 
 
 def answer_json(document: Any) -> None:
     """Print one JSON document on stdout."""
-    click.echo(json.dumps(document, indent=2, default=str))
+    click.echo(json.dumps(document, indent=2, default=str).replace("\x7f", "\\u007f"))
 
 
 def answer_wrapped(lines: Iterable[str]) -> None:
     """Print lines of the answer; on a terminal, long ones are broken between words."""
     width = terminal_width()
-    for line in lines:
+    for line in map(printable, lines):
         indent = line[: len(line) - len(line.lstrip())] + "  "
         folded = textwrap.wrap(line, width, subsequent_indent=indent, break_on_hyphens=False) if width else []
         for part in folded or [line]:
@@ -112,7 +161,7 @@ def answer_table(
     from rich.table import Table
     from rich.text import Text
 
-    columns, rows = _without_spare(columns, rows, spare)
+    columns, rows = _without_spare(columns, [[_one_line(cell) for cell in row] for row in rows], spare)
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
     for column in columns:
         is_number = column.startswith(">")
@@ -126,7 +175,7 @@ def answer_table(
     # Click writes it: if the reader goes away, rich would exit with 1, which means that the answer is bad.
     with console.capture() as capture:
         console.print(table)
-    click.echo(_printable(capture.get()), nl=False)
+    click.echo(capture.get(), nl=False)
 
 
 def _without_spare(
@@ -170,10 +219,10 @@ def _bar(title: str, total: int | None, words: str) -> Iterator[Progress]:
     from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
     from rich.progress import Progress as Bar
 
-    columns = (TextColumn(title), BarColumn(), TextColumn(words), TimeElapsedColumn())
+    columns = (TextColumn(title, markup=False), BarColumn(), TextColumn(words, markup=False), TimeElapsedColumn())
     with Bar(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("", total=total)
-        yield lambda num_done, text="": bar.update(task, completed=num_done, description=text)
+        yield lambda num_done, text="": bar.update(task, completed=num_done, description=_one_line(text))
 
 
 @contextmanager
@@ -297,7 +346,7 @@ def _terminal_screen() -> Iterator[Screen]:
             last = Text("\n", no_wrap=True, overflow="crop").join(
                 Text.assemble(
                     *(
-                        (_printable(text), Style(color=style.get("fg"), bold=style.get("bold"), dim=style.get("dim")))
+                        (printable(text), Style(color=style.get("fg"), bold=style.get("bold"), dim=style.get("dim")))
                         for text, style in line
                     )
                 )

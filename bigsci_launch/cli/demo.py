@@ -11,22 +11,24 @@ from bigsci_launch.cli.console import answer, progress
 
 @click.command(short_help="Show the whole tool on this machine, in minutes.", epilog="Example: bsl demo")
 @click.option(
-    "--folder", type=click.Path(path_type=Path), default=Path(".demo"), show_default=True, help="Folder to work in."
+    "--folder",
+    type=click.Path(path_type=Path),
+    default=Path(".demo"),
+    show_default=True,
+    help="Folder to work in: a new one, or that of an earlier demonstration.",
 )
 def demo(folder: Path) -> None:
     """Train on 8 local ranks, stop, resume, hang, and find the rank that hung.
 
-    Needs neither Slurm nor root; takes a few minutes on two cores. Needs the `train` extra.
+    Needs neither Slurm nor root; takes a few minutes on two cores. Needs the `train` extra. The runs of an earlier
+    demonstration in that folder are deleted, and nothing else.
     """
-    import shutil
-
     from bigsci_launch.content import packaged
+    from bigsci_launch.demo.folder import prepare_folder
     from bigsci_launch.demo.screen import last_screen
-    from bigsci_launch.demo.story import Demo, end_runs
+    from bigsci_launch.demo.story import Demo
 
-    end_runs(folder / "runs")
-    shutil.rmtree(folder / "runs", ignore_errors=True)
-    folder.mkdir(parents=True, exist_ok=True)
+    prepare_folder(folder)
     with progress("bsl demo", Demo.NUM_PARTS) as report_progress:
         result = Demo(folder.resolve(), packaged("configs", "demo.yaml"), report_progress).play()
     answer(last_screen(result, folder))

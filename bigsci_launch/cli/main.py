@@ -44,10 +44,10 @@ class Boundary(click.Group):
         except BslError as error:
             if os.environ.get("BSL_DEBUG") == "1":
                 raise
-            click.echo(error_text(error), err=True)
+            console.talk(error_text(error))
             ctx.exit(error.exit_code)
         except KeyboardInterrupt:
-            click.echo("interrupted", err=True)
+            console.talk("interrupted")
             ctx.exit(130)
         except BrokenPipeError:
             # The reader went away (`bsl logs | head`): not an error, but Python must not complain at exit.
@@ -69,7 +69,7 @@ def report_system_error(error: OSError) -> int:
         raise error
     where = "" if error.filename is None else f"{error.filename}: "
     said = BslError(f"{where}{(error.strerror or str(error)).lower()}", hint="set BSL_DEBUG=1 to see the traceback")
-    click.echo(error_text(said), err=True)
+    console.talk(error_text(said))
     return said.exit_code
 
 
@@ -92,7 +92,9 @@ def error_text(error: BslError) -> str:
 def bsl(verbose: int) -> None:
     """Launch 3D-parallel training on Slurm, see what every rank is doing, and compare weights."""
     level = {0: logging.WARNING, 1: logging.INFO}.get(verbose, logging.DEBUG)
-    logging.basicConfig(level=level, stream=sys.stderr, format="%(levelname)s %(name)s: %(message)s")
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(console.PrintableFormatter("%(levelname)s %(name)s: %(message)s"))
+    logging.basicConfig(level=level, handlers=[handler])
 
 
 bsl.add_command(cancel)

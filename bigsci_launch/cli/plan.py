@@ -245,13 +245,13 @@ def calibrate(sources: tuple[Path, ...], output: Path, site_name: str | None) ->
     help. Without --site, the site and the GPU are those that the rows name; a calibration that names no site has the
     band of none everywhere.
     """
-    from bigsci_launch.atomic_write import write_atomically
     from bigsci_launch.plan.calibrate.calibrate import calibrate as fit
     from bigsci_launch.plan.calibrate.physics import require_possible
     from bigsci_launch.plan.calibrate.place import place_of
     from bigsci_launch.plan.calibrate.report import CONSTANT_COLUMNS, constant_cells, fit_lines
     from bigsci_launch.plan.calibrate.sources import read_sources
     from bigsci_launch.plan.price.calibration import dump_calibration
+    from bigsci_launch.typed_path import write_typed
 
     measurements, left = read_sources(sources)
     for reason in left:
@@ -270,7 +270,7 @@ def calibrate(sources: tuple[Path, ...], output: Path, site_name: str | None) ->
             report_progress=report_progress,
         )
     require_possible(found.constants, found.gpu)
-    write_atomically(output, dump_calibration(found))
+    write_typed(output, dump_calibration(found))
     console.answer_table(CONSTANT_COLUMNS, constant_cells(found))
     for line in fit_lines(found):
         console.answer(line)
@@ -292,11 +292,11 @@ def predict(rows: Path, calibration: Path, output: Path, site_name: str | None) 
     pred_band is the half-width of the band as a fraction: 9 of 10 measurements lie within. pred_closeness is 1 for a
     setup that was measured, and 0 for one that is like none, or from another site, with another framework or attention.
     """
-    from bigsci_launch.atomic_write import write_atomically
     from bigsci_launch.plan.calibrate.place import place_named
     from bigsci_launch.plan.calibrate.predict import far_line, predict_row, predicted_csv
     from bigsci_launch.plan.calibrate.rows import read_rows
     from bigsci_launch.plan.price.calibration import read_calibration
+    from bigsci_launch.typed_path import write_typed
 
     known = read_calibration(calibration)
     if site_name is not None:
@@ -304,7 +304,7 @@ def predict(rows: Path, calibration: Path, output: Path, site_name: str | None) 
         known = known.at_site(place.site or site_name, place.gpu)
     columns, table = read_rows(rows)
     predicted = [predict_row(row, known) for row in table]
-    write_atomically(output, predicted_csv(columns, predicted))
+    write_typed(output, predicted_csv(columns, predicted))
     missing = [one for one in predicted if one.reason]
     for one in missing:
         console.talk(f"not priced: {one.row.name}: {one.reason}")

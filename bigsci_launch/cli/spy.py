@@ -111,6 +111,8 @@ def spy(
     Nothing needs to be prepared, and nothing is paused unless you ask for it. The evidence is stored, and --bundle
     analyses it again offline.
     """
+    from bigsci_launch.spy.evidence.bundle import damage_named
+
     run = None if bundle is not None or not words else words[0]
     unstored: BslError | None = None
     stored = bundle
@@ -119,7 +121,8 @@ def spy(
     if bundle is not None and (native or flight_recorder or settle is not None or step is not None):
         raise click.UsageError("--settle, --native, --step and --flight-recorder look at processes, --bundle at files")
     if bundle is not None:
-        answer = _judge(_open([bundle, *map(Path, words)]), axes)
+        with damage_named(bundle):
+            answer = _judge(_open([bundle, *map(Path, words)]), axes)
     else:
         target = _find_target(run, jobid, local, pid)
         if step is not None and not target.job_id:
@@ -137,9 +140,10 @@ def spy(
         _mention_dumps(answer.evidence, target)
         stored, unstored = _store(_with_topology(found, axes), answer, target, output)
     evidence, judgment, conclusion = answer.evidence, answer.judgment, answer.conclusion
-    _show(evidence, judgment, as_json, why)
-    if html is not None:
-        _write_page(evidence, conclusion, stored, html)
+    with damage_named(bundle):
+        _show(evidence, judgment, as_json, why)
+        if html is not None:
+            _write_page(evidence, conclusion, stored, html)
     if unstored is not None:
         raise unstored
     if exit_code and conclusion.state.is_failure:

@@ -9,6 +9,7 @@ from pathlib import Path
 from shlex import quote
 
 from bigsci_launch.content import packaged
+from bigsci_launch.demo.folder import STOPPED, UNDISTURBED
 from bigsci_launch.demo.story import FAULTY_RANK, FAULTY_STEP, NUM_STEPS, DemoResult
 
 
@@ -33,8 +34,8 @@ def last_screen(result: DemoResult, folder: Path) -> str:
             "",
             *_activation(),
             f"  BSL_RUNS={quote(str(runs))} bsl list",
-            f"  bsl status {quote(str(runs / 'stopped'))}",
-            f"  bsl logs {quote(str(runs / 'undisturbed'))} --rank 4",
+            f"  bsl status {quote(str(runs / STOPPED))}",
+            f"  bsl logs {quote(str(runs / UNDISTURBED))} --rank 4",
             f"  bsl plan {big}          plans a 176B model on 48 nodes, without a cluster",
             f"  bsl submit {big} --dry-run",
             "",

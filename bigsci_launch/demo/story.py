@@ -8,20 +8,18 @@
 
 from __future__ import annotations
 
-import json
 import sysconfig
 import time
-from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from bigsci_launch.demo.commands import Spoken, require_success, speak
-from bigsci_launch.errors import BslError, RunDirError
+from bigsci_launch.demo.folder import HANGS, STOPPED, UNDISTURBED, wait_until
+from bigsci_launch.errors import BslError
 from bigsci_launch.progress import Progress
-from bigsci_launch.runs.attempts import read_job
 from bigsci_launch.runs.events import read_events
-from bigsci_launch.runs.layout import RunDir, find_runs
+from bigsci_launch.runs.layout import RunDir
+from bigsci_launch.safe_files import parse_json
 
 NUM_STEPS = 20
 STOP_AFTER = 8
@@ -66,12 +64,12 @@ class Demo:
         self._report_progress(0, "making a corpus from the source text of the standard library (asyncio)")
         corpus = self._make_corpus()
         self._report_progress(1, f"training {NUM_STEPS} steps on 8 ranks without interruption")
-        undisturbed = self._train("undisturbed")
+        undisturbed = self._train(UNDISTURBED)
         self._report_progress(2, f"training the same run, which is asked to stop after step {STOP_AFTER}")
-        stopped = self._train_and_stop("stopped")
+        stopped = self._train_and_stop(STOPPED)
         stopped_at = max(losses_by_step(stopped))
         self._report_progress(3, "resuming the stopped run")
-        self._train("stopped")
+        self._train(STOPPED)
         losses = self._require_equal_losses(undisturbed, stopped)
         diff = self._require_equal_weights(undisturbed, stopped)
         self._report_progress(4, f"training again; rank {FAULTY_RANK} skips a collective in step {FAULTY_STEP}")
@@ -134,10 +132,10 @@ class Demo:
 
     def _hang_and_spy(self) -> tuple[str, str]:
         fault = f"faults=[{{kind: skip, rank: {FAULTY_RANK}, step: {FAULTY_STEP}}}]"
-        run = self._start("hangs", fault)
+        run = self._start(HANGS, fault)
         try:
             wait_until("no rank makes progress", lambda: is_still(run))
-            document = json.loads(self._bsl("spy", str(run.path), "--json").stdout)
+            document = parse_json(self._bsl("spy", str(run.path), "--json").stdout)
             bundle = str(newest(run.bundles))
             report = self._bsl("spy", "--bundle", bundle).stdout
         finally:
@@ -160,19 +158,6 @@ def losses_by_step(run: RunDir) -> dict[int, float]:
     return losses
 
 
-def wait_until(what: str, holds: Callable[[], bool], *, timeout_s: float = 90.0) -> None:
-    """Wait until `holds()` is true.
-
-    Raises:
-        BslError: it was still false after `timeout_s` seconds.
-    """
-    deadline = time.monotonic() + timeout_s
-    while not holds():
-        if time.monotonic() > deadline:
-            raise BslError(f"waited {timeout_s:.0f} s in vain until {what}", hint="see demo.log and `bsl list`")
-        time.sleep(0.3)
-
-
 def has_ended(run: RunDir) -> bool:
     """Return whether the newest attempt has ended."""
     attempt = run.latest_attempt()
@@ -186,29 +171,6 @@ def is_still(run: RunDir) -> bool:
         return False
     latest = [max((record["time"] for record in read_events(path)), default=None) for path in attempt.events.iterdir()]
     return None not in latest and time.time() - max(time for time in latest if time) > STILL_S
-
-
-def end_runs(root: Path) -> None:
-    """End the ranks that an earlier demonstration has left: it was killed, and its runs are about to be removed.
-
-    Raises:
-        BslError: some are still there after a while.
-    """
-    for run in find_runs(root) if root.is_dir() else ():
-        with suppress(RunDirError):  # what cannot be read is removed all the same
-            _end(run)
-
-
-def _end(run: RunDir) -> None:
-    attempt = run.latest_attempt()
-    record = read_job(attempt) if attempt is not None else None
-    launcher = record.launcher if record is not None else None
-    if launcher is None or not launcher.is_alive:
-        return
-    for _ in range(2):  # the second time, ranks that hang are killed at once
-        launcher.terminate()
-        time.sleep(0.5)
-    wait_until(f"run {run.name} of an earlier demonstration has ended", lambda: not launcher.is_alive)
 
 
 def newest(folder: Path) -> Path:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 
 from bigsci_launch.errors import ClusterError, SlurmError, SlurmUnavailable
@@ -12,6 +11,7 @@ from bigsci_launch.minicluster.directory import ClusterDir
 from bigsci_launch.minicluster.ports import is_listening
 from bigsci_launch.minicluster.settings import Cluster, parse_cluster
 from bigsci_launch.procfs import read_processes
+from bigsci_launch.safe_files import read_json
 from bigsci_launch.scheduler.slurm import query_nodes
 
 
@@ -44,7 +44,7 @@ def read_cluster(directory: ClusterDir) -> Cluster:
     if not directory.is_cluster:
         raise ClusterError(f"no cluster in {directory.path}", hint="`bsl cluster up --nodes 4` starts one")
     try:
-        return parse_cluster(json.loads(directory.record.read_text(encoding="utf-8")))
+        return parse_cluster(read_json(directory.record))
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ClusterError(
             f"the cluster in {directory.path} never started completely", hint="`bsl cluster down` removes what there is"

@@ -21,6 +21,7 @@ from bigsci_launch.errors import ClusterError
 from bigsci_launch.minicluster.directory import ClusterDir
 from bigsci_launch.minicluster.proctree import descendants, step_daemons
 from bigsci_launch.procfs import Process, read_process, read_processes
+from bigsci_launch.safe_files import parse_json, read_file
 
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 TOOL_TIMEOUT_S = 20.0
@@ -131,10 +132,10 @@ def boot_id() -> str:
 def read_record(directory: ClusterDir) -> list[Recorded]:
     """Return every process that was started, oldest first. A torn last line is a shell that was never released."""
     try:
-        lines = directory.processes.read_text(encoding="utf-8").split("\n")
+        lines = read_file(directory.processes).decode("utf-8").split("\n")
     except FileNotFoundError:
         return []
-    return [Recorded(**json.loads(line)) for line in lines[:-1]]
+    return [Recorded(**parse_json(line)) for line in lines[:-1]]
 
 
 def living(recorded: Sequence[Recorded], processes: dict[int, Process]) -> list[Recorded]:

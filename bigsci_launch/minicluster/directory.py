@@ -1,11 +1,14 @@
 """Every path in a cluster's directory, and the lock that lets one `bsl cluster` at a time work in it.
 
+Whoever can reach the directory of an ordinary user's cluster could run jobs as that user, because a slurmd that is not
+root runs every task as itself. So it is private. In a cluster of root, tasks run as the user who submits them.
+
 DIR/
   processes.jsonl     processes that were started; created first, it also marks the directory as a cluster's
   cluster.json        what the cluster is: nodes, addresses, ports
   slurm.conf gres.conf cgroup.conf
   hosts               what nodes see as /etc/hosts
-  munge.key munge.sock munge.seed munge.pid
+  munge/              munged's key, socket, seed and PID
   gpu/n0/gpu0         empty files that act as devices
   log/ state/ spool/  Slurm's and munge's own files
 """
@@ -16,15 +19,18 @@ import fcntl
 import os
 import re
 import shutil
+import stat
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from bigsci_launch.errors import ClusterError
+from bigsci_launch.safe_files import others_may_write
 
 # sockaddr_un holds 108 bytes; slurmd's own sockets in spool/NODE/ are the longest: NODE_JOBID.STEPID.
 MAX_PATH_LENGTH = 60
+FOLDER_HINT = "set BSL_CLUSTER_DIR to a new folder in your home directory or in /tmp"
 PLAIN_PATH = re.compile(r"/[A-Za-z0-9/._+-]*")
 
 
@@ -51,20 +57,25 @@ class ClusterDir:
         return self.path / "hosts"
 
     @property
+    def munge(self) -> Path:
+        """As private as the directory: who cannot reach the socket in it gets no credential, and Slurm refuses him."""
+        return self.path / "munge"
+
+    @property
     def munge_key(self) -> Path:
-        return self.path / "munge.key"
+        return self.munge / "munge.key"
 
     @property
     def munge_socket(self) -> Path:
-        return self.path / "munge.sock"
+        return self.munge / "munge.sock"
 
     @property
     def munge_pid(self) -> Path:
-        return self.path / "munge.pid"
+        return self.munge / "munge.pid"
 
     @property
     def munge_seed(self) -> Path:
-        return self.path / "munge.seed"
+        return self.munge / "munge.seed"
 
     @property
     def munge_log(self) -> Path:
@@ -108,12 +119,27 @@ class ClusterDir:
         """Whether `up` has ever started here."""
         return self.processes.exists()
 
+    def require_safe_place(self) -> None:
+        """Check that nobody else could replace the directory by one of his own, with another slurm.conf.
+
+        Raises:
+            ClusterError: names the folder above that others own or may write.
+        """
+        trusted = {0, os.geteuid(), Path("/").stat().st_uid}  # in a user namespace, / may belong to nobody
+        for above in filter(Path.exists, self.path.resolve().parents):
+            found = above.stat()
+            if found.st_uid not in trusted or others_may_write(found):
+                raise ClusterError(
+                    f"{self.path} is below {above}, where others may exchange it ({_describe(found)})", hint=FOLDER_HINT
+                )
+
     def claim(self) -> None:
         """Mark the directory as a cluster's.
 
         Raises:
-            ClusterError: there is already a cluster here, or the directory contains something else.
+            ClusterError: there is already a cluster here, the directory contains something else, or others can get in.
         """
+        _require_private(self.path)
         if self.is_cluster:
             raise ClusterError(
                 f"there is already a cluster in {self.path}",
@@ -145,7 +171,11 @@ class ClusterDir:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Keep every other `up`, `down` and `kill-node` out of the directory, which is created if missing."""
+        """Keep every other `up`, `down` and `kill-node` out of the directory, which is created if missing.
+
+        Raises:
+            ClusterError: another command works in it, or it is not ours: what it records are processes to be killed.
+        """
         handle = self._open()
         try:
             self._lock(handle)
@@ -155,12 +185,20 @@ class ClusterDir:
 
     def _open(self) -> int:
         try:
-            self.path.mkdir(mode=0o755, parents=True, exist_ok=True)
-            return os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
+            for above in reversed(self.path.parents):
+                if not above.exists():
+                    above.mkdir(mode=0o755, exist_ok=True)
+            self.path.mkdir(mode=folder_mode(), exist_ok=True)
+            handle = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         except OSError as error:
             raise ClusterError(
                 f"{self.path}: {error.strerror}", hint="set BSL_CLUSTER_DIR to a directory that you can write to"
             ) from error
+        found = os.fstat(handle)
+        if found.st_uid != os.geteuid() or others_may_write(found):
+            os.close(handle)
+            raise ClusterError(f"{self.path} is not yours alone ({_describe(found)})", hint=FOLDER_HINT)
+        return handle
 
     def _lock(self, handle: int) -> None:
         try:
@@ -171,6 +209,39 @@ class ClusterDir:
             is_current = False
         if not is_current:
             raise ClusterError(f"another `bsl cluster` is running in {self.path}", hint="try again when it has ended")
+
+
+def is_root() -> bool:
+    """Whether the daemons of a cluster will run as root."""
+    return os.geteuid() == 0
+
+
+def folder_mode() -> int:
+    """Return the mode of the directory, and of munged's folder in it."""
+    return 0o755 if is_root() else 0o700
+
+
+def file_mode() -> int:
+    """Return the mode of the configuration: other users may read it in a cluster of root, where they may run jobs."""
+    return 0o644 if is_root() else 0o600
+
+
+def _require_private(path: Path) -> None:
+    """Refuse an ordinary user's directory that others can reach.
+
+    Raises:
+        ClusterError: names the mode.
+    """
+    found = path.stat()
+    if not is_root() and stat.S_IMODE(found.st_mode) & 0o077:
+        raise ClusterError(
+            f"{path} is open to others ({_describe(found)}): they could run jobs as you",
+            hint=f"`chmod 700 {path}`, or set BSL_CLUSTER_DIR to a folder that does not exist yet",
+        )
+
+
+def _describe(found: os.stat_result) -> str:
+    return f"uid {found.st_uid}, mode {stat.S_IMODE(found.st_mode):04o}"
 
 
 def default_directory(environment: Mapping[str, str]) -> ClusterDir:

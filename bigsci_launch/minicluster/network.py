@@ -11,7 +11,6 @@ cluster.
 from __future__ import annotations
 
 import hashlib
-import json
 import socket
 from collections.abc import Iterable, Sequence
 from ipaddress import IPv4Network, ip_network
@@ -21,6 +20,7 @@ from bigsci_launch.errors import ClusterError
 from bigsci_launch.minicluster.daemons import Started, require_tool, run_tool, wait_until
 from bigsci_launch.minicluster.directory import ClusterDir
 from bigsci_launch.minicluster.settings import Cluster, Subnet
+from bigsci_launch.safe_files import parse_json
 
 NAMESPACE_TIMEOUT_S = 20.0
 # Fixed, because by default a bridge takes the lowest address of its ports, and a new one when that node dies. The nodes
@@ -41,7 +41,7 @@ def free_subnets(used: Sequence[IPv4Network]) -> Iterable[Subnet]:
 
 def parse_routes(text: str) -> list[IPv4Network]:
     """Parse the networks in the output of `ip -json -4 route show table all`, without the default route."""
-    destinations = [route["dst"] for route in json.loads(text or "[]")]
+    destinations = [route["dst"] for route in parse_json(text or "[]")]
     return [IPv4Network(ip_network(dst, strict=False)) for dst in destinations if dst != "default"]
 
 
@@ -84,7 +84,7 @@ def _hardware_addresses() -> set[str]:
     # /sys/class/net is not used: inside a network namespace it may still show the interfaces of another.
     if not any(name.startswith("bsl") for _, name in socket.if_nameindex()):
         return set()
-    return {link.get("address", "") for link in json.loads(require_tool(["ip", "-json", "link", "show"]))}
+    return {link.get("address", "") for link in parse_json(require_tool(["ip", "-json", "link", "show"]))}
 
 
 def login_batch(subnet: Subnet) -> str:

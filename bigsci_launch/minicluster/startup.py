@@ -16,7 +16,7 @@ from bigsci_launch.errors import ClusterError, SlurmError
 from bigsci_launch.minicluster import network, ports
 from bigsci_launch.minicluster.cluster import node_states, remove_cluster
 from bigsci_launch.minicluster.daemons import Started, require_programs, start_daemon, wait_until
-from bigsci_launch.minicluster.directory import ClusterDir
+from bigsci_launch.minicluster.directory import ClusterDir, file_mode, folder_mode
 from bigsci_launch.minicluster.settings import (
     Cluster,
     ClusterShape,
@@ -27,6 +27,7 @@ from bigsci_launch.minicluster.settings import (
     shared_cluster,
 )
 from bigsci_launch.progress import Progress
+from bigsci_launch.safe_files import write_file
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sinfo")
 ISOLATION_PROGRAMS = ("ip", "nsenter", "unshare", "mount", "hostname")
@@ -41,10 +42,12 @@ def start_cluster(directory: ClusterDir, shape: ClusterShape, report_progress: P
     `report_progress` gets the number of nodes that are ready.
 
     Raises:
-        ClusterError: root or a program is missing, there is already a cluster, or a daemon does not start.
+        ClusterError: root or a program is missing, others can reach or exchange the directory, there is already a
+            cluster, or a daemon does not start.
     """
     _require_rights(shape)
     programs = require_programs([*PROGRAMS, *(ISOLATION_PROGRAMS if shape.is_isolated else ())])
+    directory.require_safe_place()
     with directory.locked():
         directory.claim()
         try:
@@ -69,8 +72,8 @@ def _start(directory: ClusterDir, shape: ClusterShape, programs: dict[str, str],
     report_progress(0, "starting munged")
     for folder in (directory.logs, directory.state, directory.spool, directory.devices):
         folder.mkdir()
-    directory.munge_key.touch(mode=0o600)
-    directory.munge_key.write_bytes(secrets.token_bytes(128))
+    directory.munge.mkdir(mode=folder_mode())
+    write_file(directory.munge_key, secrets.token_hex(64), 0o600)
     munged = start_daemon(directory, "munged", munged_argv(directory, programs["munged"]))
     start = _start_isolated if shape.is_isolated else _start_shared
     return start(directory, shape, programs, report_progress, munged)
@@ -120,10 +123,13 @@ def _user() -> str:
 
 
 def _write_files(directory: ClusterDir, cluster: Cluster) -> None:
-    directory.record.write_text(json.dumps(cluster_document(cluster), indent=2) + "\n", encoding="utf-8")
-    directory.hosts.write_text(hosts_text(cluster, _machine_hosts()), encoding="utf-8")
-    for name, text in configuration_texts(cluster, directory).items():
-        directory.configuration(name).write_text(text, encoding="utf-8")
+    texts = {
+        directory.record: json.dumps(cluster_document(cluster), indent=2) + "\n",
+        directory.hosts: hosts_text(cluster, _machine_hosts()),
+        **{directory.configuration(name): text for name, text in configuration_texts(cluster, directory).items()},
+    }
+    for path, text in texts.items():
+        write_file(path, text, file_mode())
     for node in cluster.nodes:
         directory.node_spool(node.name).mkdir()
         directory.node_devices(node.name).mkdir()

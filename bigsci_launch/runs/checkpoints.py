@@ -6,6 +6,7 @@
       latest_checkpointed_iteration.txt     its step (Megatron's name for it)
       .saving-global_step20/global_step20/  one that is being written
       .saving-global_step20/commit          it is complete and only has to be renamed
+      .deleting-global_step20.1f0e9c2b/     one that is not needed and is being deleted
 
 A checkpoint is written completely in its `.saving-` folder, then renamed; `latest` is written last. So whatever is
 killed, and when, `latest` names a complete checkpoint or does not exist, and `finish_interrupted` completes or discards
@@ -16,19 +17,22 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import shutil
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bigsci_launch.atomic_write import write_atomically
 from bigsci_launch.errors import CheckpointError
 from bigsci_launch.file_names import CHECKPOINT_RECORD, LATEST, digests_name, step_of_tag
+from bigsci_launch.safe_files import parse_json, write_file
 
 SCHEMA_VERSION = 1
 _STAGING = ".saving-"
 _COMMIT = "commit"
+DELETING = ".deleting-"
 OTHER_CHECKPOINT = "resume from another checkpoint: set checkpoint.load to its global_stepN folder"
 
 
@@ -128,7 +132,7 @@ def write_digests(folder: Path, rank: int, document: Mapping[str, Any]) -> None:
     """Leave the digests of `rank` in the checkpoint in `folder`."""
     path = digests_path(folder, rank)
     path.parent.mkdir(exist_ok=True)
-    write_atomically(path, json.dumps(document) + "\n")
+    write_file(path, json.dumps(document) + "\n")
 
 
 def list_files(folder: Path) -> dict[str, int]:
@@ -143,7 +147,7 @@ def list_files(folder: Path) -> dict[str, int]:
 def write_record(folder: Path, record: CheckpointRecord) -> None:
     """Write the record of the checkpoint in `folder`."""
     document = {"schema_version": SCHEMA_VERSION, **asdict(record)}
-    write_atomically(record_path(folder), json.dumps(document, indent=2) + "\n")
+    write_file(record_path(folder), json.dumps(document, indent=2) + "\n")
 
 
 def read_record(folder: Path) -> CheckpointRecord:
@@ -176,7 +180,7 @@ def read_record_document(folder: Path) -> dict[str, Any]:
     Raises:
         OSError, ValueError: it cannot be read, or is not JSON.
     """
-    document: dict[str, Any] = json.loads(record_path(folder).read_text(encoding="utf-8"))
+    document: dict[str, Any] = parse_json(record_path(folder).read_bytes(), allow_nan=True)
     return document
 
 
@@ -269,7 +273,7 @@ def commit_checkpoint(checkpoints: CheckpointsDir, tag: str, step: int) -> None:
     staging = checkpoints.staging(tag)
     for folder in _folders(staging / tag):
         sync_path(folder)
-    write_atomically(staging / _COMMIT, str(step))
+    write_file(staging / _COMMIT, str(step))
     _finish_commit(checkpoints, tag, step)
 
 
@@ -278,22 +282,45 @@ def _finish_commit(checkpoints: CheckpointsDir, tag: str, step: int) -> None:
     staging = checkpoints.staging(tag)
     staged, final = staging / tag, checkpoints.folder(tag)
     if _has_failed(staged) and final.is_dir() and not _has_failed(final):
-        shutil.rmtree(staging)
+        _discard(staging)
         return
     if staged.is_dir():
         if final.exists() and not _has_failed(staged):
             # `latest` may name the folder that is replaced: until the rename it names the complete, staged one.
-            write_atomically(checkpoints.latest, f"{staging.name}/{tag}")
-        if final.exists():
-            shutil.rmtree(final)
-        staged.rename(final)
+            write_file(checkpoints.latest, f"{staging.name}/{tag}")
+        if final.exists() or final.is_symlink():
+            doomed = set_aside(final)
+            staged.rename(final)
+            with suppress(OSError):  # the next deletion tries again
+                remove(doomed)
+        else:
+            staged.rename(final)
     for script in staging.glob("*.py"):
         script.replace(checkpoints.path / script.name)
     sync_path(checkpoints.path)
     if not _has_failed(final):
-        write_atomically(checkpoints.latest_iteration, f"{step}\n")
-        write_atomically(checkpoints.latest, tag)
-    shutil.rmtree(staging)
+        write_file(checkpoints.latest_iteration, f"{step}\n")
+        write_file(checkpoints.latest, tag)
+    _discard(staging)
+
+
+def _discard(staging: Path) -> None:
+    """Remove the folder of a commit that is done: it must not be done again, after later ones."""
+    (staging / _COMMIT).unlink(missing_ok=True)
+    shutil.rmtree(staging, ignore_errors=True)
+
+
+def set_aside(folder: Path) -> Path:
+    """Take its name from a checkpoint that is not needed, and return the new one: half of it is no checkpoint."""
+    # Files of a deletion that failed may still be there: a step can be saved again.
+    doomed = folder.with_name(f"{DELETING}{folder.name}.{secrets.token_hex(4)}")
+    folder.rename(doomed)
+    return doomed
+
+
+def remove(doomed: Path) -> None:
+    """Delete what was set aside; of a checkpoint that was moved elsewhere and linked back, only the link."""
+    doomed.unlink() if doomed.is_symlink() else shutil.rmtree(doomed)
 
 
 def _has_failed(folder: Path) -> bool:

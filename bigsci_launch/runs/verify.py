@@ -9,7 +9,6 @@ contains
 from __future__ import annotations
 
 import json
-import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -17,11 +16,11 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from bigsci_launch.atomic_write import write_atomically
 from bigsci_launch.errors import INSTALL_WEIGHTS, CheckpointError
 from bigsci_launch.file_names import step_of_tag
 from bigsci_launch.progress import Progress, no_progress
 from bigsci_launch.runs.checkpoints import (
+    DELETING,
     OTHER_CHECKPOINT,
     CheckpointRecord,
     CheckpointsDir,
@@ -30,12 +29,14 @@ from bigsci_launch.runs.checkpoints import (
     read_record,
     read_record_document,
     record_path,
+    remove,
+    set_aside,
 )
+from bigsci_launch.safe_files import parse_json, read_json, write_file
 from bigsci_launch.topology import Topology
 from bigsci_launch.topology.words import name_ranks_and_part
 
 _CHUNK = 8 << 20
-_DELETING = ".deleting-"
 
 
 def file_digest(path: Path) -> str:
@@ -202,7 +203,7 @@ def _documents(folder: Path, topology: Topology) -> Iterator[tuple[int, dict[str
     for rank in range(topology.world_size):
         path = digests_path(folder, rank)
         try:
-            document = json.loads(path.read_text(encoding="utf-8"))
+            document = parse_json(path.read_bytes(), allow_nan=True)
         except (OSError, ValueError) as error:
             raise CheckpointError(f"{path}: cannot be read: {error}") from error
         if not isinstance(document, dict):
@@ -259,7 +260,9 @@ class CheckpointState:
 
 def list_checkpoints(checkpoints: CheckpointsDir) -> list[CheckpointState]:
     """Return the existing checkpoints, oldest first."""
-    latest = checkpoints.latest.read_text(encoding="utf-8").strip() if checkpoints.latest.is_file() else ""
+    latest = (
+        checkpoints.latest.read_text(encoding="utf-8", errors="replace").strip() if checkpoints.latest.is_file() else ""
+    )
     return [_state(checkpoints.folder(tag), latest) for tag in checkpoints.tags()]
 
 
@@ -309,13 +312,13 @@ def mark_verified(folder: Path) -> None:
     """Record that the checkpoint was found as it was saved, if its folder is writable."""
     mark = {"schema_version": 1, "time": time.time(), "newest_change": _newest_change(folder)}
     with suppress(OSError):
-        write_atomically(_mark_path(folder), json.dumps(mark) + "\n")
+        write_file(_mark_path(folder), json.dumps(mark) + "\n")
 
 
 def is_verified(folder: Path) -> bool:
     """Whether the checkpoint was verified and none of its files has changed since."""
     try:
-        mark = json.loads(_mark_path(folder).read_text(encoding="utf-8"))
+        mark = read_json(_mark_path(folder))
         return bool(mark["newest_change"] == _newest_change(folder))
     except (OSError, ValueError, KeyError, CheckpointError):
         return False
@@ -341,18 +344,49 @@ def choose_prunable(states: Sequence[CheckpointState], keep: int) -> list[Checkp
 
 
 def delete_checkpoint(folder: Path) -> None:
-    """Delete a checkpoint. If this is killed, no half checkpoint is left under its name."""
-    doomed = folder.with_name(f"{_DELETING}{folder.name}")
-    folder.rename(doomed)
-    shutil.rmtree(doomed)
+    """Delete a checkpoint; of one that was moved elsewhere and linked back, only the link.
+
+    If this is killed or fails, no half checkpoint is left under its name.
+
+    Raises:
+        OSError: what is left waits for `finish_deletions`.
+    """
+    remove(set_aside(folder))
 
 
-def finish_deletions(checkpoints: CheckpointsDir) -> None:
-    """Remove what interrupted deletions left behind."""
+def prune_checkpoints(checkpoints: CheckpointsDir, keep: int) -> list[str]:
+    """Delete the checkpoints that are not needed, and what earlier deletions left; return what could not be deleted.
+
+    It is housekeeping after a good save: nothing that fails here may end the training, and the next save tries again.
+    """
+    try:
+        problems = finish_deletions(checkpoints)
+        doomed = choose_prunable(list_checkpoints(checkpoints), keep)
+    except OSError as error:
+        return [_not_deleted(checkpoints.path, error)]
+    for state in doomed:
+        try:
+            delete_checkpoint(state.folder)
+        except OSError as error:
+            problems.append(_not_deleted(state.folder, error))
+    return problems
+
+
+def _not_deleted(path: Path, error: OSError) -> str:
+    return f"{path}: cannot be deleted: {error.filename or path}: {error.strerror or error}"
+
+
+def finish_deletions(checkpoints: CheckpointsDir) -> list[str]:
+    """Remove what interrupted deletions left behind; return what is still there, and why."""
+    problems = []
     for doomed in leftovers(checkpoints):
-        shutil.rmtree(doomed, ignore_errors=True)
+        try:
+            remove(doomed)
+        except OSError as error:
+            problems.append(_not_deleted(doomed, error))
+    return problems
 
 
 def leftovers(checkpoints: CheckpointsDir) -> Iterator[Path]:
     """Yield the folders of interrupted deletions."""
-    yield from checkpoints.path.glob(f"{_DELETING}*")
+    yield from checkpoints.path.glob(f"{DELETING}*")

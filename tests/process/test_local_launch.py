@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -11,13 +12,16 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import bigsci_launch
-from bigsci_launch.demo.story import end_runs
+from bigsci_launch.demo.folder import end_run
+from bigsci_launch.runs.layout import RunDir
+from bigsci_launch.scheduler import local as local_launcher
 from bigsci_launch.scheduler.local import is_free, reserved_port, split_command
 
 MODEL = {"num_layers": 2, "hidden_size": 8, "num_attention_heads": 2, "sequence_length": 8, "vocab_size": 64}
@@ -306,6 +310,18 @@ def test_ports_are_below_the_ephemeral_range_and_never_shared() -> None:
             assert not is_free(first)
 
 
+def test_names_that_a_stranger_holds_keep_nobody_from_a_port(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Abstract sockets have no owner: anybody may hold all the names that launchers use."""
+    monkeypatch.setattr(local_launcher, "NUM_PORTS", 20)
+    with contextlib.ExitStack() as held:
+        for port in range(local_launcher.FIRST_PORT, local_launcher.FIRST_PORT + 20):
+            name = held.enter_context(socket.socket(socket.AF_UNIX))
+            with contextlib.suppress(OSError):
+                name.bind(f"\0bsl-port-{port}")
+        with reserved_port() as port:
+            assert is_free(port)
+
+
 def test_the_runner_gets_its_rank_before_the_program() -> None:
     assert split_command(["python", "runner.py", "--", "prog", "--", "x"]) == (
         ["python", "runner.py"],
@@ -313,13 +329,39 @@ def test_the_runner_gets_its_rank_before_the_program() -> None:
     )
 
 
+def test_a_cancelled_run_leaves_no_process_of_its_programs(local: Local) -> None:
+    """TERM ends a shell at once, but not the command that it runs, nor what has left its session."""
+    local.write("")
+    config = json.loads((local.folder / "run.yaml").read_text())
+    script = "setsid sleep 271828 & bash -c 'trap \"\" TERM; sleep 314159' & echo up; sleep 161803; true"
+    config["run"]["command"] = ["bash", "-c", script]
+    (local.folder / "run.yaml").write_text(json.dumps(config))
+    local.submit("--detach")
+    local.wait_for_ranks()
+    begun = {pid for number in ("271828", "314159", "161803") for pid in processes_with(number)}
+    assert len(begun) >= 12
+    local.bsl("cancel", str(local.directory))
+    wait_until(lambda: (local.attempt / "exit.json").exists())
+    wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in begun), timeout_s=3)
+    assert local.exit()["reason"] == "cancelled"
+
+
+def processes_with(word: str) -> list[int]:
+    """Return the processes that have a word of their command line."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):
+            if word in path.read_text():
+                found.append(int(path.parent.name))
+    return found
+
+
 def test_the_next_demonstration_ends_what_a_killed_one_has_left(local: Local) -> None:
     local.write("signal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + WAIT)
     local.submit("--detach")
     local.wait_for_ranks()
     assert local.pids()
-    end_runs(local.folder / "runs")
+    end_run(RunDir(local.directory))
     local.wait_for_silence()
     assert local.exit()["reason"] == "cancelled"
-    end_runs(local.folder / "runs")
-    end_runs(local.folder / "nothing")
+    end_run(RunDir(local.directory))

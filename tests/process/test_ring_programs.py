@@ -199,15 +199,3 @@ def test_a_rank_that_holds_the_gil_writes_its_stacks_and_one_that_is_stopped_doe
     assert whereabouts(look(ranks).ranks[1]).startswith("was in hold_it (<string>:8) (from faulthandler, ")
     told = list(words_of(group_ranks(read_copies(AttemptDir(ranks.attempt)), 1), ()))
     assert any(line.startswith("  no thread could run: in hold_it (<string>:8) (from ") for line in told), told
-
-
-@pytest.mark.torch
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root makes a folder of another user")
-def test_a_folder_of_another_user_is_not_used_and_the_program_runs(ranks: Ranks, tmp_path: Path) -> None:
-    theirs = tmp_path / "base" / f"bsl-rings-{os.getuid()}"
-    theirs.mkdir(parents=True)
-    os.chown(theirs, 65534, 65534)
-    ranks.start([sys.executable, "-c", "print('ran')"], 1, ring=str(theirs.parent))
-    assert ranks.wait() == [0]
-    assert "ran" in ranks.log(0) and list(theirs.iterdir()) == []
-    assert f"{theirs} belongs to somebody else" in ranks.record(0)["why_no_rings"]

@@ -247,7 +247,7 @@ ring(other, 20, 7, 2, "store.get")
 import rank_rings
 for place in (folder, other):
     rings = rank_rings.Rings("none", attempt, "rank-0007")
-    rings.folder = place
+    rings.folder = rings._inside = place
     assert rings.keep() is None
 """
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import importlib
+import json
 import os
 import shutil
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,17 @@ from click.testing import CliRunner, Result
 
 from bigsci_launch.cli.main import bsl
 from bigsci_launch.errors import CheckpointError
-from bigsci_launch.runs.checkpoints import CheckpointsDir, find_checkpoint, read_record, require_complete
+from bigsci_launch.runs.checkpoints import (
+    CheckpointsDir,
+    digests_path,
+    find_checkpoint,
+    list_files,
+    read_record,
+    require_complete,
+    write_digests,
+    write_record,
+)
+from bigsci_launch.runs.verify import file_digest, with_digest
 
 pytestmark = pytest.mark.torch
 
@@ -190,6 +202,35 @@ def test_another_topology_is_refused_with_what_to_type(saved: Path, start: Any, 
     assert "tp is 2 in the checkpoint and 1 in the run" in refused.error(0)["message"]
     hint = refused.error(0)["hint"]
     assert hint == f"bsl checkpoint convert {saved} --tp 1 --pp 1 --dp 1 -o FOLDER, then set checkpoint.load: FOLDER"
+
+
+def test_a_copy_with_a_program_in_it_is_refused_and_nothing_runs(saved: Path, start: Any, tmp_path: Path) -> None:
+    """Sizes and digests are made new, as by somebody who wants it to be loaded: they are no signature."""
+    import torch
+
+    shutil.copytree(saved, tmp_path / "theirs" / saved.name)
+    copy = tmp_path / "theirs" / saved.name
+    path = copy / "mp_rank_00_model_states.pt"
+    state = torch.load(path, weights_only=False)
+    torch.save({**state, "zz": Runs(f"touch {tmp_path}/PWNED")}, path)
+    for rank in range(8):
+        document = json.loads(digests_path(copy, rank).read_text())
+        if path.name in document["files"]:
+            document["files"][path.name] = file_digest(path)
+            write_digests(copy, rank, document)
+    write_record(copy, with_digest(copy, replace(read_record(copy), files=list_files(copy))))
+    refused = start(tmp_path / "own", "tp=2,pp=2,dp=2", training=BF16, checkpoint={"load": str(copy)})
+    assert refused.wait() == [4] * 8
+    assert refused.error(0)["message"].startswith(f"{path}: it would run posix.system when it is loaded")
+    assert not (tmp_path / "PWNED").exists()
+
+
+class Runs:
+    def __init__(self, command: str) -> None:
+        self.command = command
+
+    def __reduce__(self) -> Any:
+        return os.system, (self.command,)
 
 
 def test_no_conversion_picks_one_of_copies_that_differ(saved: Path, tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from bigsci_launch.cli import console
 @click.option("--node", metavar="NAME", help="Only ranks on this node.")
 @click.option("--grep", "pattern", metavar="RE", help="Only lines that match this regular expression.")
 @click.option("--tail", metavar="N", type=click.IntRange(min=1), help="Only the last N lines of those, at once.")
+@click.option("--color", is_flag=True, help="Keep the colours of the ranks' output if stdout is a terminal.")
 @click.option("--attempt", "name", metavar="NAME", help="This attempt, such as 0001 or 0001.r1; default: the newest.")
 def logs(
     run: str | None,
@@ -27,9 +28,13 @@ def logs(
     node: str | None,
     pattern: str | None,
     tail: int | None,
+    color: bool,
     name: str | None,
 ) -> None:
-    """Print the logs of RUN's newest attempt, merged by time (UTC), each line with node, rank and coordinate."""
+    """Print the logs of RUN's newest attempt, merged by time (UTC), each line with node, rank and coordinate.
+
+    Control characters are shown as escapes such as \\x1b, and colours are left out. The log files have all bytes.
+    """
     from bigsci_launch.runs.find import find_attempt, find_run
     from bigsci_launch.runs.logs import LogFilter, MergedLogs, end_detector, parse_ranks
     from bigsci_launch.runs.status import read_topology
@@ -47,10 +52,11 @@ def logs(
         raise click.BadParameter(f"the run has ranks 0-{topology.world_size - 1}", param_hint="--rank")
     attempt = find_attempt(found, name)
     merged = MergedLogs(attempt, LogFilter(wanted, node, compiled))
+    safe = console.output_printer(color)
     if tail is not None:
-        console.answer_lines(merged.tail(tail))
+        console.answer_lines(map(safe, merged.tail(tail)), console.answer_output)
     if follow:
         for line in merged.follow(end_detector(attempt)):
-            console.answer(line)
+            console.answer_output(safe(line))
     elif tail is None:
-        console.answer_lines(merged.lines())
+        console.answer_lines(map(safe, merged.lines()), console.answer_output)

@@ -31,7 +31,8 @@ if TYPE_CHECKING:
 @click.option(
     "--force",
     is_flag=True,
-    help="Submit even if `bsl plan check` finds errors, or the run has changed since its checkpoint; both are printed.",
+    help="Submit even if `bsl plan check` finds errors, the run has changed since its checkpoint, or an attempt on "
+    "another host may still run; all of it is printed.",
 )
 @click.option("--wait", is_flag=True, help="Wait until the job ends, and exit with its exit code.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
@@ -84,11 +85,11 @@ def submit(
     for line in launch.notes(loaded, is_local=request.scheduler == "local"):
         console.talk(line)
     with console.late_progress("verify checkpoint", 100) as report_progress:
-        folder = find_start(loaded.config, request, report_progress)
+        folder = find_start(loaded.config, request, report_progress, force=force)
     if folder is not None:
         console.talk(f"resumes from {folder}, which is unchanged since it was saved")
     request = _review(loaded.config, request, folder, force=force)
-    submission = launch.submit(loaded, request, sys.argv)
+    submission = launch.submit(loaded, request, sys.argv, force=force)
     for line in (*submission.record.said, *report.successor_lines(submission)):
         console.talk(line)
     if not as_json:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -29,6 +30,7 @@ LOOK_S = 0.2
 PAGE_EVERY_S = 300.0
 """How often a page is rewritten if nothing was found: each time asks Slurm."""
 GONE_LOOKS, GONE_S = 3, 2.0
+BLIND_S = 10.0
 """How often, and how many seconds apart, it is looked whether the directory of the run is really gone."""
 START_S = 60.0
 """How long the agent waits for the job to be recorded: `bsl submit` writes that after the job has begun."""
@@ -150,15 +152,29 @@ def _watch(watched: WatchedRun, html: Path | None, *, may_act: bool, is_agent: b
                 glance = None
                 break
             is_last = told.is_told
-            glance = watcher.tick()
-            page.keep(glance)
-            lines.show(glance)
-            if is_last or (glance.is_over and (is_agent or not glance.goes_on)):
+            glance = _look(watcher, page, lines) or glance
+            if is_last or (glance is not None and glance.is_over and (is_agent or not glance.goes_on)):
                 break
-            told.wait(glance.every_s)
+            told.wait(BLIND_S if glance is None else glance.every_s)
     finally:
         watcher.close(glance)
     return 0 if is_agent else _code(glance)
+
+
+def _look(watcher: Watcher, page: _Page, lines: _Lines) -> Glance | None:
+    """Look once, and return what was seen; None if the file system gives an error, as it does for a time.
+
+    The log of an agent is on the same disk.
+    """
+    try:
+        glance = watcher.tick()
+        page.keep(glance)
+        lines.show(glance)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            _say(f"nothing could be seen: {error}")
+        return None
+    return glance
 
 
 def _is_removed(watcher: Watcher, told: _Told) -> bool:

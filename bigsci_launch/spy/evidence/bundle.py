@@ -56,17 +56,20 @@ it is a heterogeneous one, and `py_spy` the one in PATH.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bigsci_launch.atomic_write import write_atomically
 from bigsci_launch.errors import CollectError, EvidenceError
+from bigsci_launch.safe_files import read_json, write_file
 from bigsci_launch.spy.evidence.ranks import Evidence, read_evidence
 from bigsci_launch.topology import Topology
 
 SCHEMA_VERSION = 1
+FOLDER_MODE, FILE_MODE = 0o750, 0o640
+"""Stacks, paths and names of hosts are for the owner and the group of the run; a stricter umask counts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +88,24 @@ class Bundle:
         return read_evidence(collection, self.nodes)
 
 
+@contextmanager
+def damage_named(bundle: Path | None) -> Iterator[None]:
+    """Make one sentence of what documents cause that are not as they are written, if they are from a `bundle`.
+
+    Raises:
+        EvidenceError: names the bundle.
+    """
+    try:
+        yield
+    except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
+        if bundle is None:
+            raise
+        raise EvidenceError(
+            f"{bundle}: the evidence is damaged ({type(error).__name__}: {error})",
+            hint="look at the job again with `bsl spy RUN`; BSL_DEBUG=1 shows where this happened",
+        ) from error
+
+
 def write_bundle(folder: Path, bundle: Bundle, verdict: Mapping[str, Any], report: str) -> None:
     """Write everything under `folder`, about 5 KB per rank.
 
@@ -93,13 +114,16 @@ def write_bundle(folder: Path, bundle: Bundle, verdict: Mapping[str, Any], repor
     """
     try:
         _clear(folder)
-        (folder / "nodes").mkdir(parents=True, exist_ok=True)
-        for node in bundle.nodes:
-            (folder / "nodes" / f"{node['node']}.json").write_text(_dump(node), encoding="utf-8")
-        (folder / "verdict.json").write_text(json.dumps(verdict, indent=2) + "\n", encoding="utf-8")
-        (folder / "report.txt").write_text(report + "\n", encoding="utf-8")
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        for made in (folder, folder / "nodes"):
+            made.mkdir(mode=FOLDER_MODE, exist_ok=True)
+        texts = {f"nodes/{node['node']}.json": _dump(node) for node in bundle.nodes}
+        texts |= {"verdict.json": json.dumps(verdict, indent=2) + "\n", "report.txt": report + "\n"}
         # Last, and atomically: a folder with a collection is a whole bundle.
-        write_atomically(folder / "collection.json", _dump({"schema_version": SCHEMA_VERSION, **bundle.collection}))
+        texts["collection.json"] = _dump({"schema_version": SCHEMA_VERSION, **bundle.collection})
+        mode = FILE_MODE & (folder / "nodes").stat().st_mode
+        for name, text in texts.items():
+            write_file(folder / name, text, mode)
     except OSError as error:
         raise CollectError(
             f"{folder}: the evidence cannot be stored: {error.strerror}", hint="name another place with --output DIR"
@@ -138,7 +162,7 @@ def read_bundle(folder: Path) -> Bundle:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        document = json.loads(path.read_text(encoding="utf-8"))
+        document = read_json(path)
     except (OSError, ValueError) as error:
         raise EvidenceError(f"{path}: cannot be read ({error})") from error
     if not isinstance(document, dict):

@@ -48,6 +48,7 @@ NOT_STARTED = "no process was found for it, and the others began only a moment a
 NO_FILE = "no file holds it"
 GONE = {"mono": None, "state": "gone", "why": "its job has ended"}
 """What is seen of a rank whose job has ended."""
+MOST_RANKS = 1 << 20
 YOUNG_S = 3.0
 """Ranks are started one after the other: while the youngest is younger than this, others may be about to begin."""
 TOPOLOGY_UNUSED = "coordinates are left out: which process is which rank is not known"
@@ -249,6 +250,8 @@ def read_evidence(collection: Mapping[str, Any], nodes: Iterable[Mapping[str, An
     for record in collection.get("expected", []):
         found.setdefault(int(record["rank"]), unreached(record))
     world_size = max([world_size, *(rank + 1 for rank in found)], default=0)
+    if world_size > MOST_RANKS:
+        raise ValueError(f"it says that there are {world_size} ranks")
     for rank in range(world_size):
         found.setdefault(rank, unreached({"rank": rank}))
     found = _with_copies(found, collection)

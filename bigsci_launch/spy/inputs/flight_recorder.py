@@ -12,12 +12,12 @@ Reading a pickle runs no code from it: only plain containers, numbers and text a
 from __future__ import annotations
 
 import io
-import json
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from bigsci_launch.safe_files import parse_json
 from bigsci_launch.safe_pickle import ForbiddenPickle, SafeUnpickler
 from bigsci_launch.spy.evidence.numbering import NumberedBy
 from bigsci_launch.spy.inputs.looks import named_rank
@@ -128,7 +128,7 @@ def members_of(config: Mapping[str, Any]) -> dict[str, list[int]]:
     members = {}
     for name, group in config.items():
         ranks = group.get("ranks") or "[]"
-        found = [int(rank) for rank in (json.loads(ranks) if isinstance(ranks, str) else ranks)]
+        found = [int(rank) for rank in (parse_json(ranks) if isinstance(ranks, str) else ranks)]
         if found:
             members[str(name)] = found
     return members

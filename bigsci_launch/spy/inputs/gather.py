@@ -110,7 +110,7 @@ def read_json(path: Path, data: bytes) -> Found:
         raise NotThis
     try:
         document = repair(data.decode("utf-8", "replace"))
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         if not any(key in data for key in (b'"entries"', b'"communicators"')):
             raise NotThis from error  # such as lines of JSON
         raise Damaged(f"it starts like JSON, but is broken ({error})") from error

@@ -11,12 +11,12 @@ started the collective that they are in: for the ranks ahead, the newest collect
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from bigsci_launch.safe_files import parse_json
 from bigsci_launch.spy.evidence.numbering import NumberedBy
 from bigsci_launch.spy.inputs.reading import Damaged, Found, NotThis, Reading
 
@@ -24,6 +24,8 @@ Document = Mapping[str, Any]
 RasProcess = tuple[str, int, int]
 """Host, pid, CUDA device: the identity of a rank across its communicators."""
 
+LARGEST_DUMP = 1 << 30
+"""Bytes of what torch recorded, with the stacks of thousands of calls."""
 FORGOTTEN_COMMA = re.compile(r'([\d"el}\]])(\s*\n\s*)("[^"\n]*"\s*:)')
 
 
@@ -34,9 +36,9 @@ def repair(text: str) -> object:
         ValueError: it is not JSON either way.
     """
     try:
-        return json.loads(text)
+        return parse_json(text, LARGEST_DUMP)
     except ValueError:
-        return json.loads(FORGOTTEN_COMMA.sub(r"\1,\2\3", text))
+        return parse_json(FORGOTTEN_COMMA.sub(r"\1,\2\3", text), LARGEST_DUMP)
 
 
 def read_ras(document: object) -> Found:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import ast
 import base64
 import importlib.util
-import json
 import marshal
 import shutil
 import subprocess
@@ -21,6 +20,7 @@ from typing import Any
 
 from bigsci_launch.content import packaged
 from bigsci_launch.errors import CollectError
+from bigsci_launch.safe_files import parse_json
 from bigsci_launch.scheduler.slurm import run_monitor_step
 from bigsci_launch.spy.evidence.bundle import Bundle
 from bigsci_launch.spy.evidence.known_code import operation_of
@@ -37,9 +37,9 @@ MORE_TIME_S = 20.0
 MAX_NATIVE_FRAMES = 40
 PARTNER_ARGUMENTS = ("src", "dst", "group_src", "group_dst", "tag")
 AGENT_MODULES = (
-    "node_processes", "node_sockets", "node_kernel", "node_motion", "node_environment", "node_identity", "node_peek",
-    "node_numbers", "node_ranks", "node_recorder", "ring_file", "node_ring", "calls_file", "node_calls", "node_workers",
-    "node_injection", "node_stacks", "node_agent",
+    "safe_files", "node_processes", "node_sockets", "node_kernel", "node_motion", "node_environment", "node_identity",
+    "node_peek", "node_numbers", "node_ranks", "node_recorder", "ring_file", "node_ring", "calls_file", "node_calls",
+    "node_workers", "node_injection", "node_stacks", "node_agent",
 )  # fmt: skip
 # The submitting machine's Python if the node has it, else the node's own: the agent needs no package.
 START_AGENT = 'p=$1; [ -x "$p" ] || p=python3; exec "$p" -I -S -'
@@ -202,7 +202,7 @@ def _unpack_native(sample: dict[str, Any]) -> None:
                 "name": thread["thread_name"],
                 "frames": [_words_of(frame) for frame in thread["frames"][:MAX_NATIVE_FRAMES]],
             }
-            for thread in json.loads(sample.pop("native_dump"))
+            for thread in parse_json(sample.pop("native_dump"))
         ]
     except (ValueError, LookupError, TypeError) as error:
         sample["native_why"] = f"py-spy's output cannot be read: {error}"
@@ -223,7 +223,7 @@ def _read_dump(text: str) -> list[dict[str, Any]]:
             "owns_gil": thread["owns_gil"],
             "frames": [_read_frame(frame) for frame in thread["frames"]],
         }
-        for thread in json.loads(text)
+        for thread in parse_json(text)
     ]
 
 

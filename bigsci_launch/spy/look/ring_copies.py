@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from collections.abc import Iterable
@@ -12,8 +11,11 @@ from typing import Any
 from bigsci_launch.content import packaged
 from bigsci_launch.errors import CollectError
 from bigsci_launch.runs.layout import AttemptDir, rank_files
+from bigsci_launch.safe_files import parse_json
 
 READ_TIMEOUT_S = 120.0
+LARGEST_ANSWER = 1 << 32
+"""Bytes of all calls of a node, which our own program prints."""
 NUM_LAST = 32
 """Calls of each thread, as node agents send them."""
 
@@ -49,7 +51,11 @@ def _read_files(program: str, paths: Iterable[Path], num_last: int) -> dict[Path
         raise CollectError(f"{files[0].parent}: the calls could not be read within {error.timeout:g} s") from error
     if done.returncode != 0:
         raise CollectError(f"the calls could not be read: {done.stderr.strip()[-300:]}")
-    return {Path(path): document for path, document in json.loads(done.stdout).items()}
+    try:
+        found = parse_json(done.stdout, LARGEST_ANSWER, allow_nan=True)
+    except ValueError as error:
+        raise CollectError(f"{files[0].parent}: the calls could not be read: {error}") from error
+    return {Path(path): document for path, document in found.items()}
 
 
 def copies_of(attempt: AttemptDir) -> dict[int, Path]:

@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass
 from typing import Protocol
 
 from bigsci_launch.errors import BslError
+from bigsci_launch.safe_files import parse_json
 
 _READ_LIMIT_S = 30.0
 
@@ -139,9 +140,9 @@ def meet(
     """
     store.set(f"rank{mine.rank}", json.dumps(asdict(mine)))
     if mine.rank == 0:
-        facts = [DeviceFacts(**json.loads(store.get(f"rank{rank}"))) for rank in range(world_size)]
+        facts = [DeviceFacts(**parse_json(store.get(f"rank{rank}"))) for rank in range(world_size)]
         store.set("verdict", json.dumps(asdict(judge(facts, shares=shares))))
-    read = json.loads(store.get("verdict"))
+    read = parse_json(store.get("verdict"))
     verdict = DeviceVerdict(read["refusal"], read["hint"], tuple(read["remarks"]))
     if verdict.refusal is None:
         return verdict

@@ -5,7 +5,6 @@ Every rank gets the findings of all ranks, so all ranks decide alike.
 
 from __future__ import annotations
 
-import json
 import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,6 +19,7 @@ from deepspeed.runtime.pipe.engine import PipelineEngine
 from bigsci_launch.config.schema.run import RunConfig
 from bigsci_launch.errors import CheckpointError
 from bigsci_launch.runs.checkpoints import digests_path, write_digests
+from bigsci_launch.safe_files import parse_json
 from bigsci_launch.topology import Coordinate, Topology
 from bigsci_launch.train.batches import Batches
 from bigsci_launch.train.guards.adam import OptimizerWatch
@@ -347,7 +347,7 @@ def read_state_document(folder: Path, rank: int) -> dict[str, Any]:
     """
     path = digests_path(folder, rank)
     try:
-        document: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        document: dict[str, Any] = parse_json(path.read_bytes(), allow_nan=True)
         return document
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{path}: cannot be read: {error}") from error

@@ -48,11 +48,9 @@ from bigsci_launch.runs.checkpoints import (
 from bigsci_launch.runs.layout import RunDir
 from bigsci_launch.runs.resume import describe_run, require_not_lost, require_same_run
 from bigsci_launch.runs.verify import (
-    choose_prunable,
-    delete_checkpoint,
     file_digest,
     finish_deletions,
-    list_checkpoints,
+    prune_checkpoints,
     require_agreement,
     with_digest,
 )
@@ -68,6 +66,7 @@ from bigsci_launch.train.mischief.defects import Defects, lose_optimizer_step
 from bigsci_launch.train.optimizer import apply_settings, choose_kernel
 from bigsci_launch.train.rank_events import is_lost_peer
 from bigsci_launch.train.startup import talk_as_debug
+from bigsci_launch.train.state.foreign import is_foreign, require_plain_checkpoint
 from bigsci_launch.train.state.rng import capture_generators, restore_generators, seed_generators
 
 log = logging.getLogger(__name__)
@@ -219,9 +218,9 @@ def _commit(checkpoints: CheckpointsDir, staged: Path, record: CheckpointRecord,
         record = replace(record, files=list_files(staged), code=running_code())
         write_record(staged, with_digest(staged, record))
         commit_checkpoint(checkpoints, staged.name, record.step)
-        if keep_last is not None:
-            for state in choose_prunable(list_checkpoints(checkpoints), keep_last):
-                delete_checkpoint(state.folder)
+    if keep_last is not None:
+        for problem in prune_checkpoints(checkpoints, keep_last):
+            log.warning("%s; the next save tries again", problem)
 
 
 @contextlib.contextmanager
@@ -241,7 +240,8 @@ def choose_checkpoint(
 
     Raises:
         CheckpointError: the checkpoint is missing, incomplete, mixed of several steps, or of another model or topology;
-            or a change since then makes the run another one, and the user has not accepted it.
+            others may have written it, and it would run something; or a change since then makes the run another one,
+            and the user has not accepted it.
     """
     return on_first_rank(lambda: _choose(load, identity, expected, batches))
 
@@ -261,6 +261,8 @@ def _choose(load: str, identity: RankIdentity, expected: CheckpointRecord, batch
     require_same_run(folder, record, expected)
     require_complete(folder, record)
     require_agreement(folder, record)
+    if is_foreign(folder, own.path):
+        require_plain_checkpoint(folder)
     changes = find_changes(
         record,
         expected,

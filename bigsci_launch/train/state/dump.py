@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from safetensors.torch import save_file
 from torch import nn
@@ -26,6 +27,7 @@ def dump_weights(module: nn.Module, path: Path, *, rank: int, coordinate: Coordi
         "when": when,
     }
     path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_name(f".{path.name}")
-    save_file(weights, beside, metadata)
-    beside.replace(path)
+    with TemporaryDirectory(prefix=f".{path.name}.", dir=path.parent) as own:
+        written = Path(own) / path.name
+        save_file(weights, written, metadata)
+        written.replace(path)

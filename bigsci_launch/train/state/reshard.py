@@ -20,6 +20,7 @@ from torch import Tensor
 from bigsci_launch.errors import CheckpointError
 from bigsci_launch.topology import Topology
 from bigsci_launch.train.guards.copies import TIED
+from bigsci_launch.train.state.foreign import require_plain
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 ROLES = ("weight", "master", *MOMENTS)
@@ -192,11 +193,12 @@ def _matches(patterns: Sequence[str], name: str) -> bool:
 
 
 def load_mapped(path: Path) -> Any:
-    """Load a file of `torch.save` with its tensors memory-mapped.
+    """Load a file of `torch.save` with its tensors memory-mapped. Anybody may have saved it.
 
     Raises:
-        CheckpointError: the file cannot be read.
+        CheckpointError: the file cannot be read, or loading it would run something.
     """
+    require_plain(path)
     try:
         return torch.load(path, map_location="cpu", mmap=True, weights_only=False)
     except Exception as error:

@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from bigsci_launch.safe_files import parse_json
 from bigsci_launch.topology import Topology
 
 VARIABLE = "BSL_SEAT_FD"
@@ -135,7 +136,7 @@ class Channel:
                 data = self._receive()
                 *lines, held = (held + data).split(b"\n")
                 for line in lines:
-                    self._take(json.loads(line))
+                    self._take(parse_json(line))
             with self._changed:
                 if self.is_over():
                     self._release()

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from bigsci_launch.recover.holding import Holding, Shard, StateVersion
+from bigsci_launch.safe_files import parse_json
 from bigsci_launch.train.device.gpu import computes_on_gpu
 from bigsci_launch.train.guards.state import digest64
 
@@ -101,7 +102,7 @@ class Copy:
         """Return what `write_document` stored."""
         data = bytes(self.buffer[:DOCUMENT_BYTES].numpy())
         length = int.from_bytes(data[:_LENGTH_BYTES], "little")
-        document: dict[str, Any] = json.loads(data[_LENGTH_BYTES : _LENGTH_BYTES + length])
+        document: dict[str, Any] = parse_json(data[_LENGTH_BYTES : _LENGTH_BYTES + length], allow_nan=True)
         return document
 
 

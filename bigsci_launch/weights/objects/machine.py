@@ -61,6 +61,8 @@ class PickleMachine:
         start: int = 0,
         max_operations: int = MAX_OPERATIONS,
     ) -> None:
+        self.names: set[Named] = set()
+        """All that the pickle has named so far."""
         self._data = data
         self._at = start
         self._refer = refer
@@ -248,18 +250,23 @@ class PickleMachine:
     def _frozen_set(self) -> None:
         self._push_object(Elements(self._since_mark()))
 
+    def _named(self, module: str, name: str) -> Named:
+        found = as_named(module, name)
+        self.names.add(found)
+        return found
+
     def _global_line(self) -> None:
         module = self._line()
-        self._push(as_named(module, self._line()))
+        self._push(self._named(module, self._line()))
 
     def _stack_global(self) -> None:
         name, module = self._stack.pop(), self._stack.pop()
         if not isinstance(name, str) or not isinstance(module, str):
             raise BadPickle("its pickle names a class by something that is not text")
-        self._push(as_named(module, name))
+        self._push(self._named(module, name))
 
     def _extension(self, code: str) -> None:
-        self._push(Named("copyreg", f"extension {self._number(code)}"))
+        self._push(self._named("copyreg", f"extension {self._number(code)}"))
 
     def _reduce(self) -> None:
         args, callee = self._stack.pop(), self._stack.pop()
@@ -279,7 +286,7 @@ class PickleMachine:
 
     def _instance(self) -> None:
         module = self._line()
-        named = as_named(module, self._line())
+        named = self._named(module, self._line())
         self._call(named, tuple(self._since_mark()), {})
 
     def _call(self, callee: Any, args: Any, kwargs: Any) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
+import bigsci_launch.minicluster.directory as cluster_directory
 from bigsci_launch.errors import ClusterError
 from bigsci_launch.minicluster.directory import MAX_PATH_LENGTH, ClusterDir, default_directory
 
@@ -103,3 +105,52 @@ def test_a_directory_that_cannot_be_made_is_an_error(tmp_path: Path):
     (tmp_path / "file").write_text("")
     with pytest.raises(ClusterError, match="Not a directory"), ClusterDir(tmp_path / "file" / "c").locked():
         pass
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root makes a folder of another user")
+def test_a_folder_of_somebody_else_is_not_worked_in(directory: ClusterDir):
+    directory.path.mkdir()
+    os.chown(directory.path, 65534, -1)
+    with pytest.raises(ClusterError, match="not yours alone \\(uid 65534"), directory.locked():
+        pass
+
+
+@pytest.mark.parametrize("mode", [0o775, 0o757])
+def test_a_folder_that_others_may_write_is_not_worked_in(directory: ClusterDir, mode: int):
+    directory.path.mkdir()
+    directory.path.chmod(mode)
+    with pytest.raises(ClusterError, match=f"not yours alone .*{mode:04o}"), directory.locked():
+        pass
+
+
+def test_an_ordinary_user_s_folder_is_private(tmp_path: Path, monkeypatch):
+    monkeypatch.setattr(cluster_directory, "is_root", lambda: False)
+    made, wider = ClusterDir(tmp_path / "a" / "made"), ClusterDir(tmp_path / "wider")
+    before = os.umask(0)
+    try:
+        with made.locked():
+            made.claim()
+        wider.path.mkdir(mode=0o711)
+    finally:
+        os.umask(before)
+    assert made.path.stat().st_mode & 0o777 == 0o700
+    assert made.path.parent.stat().st_mode & 0o777 == 0o755
+    with wider.locked(), pytest.raises(ClusterError, match=r"open to others .*mode 0711.*run jobs as you"):
+        wider.claim()
+    assert not wider.is_cluster
+
+
+def test_a_place_where_others_may_exchange_the_folder_is_refused(tmp_path: Path):
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    directory = ClusterDir(shared / "new" / "c")
+    directory.require_safe_place()
+    shared.chmod(0o1777)
+    directory.require_safe_place()
+    for mode in (0o2775, 0o777):
+        shared.chmod(mode)
+        with pytest.raises(ClusterError, match=f"below {shared}, where others may exchange it"):
+            directory.require_safe_place()
+    (tmp_path / "link").symlink_to(shared)
+    with pytest.raises(ClusterError, match="exchange it"):
+        ClusterDir(tmp_path / "link" / "c").require_safe_place()

@@ -94,14 +94,40 @@ def _expand_members(text: str) -> tuple[int, ...]:
 
 
 def parse_recorder(document: Mapping[str, Any], *, lists_all: bool = True) -> Recorder:
-    """Parse a recorder as the node agent writes it."""
+    """Parse a recorder as the node agent writes it.
+
+    Raises:
+        ValueError: it refers to a collective or a group that is not in it.
+    """
     members = document.get("members") or {}
-    return Recorder(
-        first_record=int(document["first_record"]),
-        tokens=tuple(Token(group, operation, sizes, types) for group, _, operation, sizes, types in document["tokens"]),
-        stream=tuple(int(index) for index in document["stream"]),
-        last_sequence={group: int(number) for group, number in document["last_sequence"].items()},
-        open_positions=tuple(int(position) for position in document["open"]),
-        members={group: _parse_members(ranks) for group, ranks in members.items()},
-        lists_all=lists_all,
+    return _require_whole(
+        Recorder(
+            first_record=int(document["first_record"]),
+            tokens=tuple(
+                Token(group, operation, sizes, types) for group, _, operation, sizes, types in document["tokens"]
+            ),
+            stream=tuple(int(index) for index in document["stream"]),
+            last_sequence={group: int(number) for group, number in document["last_sequence"].items()},
+            open_positions=tuple(int(position) for position in document["open"]),
+            members={group: _parse_members(ranks) for group, ranks in members.items()},
+            lists_all=lists_all,
+        )
     )
+
+
+def _require_whole(recorder: Recorder) -> Recorder:
+    """Return a recorder in which everything that it refers to is there.
+
+    Raises:
+        ValueError: names what is missing.
+    """
+    for name, numbers, size in (
+        ("call", recorder.stream, len(recorder.tokens)),
+        ("open call", recorder.open_positions, len(recorder.stream)),
+    ):
+        if numbers and not (min(numbers) >= 0 and max(numbers) < size):
+            raise ValueError(f"the recorder has {size} collectives, and its {name} refers to another one")
+    used = {recorder.tokens[index].group for index in set(recorder.stream)}
+    if missing := used - set(recorder.last_sequence):
+        raise ValueError(f"the recorder has no last number of group {min(missing)!r}")
+    return recorder

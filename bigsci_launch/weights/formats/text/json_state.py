@@ -6,6 +6,7 @@ import hashlib
 import json
 from typing import Any
 
+from bigsci_launch.safe_files import parse_json
 from bigsci_launch.weights.files.mapped import read_small_file
 from bigsci_launch.weights.files.sources import Contents, Source
 from bigsci_launch.weights.files.tensors import StoredValue, UnreadableFile
@@ -25,8 +26,8 @@ def read_json_state(source: Source) -> Contents:
     """
     data = read_small_file(source.path, MAX_BYTES)
     try:
-        document = json.loads(data)
-    except (ValueError, RecursionError) as error:
+        document = parse_json(data, MAX_BYTES, allow_nan=True)
+    except ValueError as error:
         raise UnreadableFile(source.path, "not JSON, or nested too deep") from error
     if not isinstance(document, dict):
         raise UnreadableFile(source.path, "not a trainer's state (it is not an object)")

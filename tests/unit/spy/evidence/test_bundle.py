@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
+from bigsci_launch.cli.main import bsl
 from bigsci_launch.errors import CollectError, EvidenceError
 from bigsci_launch.spy.evidence.bundle import Bundle, read_bundle, write_bundle
 from bigsci_launch.spy.judge.verdict import judge
@@ -60,3 +63,53 @@ def test_a_place_that_cannot_be_written(bundle: Bundle, tmp_path: Path) -> None:
     with pytest.raises(CollectError, match="cannot be stored") as caught:
         write_bundle(tmp_path / "file" / "b", bundle, {}, "")
     assert "--output" in str(caught.value.hint)
+
+
+@pytest.mark.parametrize(
+    ("umask", "folder_mode", "file_mode"), [(0o000, 0o750, 0o640), (0o022, 0o750, 0o640), (0o077, 0o700, 0o600)]
+)
+def test_only_the_group_may_read_it(
+    bundle: Bundle, tmp_path: Path, umask: int, folder_mode: int, file_mode: int
+) -> None:
+    before = os.umask(umask)
+    try:
+        for _ in range(2):
+            write_bundle(tmp_path / "spy" / "b", bundle, {}, "report")
+    finally:
+        os.umask(before)
+    found = [tmp_path / "spy" / "b", *(tmp_path / "spy" / "b").rglob("*")]
+    assert {path.stat().st_mode & 0o777 for path in found if path.is_dir()} == {folder_mode}
+    assert {path.stat().st_mode & 0o777 for path in found if path.is_file()} == {file_mode}
+    assert len(found) == 3 + 3 + 3
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"last_sequence": {}}, "no last number of group 't'"),
+        ({"stream": [7]}, "1 collectives, and its call refers to another one"),
+        ({"stream": [-1]}, "its call refers to another one"),
+        ({"open": [3]}, "its open call refers to another one"),
+        ({"tokens": [["t"]]}, "ValueError"),
+        ({"first_record": None}, "TypeError"),
+        ({"tokens": [["t", "", 5, {}, []]]}, "damaged"),
+    ],
+)
+def test_a_record_that_refers_to_nothing_is_one_sentence(
+    make_rank: MakeRank, tmp_path: Path, change: dict[str, Any], words: str
+) -> None:
+    rank = make_rank(0, "all_reduce@c10d:1 < step@/src/a.py:2", calls="t t!")
+    rank["samples"][-1]["recorder"].update(change)
+    write_bundle(tmp_path / "b", Bundle({"world_size": 1}, ({"node": "n0", "ranks": [rank]},)), {}, "")
+    said = CliRunner().invoke(bsl, ["spy", "--bundle", str(tmp_path / "b")])
+    assert said.exit_code == EvidenceError.exit_code, said.exception
+    assert said.output.startswith(f"error: {tmp_path / 'b'}: the evidence is damaged (") and words in said.output
+
+
+def test_any_damage_of_a_bundle_is_one_sentence(make_rank: MakeRank, tmp_path: Path) -> None:
+    rank = make_rank(0, "all_reduce@c10d:1 < step@/src/a.py:2")
+    for change in ({"samples": 5}, {"world_size": 10**12}, {"rank": "x"}, {"samples": [{"stack": [7]}]}):
+        write_bundle(tmp_path / "b", Bundle({}, ({"node": "n0", "ranks": [{**rank, **change}]},)), {}, "")
+        said = CliRunner().invoke(bsl, ["spy", "--bundle", str(tmp_path / "b")])
+        assert (said.exit_code, said.output.count("\n")) == (EvidenceError.exit_code, 2), (change, said.exception)
+        assert "the evidence is damaged (" in said.output

@@ -5,8 +5,11 @@ from __future__ import annotations
 import io
 import os
 import shutil
+import socket
 import struct
 import subprocess
+import sys
+import time
 from importlib import resources
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -78,3 +81,26 @@ def test_a_process_of_another_kind_is_refused(
         module.pull(os.getpid(), {})
     with pytest.raises(OSError, match=words):
         module.offset_of(io.BytesIO(header), module.FUNCTION)
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can act as another user")
+def test_only_the_process_that_was_asked_may_answer(agent: ModuleType) -> None:
+    """Others can see the name of the socket in /proc/net/unix, and may connect first."""
+    module = agent.node_injection
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind("\0bsl-test-" + os.urandom(8).hex())
+        server.listen(128)
+        connect = (
+            "import os, socket, time; os.setuid({}); link = socket.socket(socket.AF_UNIX);"
+            f"link.connect({server.getsockname()!r}); link.send(b'{{}}'); time.sleep(9)"
+        )
+        stranger = subprocess.Popen([sys.executable, "-c", connect.format(65000, "forged")])
+        time.sleep(0.5)
+        asked = subprocess.Popen([sys.executable, "-c", connect.format(0, "asked")])
+        try:
+            with module.accept_from(server, module.owner_of(asked.pid)) as connection:
+                assert connection.recv(99) == b"asked"
+        finally:
+            for each in (stranger, asked):
+                each.kill()
+                each.wait()

@@ -1,0 +1,31 @@
+"""A watcher whose disk gives errors for a time looks again."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from bigsci_launch.cli.runs import watch
+
+
+def test_a_disk_that_gives_errors_for_a_time_does_not_end_the_watcher(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks = iter([OSError(5, "Input/output error"), OSError(116, "Stale file handle"), None])
+    seen: list[Any] = []
+
+    def tick() -> Any:
+        error = next(looks)
+        if error is not None:
+            raise error
+        return SimpleNamespace(is_over=True, goes_on=False, every_s=1.0)
+
+    def say(text: str) -> None:
+        seen.append(text)
+        raise OSError(5, "the log is on the same disk")
+
+    monkeypatch.setattr(watch, "_say", say)
+    watcher, shown = SimpleNamespace(tick=tick), SimpleNamespace(keep=lambda _: None, show=lambda _: None)
+    answers = [watch._look(watcher, shown, shown) for _ in range(3)]  # type: ignore[arg-type]
+    assert [answer is None for answer in answers] == [True, True, False]
+    assert len(seen) == 2 and "Input/output error" in seen[0]
