@@ -26,7 +26,7 @@ from typing import Any
 
 from on_gpu.card import TINY
 
-from bigsci_launch.atomic_write import write_atomically
+from bigsci_launch.safe_files import write_file
 
 LIMIT_S = 570.0
 LEAVE_S = 3.0
@@ -94,7 +94,7 @@ class Running:
             crash = f"exit code {self._process.returncode}: {lines[-1][:200]}"
             document |= {"state": "cut short", "why": late} if is_late else {"state": "crashed", "why": crash}
         document["seconds"] = round(seconds, 1)
-        write_atomically(self._json, json.dumps(document, indent=1) + "\n")
+        write_file(self._json, json.dumps(document, indent=1) + "\n")
         return Ended(self.phase.name, document["state"], document["why"], round(seconds, 1))
 
     def stop(self) -> None:
@@ -132,7 +132,7 @@ def run_session(out: Path, phases: Sequence[Phase]) -> list[Ended]:
         finally:
             for each in running:
                 each.stop()
-        write_atomically(out / "session.json", json.dumps([asdict(each) for each in ended.values()], indent=1) + "\n")
+        write_file(out / "session.json", json.dumps([asdict(each) for each in ended.values()], indent=1) + "\n")
     return list(ended.values())
 
 

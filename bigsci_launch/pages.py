@@ -7,8 +7,8 @@ from html import escape
 from pathlib import Path
 
 from bigsci_launch import __version__
-from bigsci_launch.atomic_write import write_atomically
 from bigsci_launch.errors import BslError
+from bigsci_launch.typed_path import write_typed
 
 # A browser that honours this policy makes no network request, whatever job text the page contains.
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
@@ -47,6 +47,6 @@ def write_page(path: Path, page: str) -> None:
     """
     try:
         path.parent.stat()  # a mistyped folder is an error, and not made
-        write_atomically(path, page)
+        write_typed(path, page)
     except OSError as error:
         raise BslError(f"{path}: {(error.strerror or str(error)).lower()}") from error

@@ -1,5 +1,5 @@
-"""Remembers the nodes that an attempt has shown to be bad. Stand-alone, together with bad_words.py and exit_*.py:
-standard library only, Python 3.8 or newer.
+"""Remembers the nodes that an attempt has shown to be bad. Stand-alone, together with bad_words.py,
+exit_*.py and safe_files.py: standard library only, Python 3.8 or newer.
 
     python -I -S bad_nodes.py --attempt-dir DIR --job-id 1234
 
@@ -34,6 +34,7 @@ if "__file__" in globals():
     sys.path.insert(0, str(Path(__file__).resolve().parent))  # -I leaves it out
 sys.dont_write_bytecode = True  # nothing is left in the attempt's tools
 
+import safe_files
 from bad_words import find_broken, may_be_broken
 from exit_failures import failure_of, find_silent
 from exit_outside import read_ended_by
@@ -252,7 +253,7 @@ def read_memory(memory: Path) -> list[Record]:
         Unreadable: the file is damaged, or a later version wrote it.
     """
     try:
-        document = json.loads(memory.read_text(encoding="utf-8"))
+        document = safe_files.read_json(memory)
         if document["schema_version"] != SCHEMA_VERSION:
             raise Unreadable(f"{memory}: written by another version of bsl: nothing was added")
         return list(document["nodes"])
@@ -265,7 +266,7 @@ def read_memory(memory: Path) -> list[Record]:
 @contextlib.contextmanager
 def locked(memory: Path) -> Iterator[None]:
     """Keep others from changing the memory, where the file system has locks."""
-    handle = os.open(memory.with_name(f".{memory.name}.lock"), os.O_RDWR | os.O_CREAT, 0o666)
+    handle = safe_files.open_lock(memory.with_name(f".{memory.name}.lock"))
     try:
         deadline = time.monotonic() + LOCK_TIMEOUT_S
         while True:
@@ -293,16 +294,8 @@ def describe(options: argparse.Namespace, attempt: Path, found: list[Record], qu
 
 
 def write_json(path: Path, document: Record) -> None:
-    """Write `document` next to `path` and rename it into place."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        beside.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
-        beside.chmod(0o644)
-        beside.replace(path)
-    except OSError:
-        with contextlib.suppress(OSError):
-            beside.unlink()
-        raise
+    """Replace the file at `path` by `document`."""
+    safe_files.write_file(path, json.dumps(document, indent=1) + "\n")
 
 
 # ------------------------------------------------------------------------------------------- jobs that wait

@@ -65,7 +65,7 @@ def _compile(file: str) -> None:
     include = sysconfig.get_paths()["include"]
     if not os.path.exists(os.path.join(include, "Python.h")):
         raise RuntimeError(f"{include} has no Python.h")
-    part = f"{file}.{os.getpid()}"
+    part = f"{file}.{os.urandom(8).hex()}"
     argv = [*words.split(), "-O2", "-shared", "-fPIC", f"-I{include}", SOURCE, "-o", part]
     try:
         status = _spawn(argv)

@@ -8,11 +8,11 @@ wrong here must not reach the program: it runs on without a trace, and one line 
 from __future__ import annotations
 
 import atexit
-import json
 import os
 import threading
 
 import ring_hook
+import safe_files
 from calls_build import load_native
 from calls_file import KINDS, STEP, CallsFile
 from calls_ways import HAS_MONITORING, Monitoring, NativeProfile, PythonProfile
@@ -167,8 +167,7 @@ def follow() -> None:
         seen = (now.st_ino, now.st_mtime_ns)
         if seen != _state["seen"]:
             _state["seen"] = seen
-            with open(path, encoding="utf-8") as stream:
-                obey(json.load(stream))
+            obey(safe_files.read_json(path))
     except FileNotFoundError:
         return
     except Exception as error:
@@ -192,13 +191,16 @@ def keep_copy(trace: Trace) -> None:
     if trace.path is None or rank < 0:
         return
     import shutil
+    import tempfile
 
     folder = os.path.join(os.path.dirname(os.environ["BSL_TRACE"]), "rings")
     copy = os.path.join(folder, f"rank-{rank:04d}.calls")
-    part = os.path.join(folder, f".rank-{rank:04d}.calls.{os.getpid()}")
     try:
         os.makedirs(folder, exist_ok=True)
-        shutil.copyfile(trace.path, part)
+        handle, part = tempfile.mkstemp(prefix=f".rank-{rank:04d}.calls.", dir=folder)
+        with open(trace.path, "rb") as source, os.fdopen(handle, "wb") as stream:
+            shutil.copyfileobj(source, stream)
+            os.fchmod(handle, 0o644)
         os.replace(part, copy)
     except OSError as error:
         ring_hook.say(f"{copy}: {error}")

@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import safe_files
 from chain_decision import Chain, Mark, Start
 from exit_outside import read_ended_by
 
@@ -29,22 +30,15 @@ MAX_LOGS = 16
 def read_json(path: Path) -> Record:
     """Return the record in `path`; an empty one if it is missing or torn."""
     try:
-        record = json.loads(path.read_text(encoding="utf-8"))
+        record = safe_files.read_json(path)
     except (OSError, ValueError):
         return {}
     return record if isinstance(record, dict) else {}
 
 
 def write_record(path: Path, record: Record) -> None:
-    """Write `record` next to `path` and rename it into place."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        beside.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-        beside.replace(path)
-    except OSError:
-        with contextlib.suppress(OSError):
-            beside.unlink()
-        raise
+    """Replace the file at `path` by `record`."""
+    safe_files.write_file(path, json.dumps(record, indent=1) + "\n")
 
 
 def order(path: Path) -> tuple[int, int]:
@@ -114,7 +108,7 @@ def recorded_steps(path: Path) -> list[int]:
     for line in tail(path).splitlines():
         if b'"step"' in line:
             with contextlib.suppress(ValueError, AttributeError, TypeError):
-                record = json.loads(line)
+                record = safe_files.parse_json(line, allow_nan=True)
                 steps += [int(record["step"])] if record.get("kind") == "step" else []
     return steps
 

@@ -8,11 +8,13 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import stat
 import subprocess
 import time
 from pathlib import Path
 from typing import NamedTuple
 
+import safe_files
 from chain_records import base_of, queued_attempts, read_json, write_record
 
 TIMEOUT_S = 60
@@ -146,8 +148,8 @@ def queue_next(attempt: Path, behind: list[str]) -> tuple[Link, Answer]:
     numbers = [int(path.name.partition(".")[0]) for path in attempt.parent.iterdir() if path.name[:1].isdigit()]
     following = attempt.parent / f"{max(numbers) + 1:04d}"
     try:
-        following.mkdir()
-        (following / "queued").write_text(f"behind {attempt.name}, jobs {' '.join(behind)}\n", encoding="utf-8")
+        following.mkdir(mode=0o755)  # frozen: a umask that lets the group write is for data
+        safe_files.write_file(following / "queued", f"behind {attempt.name}, jobs {' '.join(behind)}\n")
         copy_frozen(frozen, attempt, following)
         wait = f"--dependency=afterany:{':'.join(behind)}"
         done = ask("sbatch", "--parsable", wait, str(following / "script.sh"))
@@ -169,13 +171,13 @@ def copy_frozen(frozen: Path, attempt: Path, following: Path) -> None:
             shutil.copy2(str(frozen / name), str(following / name))
     shutil.copytree(str(frozen / "tools"), str(following / "tools"))
     for name in FOLDERS:
-        (following / name).mkdir()
+        (following / name).mkdir(mode=0o755)
     chain = read_json(attempt / "chain.json")
     fresh = {**chain, "after": attempt.name, "num_starts": None, "started": None, "checkpoint": None}
     write_record(following / "chain.json", {**fresh, "first": chain.get("first") or frozen.name})
     script = (frozen / "script.sh").read_text(encoding="utf-8")
-    (following / "script.sh").write_text(renamed(script, frozen.name, following.name), encoding="utf-8")
-    (following / "script.sh").chmod(0o755)
+    mode = stat.S_IMODE((frozen / "script.sh").stat().st_mode)
+    safe_files.write_file(following / "script.sh", renamed(script, frozen.name, following.name), mode)
 
 
 def renamed(script: str, old: str, new: str) -> str:

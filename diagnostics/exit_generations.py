@@ -6,9 +6,9 @@ in `exits/` and `errors/` is about the last generation, unless the controller ga
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, NamedTuple
 
+import safe_files
 from exit_blame import NOTHING, Finding
 from exit_failures import make_failure
 from exit_records import read_json
@@ -78,7 +78,7 @@ def read_lines(path: Path) -> list[Record]:
         return []
     for line in lines:
         try:
-            record = json.loads(line)
+            record = safe_files.parse_json(line)
         except ValueError:
             continue
         found += [record] if isinstance(record, dict) else []

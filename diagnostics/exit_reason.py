@@ -1,5 +1,5 @@
-"""Reports why an attempt ended, from what its ranks left behind. Stand-alone, together with the other exit_*.py files:
-standard library only, Python 3.8 or newer.
+"""Reports why an attempt ended, from what its ranks left behind. Stand-alone, together with the other exit_*.py files
+and safe_files.py: standard library only, Python 3.8 or newer.
 
     python -I -S exit_reason.py --attempt-dir DIR --world-size 8 --started 1795226527 --exit-code 137
 
@@ -32,6 +32,7 @@ if "__file__" in globals():
     sys.path.insert(0, str(Path(__file__).resolve().parent))  # -I leaves it out
 sys.dont_write_bytecode = True  # nothing is left in the attempt's tools
 
+import safe_files
 from exit_blame import Finding, find_early, find_failed_check, find_hang, find_own_error, find_stragglers, may_be_lost
 from exit_failures import failure_text, find_failures, find_lost, find_silent, ordered, without_marks
 from exit_generations import archived, given_up, present, read_generations, sentence
@@ -305,15 +306,8 @@ def say(descriptor: int, text: str) -> None:
 
 
 def write_record(path: Path, record: Record) -> None:
-    """Write `record` next to `path` and rename it into place."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        beside.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-        beside.replace(path)
-    except OSError:
-        if beside.exists():
-            beside.unlink()
-        raise
+    """Replace the file at `path` by `record`."""
+    safe_files.write_file(path, json.dumps(record, indent=1) + "\n")
 
 
 if __name__ == "__main__":

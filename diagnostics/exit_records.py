@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import calendar
-import json
 import os
 import re
 import time
 from typing import TYPE_CHECKING, NamedTuple
 
+import safe_files
 from exit_words import FATAL, RAISED, TOLD, JobOutput, is_about_others, may_be_about_others, parse_output
 
 if TYPE_CHECKING:
@@ -184,7 +184,7 @@ def correct_rank(rank: Record, clocks: dict[str, Clock]) -> Record:
 def read_json(path: Path) -> Record:
     """Return the record in `path`; an empty one if it is missing or torn."""
     try:
-        record = json.loads(path.read_text(encoding="utf-8"))
+        record = safe_files.read_json(path)
     except (OSError, ValueError):
         return {}
     return record if isinstance(record, dict) else {}
@@ -194,7 +194,7 @@ def last_event(path: Path) -> Record:
     """Return the last complete record of an event file; an empty one if there is none."""
     for line in reversed(tail(path, EVENT_TAIL_BYTES)):
         try:
-            record = json.loads(line)
+            record = safe_files.parse_json(line, allow_nan=True)
         except ValueError:
             continue
         if isinstance(record, dict):

@@ -6,9 +6,10 @@ for ranks that left before the others, and job.out holds the records that a rank
 
 from __future__ import annotations
 
-import json
 import re
 from typing import Any, NamedTuple
+
+import safe_files
 
 # What gloo, NCCL and plain sockets say when the rank at the other end is gone.
 CASCADE = re.compile(
@@ -130,7 +131,7 @@ def read_unwritten(lines: list[str]) -> dict[str, dict[str, Any]]:
     for line in lines:
         if match := UNWRITTEN.match(line):
             try:
-                records[f"{match[1]}/{match[2]}"] = json.loads(match[3])
+                records[f"{match[1]}/{match[2]}"] = safe_files.parse_json(match[3])
             except ValueError:
                 continue
     return records

@@ -88,8 +88,11 @@ class Keeper:
 
     def _open_log(self) -> IO[bytes]:
         try:
-            mode = "ab" if not self._log.exists() or self._log.stat().st_size < LOG_LIMIT else "wb"
-            return self._log.open(mode)
+            flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
+            stream = os.fdopen(os.open(self._log, flags, 0o644), "ab")
+            if stream.seek(0, os.SEEK_END) >= LOG_LIMIT:
+                stream.truncate(0)
+            return stream
         except OSError:
             return Path(os.devnull).open("wb")
 

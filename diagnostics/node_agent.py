@@ -71,6 +71,7 @@ from node_stacks import (
     read_rank_stacks,
 )
 from node_workers import with_workers
+from safe_files import parse_json
 
 TYPE_CHECKING = False  # typing costs start-up time, and annotations are never evaluated
 if TYPE_CHECKING:
@@ -378,6 +379,4 @@ def main(request: Facts) -> None:
 
 
 if __name__ == "__main__":
-    import json
-
-    main(json.loads(sys.argv[1]) if len(sys.argv) > 1 else {})
+    main(parse_json(sys.argv[1]) if len(sys.argv) > 1 else {})

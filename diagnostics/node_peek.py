@@ -13,6 +13,7 @@ from node_environment import environment_now
 from node_identity import WANTED
 from node_processes import ask_children, run_program
 from node_sockets import read_tables, socket_inodes
+from safe_files import parse_json
 
 TYPE_CHECKING = False  # typing costs start-up time, and annotations are never evaluated
 if TYPE_CHECKING:
@@ -110,13 +111,11 @@ def port_of(address: str) -> int:
 
 def read_arguments(pid: int, request: Facts) -> Facts | None:
     """Return what the arguments of functions on the stacks of a process say, or None if they cannot be read."""
-    import json
-
     argv = [request["py_spy"], "dump", "--json", "--locals", "--nonblocking", "--pid", str(pid)]
     for _ in range(2):
         status, output, _errors = run_program(argv, PEEK_STACK_S, {"RUST_BACKTRACE": "0"})
         if status == 0:
-            return arguments_of(json.loads(output), pid)
+            return arguments_of(parse_json(output), pid)
         if status is None:
             break
     return None

@@ -34,6 +34,7 @@ from node_numbers import (
 )
 from node_peek import peek
 from node_processes import ask_one, descendants, parents, read_text, run_program
+from safe_files import parse_json
 
 TYPE_CHECKING = False  # typing costs start-up time, and annotations are never evaluated
 if TYPE_CHECKING:
@@ -80,10 +81,8 @@ def from_pid_files(folder: str, node: str, host: str | None, problems: list[str]
 
 def read_pid_files(folder: str, node: str, host: str | None) -> Iterator[tuple[str, list[Facts]]]:
     """Yield the documents of all PID files of `node`, or of `host` if given."""
-    import json
-
     names = sorted(name for name in os.listdir(folder) if name.startswith("rank-") and name.endswith(".json"))
-    documents = [json.loads(read_text(f"{folder}/{name}") or "null") for name in names]
+    documents = [parse_json(read_text(f"{folder}/{name}") or "null") for name in names]
     yield "files", [each for each in documents if each and (each["node"] == node or (host and each["host"] == host))]
 
 
@@ -311,9 +310,7 @@ def pid_of_run(rank: int, env: dict[str, str]) -> int | None:
 
 def read_pid(path: str) -> int | None:
     """Return the PID in a PID file, or None."""
-    import json
-
-    pid = json.loads(read_text(path) or "{}").get("pid")
+    pid = parse_json(read_text(path) or "{}").get("pid")
     return pid if isinstance(pid, int) else None
 
 

@@ -7,6 +7,7 @@ import time
 
 from node_motion import exec_start, last_cpu, visit
 from node_processes import read_text
+from safe_files import parse_json
 
 TYPE_CHECKING = False  # typing costs start-up time, and annotations are never evaluated
 if TYPE_CHECKING:
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
     Facts = dict[str, Any]
 
 RECORDER_TIMEOUT_S = 1.0
+LARGEST_DUMP = 1 << 30
+"""Bytes of what torch recorded, with the stacks of thousands of calls."""
 RECORDER_REQUEST = (
     b"POST /handler/fr_trace_json HTTP/1.1\r\nHost: rank\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
 )
@@ -43,7 +46,6 @@ def read_rank_recorder(rank: Facts, request: Facts, _known: Facts) -> Iterator[t
 
 def ask_recorder(folder: str, rank: int) -> Facts:
     """Ask a rank's worker server for the collectives that torch recorded; works while the GIL is held."""
-    import json
     import socket
 
     os.chdir(folder)  # the path of a socket is limited to 107 bytes, that of a run directory is not
@@ -57,8 +59,8 @@ def ask_recorder(folder: str, rank: int) -> Facts:
     head, _, body = b"".join(parts).partition(b"\r\n\r\n")
     if b" 200 " not in head[:20]:
         raise OSError(f"answer {head[:40]!r}")
-    records = compact_records(json.loads(body)["entries"])
-    groups = json.loads(read_text(f"rank-{rank:04d}.json", 1 << 22) or "{}")
+    records = compact_records(parse_json(body, LARGEST_DUMP)["entries"])
+    groups = parse_json(read_text(f"rank-{rank:04d}.json", 1 << 22) or "{}")
     return dict(records, members=groups.get("members", {}))
 
 
@@ -130,7 +132,6 @@ def last_run(pid: int) -> float | None:
 
 def read_dump(path: str) -> Facts:
     """Return the collectives in a dump of torch, pickle or JSON. Only plain data is read from a pickle, no code run."""
-    import json
     import pickle
 
     class PlainUnpickler(pickle.Unpickler):
@@ -140,7 +141,7 @@ def read_dump(path: str) -> Facts:
     with open(path, "rb") as stream:
         is_json = stream.read(1) == b"{"
         stream.seek(0)
-        document = json.load(stream) if is_json else PlainUnpickler(stream).load()
-    groups = {name: json.loads(group.get("ranks") or "[]") for name, group in document["pg_config"].items()}
+        document = parse_json(stream.read(), LARGEST_DUMP) if is_json else PlainUnpickler(stream).load()
+    groups = {name: parse_json(group.get("ranks") or "[]") for name, group in document["pg_config"].items()}
     members = {name: ranks for name, ranks in groups.items() if ranks}
     return dict(compact_records(document["entries"]), members=members)

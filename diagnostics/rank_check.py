@@ -7,13 +7,13 @@ blames nobody.
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
 import threading
 from pathlib import Path
 
+import safe_files
 from rank_log import say
 from rank_process import node_name
 
@@ -81,7 +81,7 @@ def fault_in(output: str) -> str | None:
         if not line.startswith(PREFIX):
             continue
         try:
-            record = json.loads(line[len(PREFIX) :])
+            record = safe_files.parse_json(line[len(PREFIX) :])
             failed = [test for test in record.get("tests", ()) if test["status"] == "failed"]
             broken = [f"{test['name']}: {test['why']}" for test in failed]
         except (ValueError, LookupError, TypeError, AttributeError):

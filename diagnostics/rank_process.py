@@ -16,6 +16,7 @@ from pathlib import Path
 
 import rank_recorder
 import rank_stacks
+import safe_files
 from rank_log import StampedLog, complain, say
 from rank_rings import Rings
 
@@ -82,17 +83,13 @@ def signal_name(number: int) -> str:
 
 
 def write_record(path: Path, record: dict[str, Any]) -> None:
-    """Write `record` next to `path` and rename it into place. If that fails, put it on stderr."""
-    part = path.with_name(f".{path.name}.{os.getpid()}")
+    """Replace the file at `path` by `record`. If that fails, put it on stderr."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        part.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-        part.replace(path)
+        safe_files.write_file(path, json.dumps(record, indent=1) + "\n")
     except OSError as error:
         complain(path, error)
         say(f"rank_runner: record {path.parent.name}/{path.stem} {json.dumps(record)}")
-        with contextlib.suppress(OSError):
-            part.unlink()
 
 
 def run_variables(attempt: Path, topology: dict[str, int]) -> dict[str, str]:
@@ -264,7 +261,7 @@ class Rank:
             with (self.attempt / "events" / f"{self.name}.jsonl").open("rb") as stream:
                 stream.seek(max(0, stream.seek(0, os.SEEK_END) - EVENT_TAIL_BYTES))
                 lines = stream.read().splitlines()
-            return bool(json.loads(lines[-1])["kind"] == "end")
+            return bool(safe_files.parse_json(lines[-1], allow_nan=True)["kind"] == "end")
         except (OSError, ValueError, LookupError, TypeError):
             return False
 

@@ -22,7 +22,7 @@ from typing import Any
 
 from guards_every_step import time_guards, timed
 
-from bigsci_launch.atomic_write import write_atomically
+from bigsci_launch.safe_files import write_file
 from bigsci_launch.train import several
 from on_gpu.cost_turns import RESULT, Turns, turns_of
 
@@ -89,7 +89,7 @@ class Look:
             "syncs": {place: count / len(turns.syncs) for place, count in self._syncs.most_common()},
         }
         if os.environ["RANK"] == "0":
-            write_atomically(self._path, json.dumps(found))
+            write_file(self._path, json.dumps(found))
 
 
 def look_at_guards(look: Look) -> None:

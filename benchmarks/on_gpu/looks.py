@@ -182,7 +182,7 @@ def _launcher(attempt: AttemptDir, world_size: int) -> list[str]:
     return [
         *module_argv(sys.executable, "bigsci_launch.scheduler.local"),
         *("--attempt-dir", str(attempt.path), "--world-size", str(world_size), "--wait-s", "0"),
-        *("--exit-reason", str(tools / "exit_reason.py"), "--", *runner),
+        *("--exit-reason", str(tools / "exit_reason.py"), "--lease", str(attempt.lease), "--", *runner),
         *("--topology", f"dp={world_size}", "--ranks-per-node", str(world_size), "--"),
     ]
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from bigsci_launch.atomic_write import write_atomically
+from bigsci_launch.safe_files import write_file
 from on_gpu.card import Card, find_card
 
 SCHEMA_VERSION = 1
@@ -54,7 +54,7 @@ class Record:
         self._write()
 
     def _write(self) -> None:
-        write_atomically(self._path, json.dumps(self._document, indent=1) + "\n")
+        write_file(self._path, json.dumps(self._document, indent=1) + "\n")
 
 
 def _talk(document: dict[str, Any]) -> None:

@@ -25,7 +25,7 @@ from bigsci_launch.config.schema.guards import GuardsSection
 from bigsci_launch.config.schema.run import RunConfig
 from bigsci_launch.data.indexed import IndexedWriter
 from bigsci_launch.errors import BslError
-from bigsci_launch.launch.submit import identity
+from bigsci_launch.launch.claim import identity
 from bigsci_launch.runs.events import read_events
 from bigsci_launch.runs.layout import AttemptDir, RunDir, write_json
 from bigsci_launch.topology import Topology

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -11,6 +10,7 @@ from typing import Any
 
 from bigsci_launch.content import module_argv
 from bigsci_launch.errors import LabError
+from bigsci_launch.safe_files import parse_json
 
 TIMEOUT_S = 120.0
 
@@ -27,7 +27,7 @@ def spy(run: Path, *options: str) -> dict[str, Any]:
     except subprocess.TimeoutExpired:
         raise LabError(f"bsl spy gave no answer in {TIMEOUT_S:.0f} s") from None
     try:
-        document: dict[str, Any] = json.loads(done.stdout)
+        document: dict[str, Any] = parse_json(done.stdout)
     except ValueError as error:
         last_words = done.stderr.strip().splitlines()[-1:] or ["no error output"]
         raise LabError(f"bsl spy ended with exit status {done.returncode}: {last_words[0]}") from error

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -14,6 +13,7 @@ from typing import Any
 from bigsci_launch.errors import LabError
 from bigsci_launch.hang_lab.needs import search_path
 from bigsci_launch.hang_lab.programs import lab_program
+from bigsci_launch.safe_files import parse_json
 
 UNDO_TIMEOUT_S = 20.0
 
@@ -81,5 +81,5 @@ def _read_surroundings(process: subprocess.Popen[str], name: str) -> Surrounding
     line = process.stdout.readline()
     if not line:
         raise LabError(f"the stage {name} could not be set up (its error is above)")
-    ready: dict[str, Any] = json.loads(line)
+    ready: dict[str, Any] = parse_json(line)
     return Surroundings(ready["environment"], tuple(ready["namespaces"]))

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from bigsci_launch.errors import RunDirError
 from bigsci_launch.runs.layout import read_json, write_json
+from bigsci_launch.safe_files import open_lock
 
 SCHEMA_VERSION = 1
 DAY_S = 86400.0
@@ -163,7 +164,7 @@ def _change(memory: Path, change: Callable[[list[BadNode]], list[BadNode]]) -> N
 @contextmanager
 def _locked(memory: Path) -> Iterator[None]:
     """Keep others from changing the memory. Without locks of the file system, the rename still keeps it whole."""
-    handle = os.open(memory.with_name(f".{memory.name}.lock"), os.O_RDWR | os.O_CREAT, 0o666)
+    handle = open_lock(memory.with_name(f".{memory.name}.lock"))
     try:
         deadline = time.monotonic() + LOCK_TIMEOUT_S
         while not _try_lock(handle):

@@ -23,8 +23,10 @@ from bigsci_launch.runs.ending.job_output import read_printed_exit
 from bigsci_launch.runs.layout import AttemptDir, RunDir, read_json, write_json
 from bigsci_launch.runs.ownership import Identification, identify_job, is_same_folder
 from bigsci_launch.scheduler.job import JobInfo, JobState
+from bigsci_launch.scheduler.lease import renewed_at
 from bigsci_launch.scheduler.local import Launcher
 from bigsci_launch.scheduler.slurm import QueuedScript, cluster_name, query_jobs, queued_scripts
+from bigsci_launch.units import format_age
 
 SCHEMA_VERSION = 1
 NO_RECORD = "`bsl submit` recorded no job"
@@ -261,7 +263,7 @@ def attempt_state(
     if record is None:
         return unknown("", why_no_record)
     if record.launcher is not None:
-        return launcher_state(record.launcher, ended)
+        return launcher_state(attempt, record.launcher, ended)
     job_id, job = record.job_id or "", answer.about(record.job_id)
     who = identify(attempt, record, job) if job else None
     if job is not None and who is not None and who.is_ours is not False:
@@ -278,7 +280,7 @@ def attempt_state(
     return replace(unknown(job_id, f"{answer.why_unknown}; {left}"), is_gone=answer.has_answered)
 
 
-def launcher_state(launcher: Launcher, ended: dict[str, Any] | None) -> JobInfo:
+def launcher_state(attempt: AttemptDir, launcher: Launcher, ended: dict[str, Any] | None) -> JobInfo:
     """The state of a local attempt."""
     job_id = str(launcher.pid)
     if launcher.is_alive:
@@ -286,9 +288,18 @@ def launcher_state(launcher: Launcher, ended: dict[str, Any] | None) -> JobInfo:
     if ended is not None:
         return _local(launcher, ended_state(job_id, ended))
     if not launcher.is_here:
-        return _local(launcher, unknown(job_id, f"it was started on {launcher.host}, and only that machine can tell"))
+        why = f"it was started on {launcher.host}, and only that machine can tell; {_lease_words(attempt)}"
+        return _local(launcher, unknown(job_id, why))
     killed = unknown(job_id, "the launcher is gone and left no exit.json: it was killed, or could not write")
     return _local(launcher, replace(killed, is_gone=True))
+
+
+def _lease_words(attempt: AttemptDir) -> str:
+    """Return when the launcher last showed that it runs. The clock that wrote that may be another than ours."""
+    renewed = renewed_at(attempt.lease)
+    if renewed is None:
+        return "it has left no sign of life"
+    return f"its last sign of life was {format_age(max(0.0, time.time() - renewed))} ago"
 
 
 def _local(launcher: Launcher, info: JobInfo) -> JobInfo:

@@ -30,6 +30,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from bigsci_launch.safe_files import parse_json
+
 QUEUE_SIZE = 1024
 
 
@@ -87,7 +89,7 @@ def read_events(path: Path) -> Iterator[dict[str, Any]]:
     with stream:
         for line in stream:
             try:
-                record = json.loads(line)
+                record = parse_json(line, allow_nan=True)
             except ValueError:
                 continue
             if isinstance(record, dict):
@@ -106,7 +108,7 @@ def read_last_events(path: Path, tail_bytes: int = 65536) -> list[dict[str, Any]
     records = []
     for line in lines:
         try:
-            record = json.loads(line)
+            record = parse_json(line, allow_nan=True)
         except ValueError:
             continue
         if isinstance(record, dict):

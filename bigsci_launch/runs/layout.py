@@ -5,14 +5,15 @@ RUN/
   run.json                    RunRecord: name, run ID, creation time, topology
   micro_batch.json            the size that `training.micro_batch_size: auto` has found, and its history
   attempts/0001/              one Slurm job, or one start of the local launcher; a requeue adds `0001.r1`
-    config.yaml               the resolved config; ranks read this and nothing else
+    config.yaml               the resolved config; ranks read this and nothing else; for your group only
     origins.json              where each value came from
-    provenance.json           git revision, package versions, redacted environment, command line; for your group only
+    provenance.json           git revision, package versions, known variables, command line; for your group only
     dirty.diff                uncommitted changes to the code, if there are any; for your group only
-    script.sh                 the rendered sbatch script
+    script.sh                 the rendered sbatch script; for your group only
     tools/                    the stand-alone programs that the script runs, as they were at submission
     job.json                  scheduler, job ID, cluster, time of submission
     job.out                   output of the batch step (start and end markers, srun's own messages)
+    lease                     renewed by the launcher of a local attempt while it runs
     check/                    what the node check measured: n0.json for node n0, and result.json
     exit.json                 why the attempt ended
     chain.json                how the run starts itself again, and when this start began
@@ -23,6 +24,7 @@ RUN/
     ended.json                who ended the ranks from outside, and why
     accepted.json             which changes since the checkpoint was saved `bsl submit --force` accepted
     bad_nodes.json            nodes that the attempt has shown to be bad, and whether that is final
+    recover/                  what the controller of `survive` writes: generations.jsonl, strangers.json
     pids/rank-0003.json       where rank 3 runs: host, PID, coordinate
     logs/rank-0003.log        output of rank 3, each line with its time
     events/rank-0003.jsonl    heartbeats and events of rank 3
@@ -35,11 +37,11 @@ RUN/
   checkpoints/                global_step20/, latest, latest_checkpointed_iteration.txt
   dumps/                      per-rank weight dumps: step-000005-before/rank-0003.safetensors
   spy/                        evidence bundles
-  control/                    what people ask of the run, as files: save, exit, restart, dump, kill; done/ holds those
-                              that were taken up
-  watch/                      findings.jsonl: what watchers noticed; acts.jsonl: what was done, by whom and why;
-                              outbox.jsonl: what people were told, and what they could not be told yet;
-                              NAME.json: the newest sign of life of watcher NAME; claims/: acts that nobody repeats
+  control/                    the group's: what people ask of the run, as files: save, exit, restart, dump, kill
+  watch/                      the owner's. findings.jsonl: what watchers noticed; acts.jsonl: what was done, by whom and
+                              why; outbox.jsonl: what people were told, and what they could not be told yet; NAME.json:
+                              the newest sign of life of watcher NAME; claims/: acts that nobody repeats; requests/:
+                              what was taken up from control/; by/UID/: what watchers of other people noticed
 
 ROOT/rehearsals/NAME/0001/    a rehearsal of run NAME: report.json, and the run directory of its attempts
 """
@@ -53,17 +55,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bigsci_launch.atomic_write import write_atomically
+from bigsci_launch import safe_files
 from bigsci_launch.errors import RunDirError
 from bigsci_launch.file_names import checkpoint_tag, dump_name, rank_name, rank_of_name, steps_done_at_dump
 
-_ATTEMPT = re.compile(r"[0-9]+(\.r[0-9]+)?")
+_ATTEMPT, _ASK = re.compile(r"[0-9]+(\.r[0-9]+)?"), "ask the owner of the run for read access to it"
 _NUMBER = re.compile(r"[0-9]+")
 
 
 def write_json(path: Path, document: Any, mode: int = 0o644) -> None:
-    """Write `document` as indented JSON, atomically."""
-    write_atomically(path, json.dumps(document, indent=2, default=str) + "\n", mode)
+    """Write `document` as indented JSON, atomically, with exactly this mode."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    safe_files.write_file(path, json.dumps(document, indent=2, default=str) + "\n", mode)
 
 
 def read_json(path: Path) -> Any:
@@ -73,7 +76,7 @@ def read_json(path: Path) -> Any:
         RunDirError: the file is missing, unreadable or not JSON.
     """
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return safe_files.read_json(path)
     except OSError as error:
         raise RunDirError(f"{path}: {error.strerror or error}") from error
     except ValueError as error:
@@ -137,6 +140,11 @@ class AttemptDir:
     @property
     def tools(self) -> Path:
         return self.path / "tools"
+
+    @property
+    def lease(self) -> Path:
+        """Renewed by the launcher of a local attempt while it runs: other hosts see that it does."""
+        return self.path / "lease"
 
     @property
     def exit(self) -> Path:
@@ -221,6 +229,16 @@ class AttemptDir:
     @property
     def generations(self) -> Path:
         return self.recover / "generations.jsonl"
+
+    @property
+    def strangers(self) -> Path:
+        """How many callers the controller has sent away."""
+        return self.recover / "strangers.json"
+
+    @property
+    def check_result(self) -> Path:
+        """What the node check found."""
+        return self.path / "check" / "result.json"
 
     @property
     def wishes(self) -> Path:
@@ -313,9 +331,12 @@ class RunDir:
         return self.path / "control"
 
     @property
-    def control_done(self) -> Path:
-        """What was asked, and has been taken up."""
-        return self.control / "done"
+    def requests(self) -> Path:
+        return self.watch / "requests"
+
+    def watch_by(self, uid: int) -> Path:
+        """What watchers of another user leave."""
+        return self.watch / "by" / str(uid)
 
     @property
     def watch(self) -> Path:
@@ -331,7 +352,6 @@ class RunDir:
 
     @property
     def outbox(self) -> Path:
-        """Messages for people, and each try to deliver them."""
         return self.watch / "outbox.jsonl"
 
     def claim_file(self, key: str) -> Path:
@@ -339,7 +359,6 @@ class RunDir:
         return self.watch / "claims" / re.sub(r"[^A-Za-z0-9._-]", "_", key)
 
     def watcher_file(self, name: str) -> Path:
-        """The newest sign of life of watcher `name`."""
         return self.watch / f"{name}.json"
 
     @property
@@ -414,7 +433,7 @@ def _exists(path: Path) -> bool:
 
 
 def _closed(folder: Path, error: OSError) -> RunDirError:
-    return RunDirError(f"{folder}: {error.strerror or error}", hint="ask the owner of the run for read access to it")
+    return RunDirError(f"{folder}: {error.strerror}", hint=_ASK if isinstance(error, PermissionError) else None)
 
 
 def _attempt_order(path: Path) -> tuple[int, int]:
@@ -477,5 +496,5 @@ def open_run(path: Path) -> RunDir:
             f"{path}: not a run directory (it has no run.json)", hint="`bsl list` shows the runs that can be found"
         )
     if not os.access(run.path, os.R_OK | os.X_OK):
-        raise RunDirError(f"{path}: permission denied", hint="ask the owner of the run for read access to it")
+        raise RunDirError(f"{path}: permission denied", hint=_ASK)
     return run

@@ -32,6 +32,7 @@ from bigsci_launch.runs.find import find_attempt
 from bigsci_launch.runs.generations.read import read_generations
 from bigsci_launch.runs.generations.records import Generations
 from bigsci_launch.runs.generations.samples import RecordedStep, read_recorded_steps
+from bigsci_launch.runs.generations.strangers import NO_STRANGERS, Strangers, read_strangers
 from bigsci_launch.runs.layout import AttemptDir, RunDir, find_runs, read_json
 from bigsci_launch.runs.restart.restart import Restart, find_restart
 from bigsci_launch.runs.signs import (
@@ -89,6 +90,7 @@ class RunStatus:
     """Those of an attempt with `survive`; `topology` and the ranks are then those of the newest."""
     recorded_steps: tuple[RecordedStep, ...] = ()
     """The newest steps with their samples, where there was more than one generation."""
+    strangers: Strangers = NO_STRANGERS
     found_size: FoundSize | None = None
     """The size of micro-batches that the run has found, with `training.micro_batch_size: auto`."""
 
@@ -132,6 +134,7 @@ def read_status(run: RunDir, name: str | None = None) -> RunStatus:
         watching=read_watching(run, attempt, time.time()),
         generations=generations,
         recorded_steps=tuple(read_recorded_steps(attempt)) if generations and len(generations.all) > 1 else (),
+        strangers=read_strangers(attempt),
         found_size=read_found_size(run),
     )
 

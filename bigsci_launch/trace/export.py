@@ -16,10 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bigsci_launch.atomic_write import write_atomically
 from bigsci_launch.errors import BslError
 from bigsci_launch.spy.evidence.calls.ring import RingCall
 from bigsci_launch.trace.last import RankCalls
+from bigsci_launch.typed_path import write_typed
 
 BEGUN_US = 1.0
 """How long the call is drawn that only began some work: the ring does not hold when it returned."""
@@ -41,7 +41,7 @@ def write_trace(ranks: Sequence[RankCalls], file: Path) -> Exported:
     """
     document = {"displayTimeUnit": "ms", "traceEvents": list(trace_events(ranks))}
     try:
-        write_atomically(file, json.dumps(document) + "\n")
+        write_typed(file, json.dumps(document) + "\n")
     except OSError as error:
         raise BslError(f"{file}: {(error.strerror or str(error)).lower()}") from error
     return Exported(sum(each.is_known for each in ranks), sum(len(each.calls) for each in ranks))

@@ -23,6 +23,7 @@ VARIABLES = {
     "BSL_SEAT_FD": "Set for every process of `bsl train` with `survive`: the descriptor that tells it its rank.",
     "BSL_CONTROLLER": "Set for the runners of a job with `survive`: the address of the controller.",
     "BSL_CONTROLLER_TOKEN": "Set for the runners of a job with `survive`: what proves to the controller who they are.",
+    "BSL_CHECK_TOKEN": "Set for the node check: what proves to other nodes of the check that one belongs to it.",
     "BSL_RING_DIR": "Set for every rank: the folder on its node in which it keeps its last calls.",
     "BSL_TRACE": "Set for every rank: the file that says which calls it traces, if any.",
     "BSL_SUBJECT": "Set for the program in `monitor.notify.command`: the message in one line.",
@@ -82,7 +83,7 @@ exit.ended | seconds since the epoch
 options | sbatch's options, as in the script's header
 step_options | srun's options
 environment[].name | a variable that the site or the run sets
-environment[].value | its value
+environment[].value | its value; `<secret>` unless it is known to hold none; null: that of the submitting environment
 environment[].reason | why it is set
 program | argv of every rank
 exit_margin | {margin_s, how}: how long before the time limit Slurm signals the job; null on a local site
@@ -95,7 +96,7 @@ stages[].layers[] | class names of its layers, in order
 stages[].num_parameters | parameters that one of its ranks holds
 stages[].milliseconds | predicted milliseconds of a micro batch, or null without a GPU
 stages[].need_gib | GiB that a rank needs, or null without a GPU
-script | the whole job script
+script | the whole job script, with `<secret>` for the same values
 """,
     "bsl rehearse --json": """
 schema_version | 1
@@ -183,6 +184,10 @@ generations | with `survive`: {newest, is_recovering, recovering_since, text, ex
 null without. `all` has for each generation its number, when it began, its ranks, what ended it (cause, failures), the \
 nodes that are left out from then on, and its `recovery`: {text, seconds of each phase, source, why, step, \
 first_step, steps_replayed, samples_lost}; what is not known is null
+strangers | connections to ports of the attempt that were sent away because they did not have its token
+strangers.survive | those at the port of the controller of `survive`; null if it recorded none
+strangers.node_check | those at the ports of the node check; null without a check
+strangers.newest | {host, time}: who called last at the controller; null if nobody did
 lost_nodes | nodes of a running job that Slurm cannot reach, and whose ranks are silent too
 unreachable_nodes[].name | a node of a running job that Slurm cannot reach
 unreachable_nodes[].raw_state | its state in sinfo's words
@@ -212,6 +217,7 @@ next.attempt | name of the attempt that waits
 next.job_id | its job
 next.expected_start | when Slurm expects it to start, in seconds since the epoch; null if it has no estimate
 next.submit_again | the command that continues the run; null if it continues by itself
+watching.left_out[] | what was left out because it is no record, or is not the owner's: a sentence for each file
 watching.watchers[].name | a watcher of the newest attempt: `agent-0001`, started by the job script, or HOST-PID
 watching.watchers[].host | its machine
 watching.watchers[].pid | its process
@@ -341,6 +347,7 @@ nodes[].by | user whose command or job added it
 schema_version | 1
 verdict | the worst of the nodes' verdicts
 slow_factors | {gpu, other}: how many times slower than the others' median is slow
+strangers | how many connections to the nodes were sent away because they did not have the token of the check
 nodes[].node | name of the node
 nodes[].verdict | `failed`, `slow`, `not_known` or `ok`
 nodes[].why | what is wrong, or what is not known

@@ -21,6 +21,7 @@ from bigsci_launch.plan.price.constants import CONSTANTS, PRIOR, Constants, prio
 from bigsci_launch.plan.price.hardware import A100, NETWORK, GpuModel, is_same_gpu
 from bigsci_launch.plan.price.neighbours import MEMORY_SCALES, TIME_SCALES, Neighbours, Point
 from bigsci_launch.plan.shape.setup import Setup
+from bigsci_launch.safe_files import parse_json
 
 SCHEMA_VERSION = 2
 DOCUMENT_KIND = "bsl plan calibration"
@@ -271,7 +272,7 @@ def read_calibration(path: Path) -> Calibration:
     """
     hint = "`bsl plan calibrate ROWS.csv --site NAME -o FILE` makes one"
     try:
-        document = json.loads(path.read_text(encoding="utf-8"))
+        document = parse_json(path.read_bytes())
         if document["kind"] == DOCUMENT_KIND and document["schema_version"] == 1:
             sources = " ".join(map(str, document["sources"]))
             raise DataError(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from contextlib import suppress
 from datetime import datetime, timezone
@@ -10,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from bigsci_launch.runs.layout import AttemptDir
+from bigsci_launch.safe_files import parse_json
 
 TAIL_BYTES = 2**18
 RECORD = "exit_reason: record exit "
@@ -26,7 +26,7 @@ def read_printed_exit(attempt: AttemptDir) -> dict[str, Any] | None:
     for line in reversed(_tail(attempt.job_output)):
         if line.startswith(RECORD):
             try:
-                document = json.loads(line.removeprefix(RECORD))
+                document = parse_json(line.removeprefix(RECORD))
             except ValueError:
                 continue  # cut off by the full disk
             if isinstance(document, dict) and "reason" in document and document.get("attempt") == attempt.name:

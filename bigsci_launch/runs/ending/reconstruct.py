@@ -6,7 +6,6 @@ the place of what the script saw. Its exit code is not known, unless a rank's ow
 
 from __future__ import annotations
 
-import json
 import socket
 import subprocess
 import sys
@@ -17,6 +16,7 @@ from bigsci_launch.content import packaged
 from bigsci_launch.errors import RunDirError
 from bigsci_launch.runs.ending.job_output import start_time
 from bigsci_launch.runs.layout import AttemptDir, rank_files, read_json
+from bigsci_launch.safe_files import parse_json
 from bigsci_launch.scheduler.job import JobInfo, JobState, NodeInfo
 
 TIMEOUT_S = 60.0
@@ -80,7 +80,7 @@ def _ask_tool(attempt: AttemptDir, world_size: int, started: float, facts: Seque
         done = subprocess.run(
             argv, stdin=subprocess.DEVNULL, capture_output=True, encoding="utf-8", timeout=TIMEOUT_S, check=False
         )
-        document = json.loads(done.stdout)
+        document = parse_json(done.stdout)
     except (OSError, ValueError, subprocess.TimeoutExpired):
         return None
     return document if isinstance(document, dict) else None

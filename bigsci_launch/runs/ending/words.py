@@ -24,4 +24,5 @@ def source_facts(ended: dict[str, Any], job: JobInfo, cancelled_by: str | None) 
 def unknown_end(last_line: str | None) -> str:
     """Return what is said of an attempt that has ended, nobody knows why."""
     quoted = f"; the last line of the script: {last_line}" if last_line else ""
-    return f"unknown: the script was killed before it could write exit.json, or lost with its host{quoted}"
+    why = "it was killed before it could write exit.json, could not write it, or was lost with its host"
+    return f"unknown: the script says nothing of its end: {why}{quoted}"

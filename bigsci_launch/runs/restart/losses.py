@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -12,6 +11,7 @@ from typing import Any, Literal
 
 from bigsci_launch.iteration_line import parse_iterations
 from bigsci_launch.runs.layout import AttemptDir, rank_files
+from bigsci_launch.safe_files import parse_json
 
 PART_BYTES = 32 << 20
 """How much of the beginning or the end of a file is read: the steps around a restart are there."""
@@ -109,7 +109,7 @@ def _is_step(record: Mapping[str, Any]) -> bool:
 
 def _parse(line: bytes) -> dict[str, Any]:
     try:
-        record = json.loads(line)
+        record = parse_json(line, allow_nan=True)
     except ValueError:  # torn, or cut where reading began
         return {}
     return record if isinstance(record, dict) else {}

@@ -22,7 +22,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bigsci_launch import procfs
+from bigsci_launch import door, procfs, safe_files
 from bigsci_launch.file_names import LATEST, checkpoint_tag, rank_name
 from bigsci_launch.iteration_line import parse_iterations
 from bigsci_launch.lost_peer import AFTERMATH, LOST_PEER, TIMED_OUT
@@ -120,6 +120,18 @@ def cuts_at_parenthesis(tree: ast.Module) -> bool:
         and [argument.value for argument in call.args[:1] if isinstance(argument, ast.Constant)] == [")"]
         for call in calls
     )
+
+
+# ------------------------------------------------------------------------------------------- files
+
+
+def test_everything_that_listens_has_the_same_door() -> None:
+    assert (DIAGNOSTICS / "door.py").read_bytes() == Path(door.__file__).read_bytes()
+
+
+def test_files_are_written_and_read_alike() -> None:
+    """One file, twice: the package may not import diagnostics/, and its programs do not have the package."""
+    assert (DIAGNOSTICS / "safe_files.py").read_bytes() == Path(safe_files.__file__).read_bytes()
 
 
 # ------------------------------------------------------------------------------------------- lost peers

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from bigsci_launch.atomic_write import write_atomically
 from bigsci_launch.errors import RunDirError
 from bigsci_launch.pages import write_page
 from bigsci_launch.runs.layout import RunDir, find_runs, open_run, rank_files, read_json, write_json
+from bigsci_launch.typed_path import write_typed
 
 
 def make_run(path: Path) -> RunDir:
@@ -28,7 +28,7 @@ def test_attempts_are_ordered_with_their_requeues(tmp_path: Path) -> None:
     assert run.next_attempt_name() == "0011"
 
 
-@pytest.mark.parametrize("write", [write_atomically, write_page])
+@pytest.mark.parametrize("write", [write_typed, write_page])
 def test_a_failed_write_leaves_the_old_file(tmp_path: Path, write: Callable[[Path, str], None]) -> None:
     path = tmp_path / "file"
     write(path, "old")
@@ -42,12 +42,12 @@ def test_a_link_stays_and_what_is_no_file_is_written_into(tmp_path: Path) -> Non
     target, link, pipe = tmp_path / "target", tmp_path / "link", tmp_path / "pipe"
     target.write_text("old")
     link.symlink_to(target)
-    write_atomically(link, "new")
+    write_typed(link, "new")
     assert (link.is_symlink(), target.read_text()) == (True, "new")
 
     os.mkfifo(pipe)
     reader = os.open(pipe, os.O_RDWR)
-    write_atomically(pipe, "through")
+    write_typed(pipe, "through")
     assert os.read(reader, 100) == b"through"
     os.close(reader)
     assert pipe.is_fifo()
@@ -62,9 +62,10 @@ def test_only_run_directories_are_found(tmp_path: Path) -> None:
         open_run(tmp_path / "b")
 
 
-def test_a_broken_document_is_one_clear_error(tmp_path: Path) -> None:
+@pytest.mark.parametrize("text", ["{", "[" * 100_000, '{"a":' * 300 + "0" + "}" * 300, '{"a": 1e999}', '["\\ud800"]'])
+def test_a_broken_document_is_one_clear_error(tmp_path: Path, text: str) -> None:
     path = tmp_path / "x.json"
-    path.write_text("{")
+    path.write_text(text)
     with pytest.raises(RunDirError, match="not a JSON document"):
         read_json(path)
     with pytest.raises(RunDirError, match="No such file"):

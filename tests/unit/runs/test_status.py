@@ -218,7 +218,10 @@ def test_a_running_job_is_not_called_ended_when_slurm_is_silent(slurm: Any, trai
 def test_a_job_that_slurm_has_forgotten_has_ended(slurm: Any, training: Any) -> None:
     slurm.answer("squeue", stderr="slurm_load_jobs error: Invalid job id specified\n", rc=1)
     text = invoke("status").stdout
-    assert "ended       unknown: the script was killed before it could write exit.json, or lost with its host\n" in text
+    assert (
+        "ended       unknown: the script says nothing of its end: it was killed before it could write exit.json, "
+        in text
+    )
     assert "slowest" not in text
     training.attempt.job_output.write_text("2026-11-23T01:00:00Z bsl: start attempt=0001 job=12\nnoise\n")
     ended = "the last line of the script: 2026-11-23T01:00:00Z bsl: start attempt=0001 job=12"
@@ -279,7 +282,7 @@ def test_a_job_that_was_cancelled_before_it_started_lost_no_host(slurm: Any, tri
     text = invoke("status").stdout
     assert "nothing shows that it started" in text and "batch host" not in text
     trial.attempt.job_output.write_text("bsl: start attempt=0001\n")
-    assert "or lost with its host; the last line of the script: bsl: start" in invoke("status").stdout
+    assert "or was lost with its host; the last line of the script: bsl: start" in invoke("status").stdout
 
 
 def test_what_the_record_explains_is_shown(slurm: Any, trial: Any) -> None:

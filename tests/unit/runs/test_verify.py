@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import shutil
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
+import bigsci_launch.runs.verify as verify
 from bigsci_launch.cli.main import bsl
 from bigsci_launch.file_names import checkpoint_tag
 from bigsci_launch.runs.checkpoints import (
@@ -36,6 +40,7 @@ from bigsci_launch.runs.verify import (
     list_checkpoints,
     mark_verified,
     pin_path,
+    prune_checkpoints,
     remark,
     verifying,
     with_digest,
@@ -266,6 +271,60 @@ def test_an_interrupted_deletion_leaves_no_checkpoint(checkpoints: CheckpointsDi
     assert not list(checkpoints.path.glob(".deleting-*"))
     delete_checkpoint(checkpoints.folder("global_step10"))
     assert checkpoints.tags() == []
+
+
+def test_an_archived_checkpoint_is_unlinked_and_stays(checkpoints: CheckpointsDir, tmp_path: Path) -> None:
+    folder = save(checkpoints, 10)
+    archived = shutil.move(folder, tmp_path / "archived")
+    folder.symlink_to(archived)
+    old = checkpoints.path / ".deleting-global_step5"  # an older version left it so
+    old.symlink_to(archived)
+    save(checkpoints, 20)
+    assert prune_checkpoints(checkpoints, 1) == []
+    assert checkpoints.tags() == ["global_step20"]
+    assert not list(checkpoints.path.glob(".deleting-*"))
+    assert (archived / SHARD).exists()
+
+
+def test_a_step_saved_again_replaces_the_link_to_its_archive(checkpoints: CheckpointsDir, tmp_path: Path) -> None:
+    folder = save(checkpoints, 10)
+    archived = shutil.move(folder, tmp_path / "archived")
+    folder.symlink_to(archived)
+    save(checkpoints, 10)
+    assert not folder.is_symlink() and (folder / SHARD).exists()
+    assert (archived / SHARD).exists()
+    assert not list(checkpoints.path.glob(".*-*"))
+
+
+def test_what_cannot_be_deleted_is_reported_and_tried_again(checkpoints: CheckpointsDir) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("only root can make a folder that nobody can delete")
+    folder = save(checkpoints, 10)
+    (folder / "held").mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "bsl-test", str(folder / "held")], check=False)
+    if mounted.returncode:
+        pytest.skip("no file system can be mounted here")
+    try:
+        save(checkpoints, 20)
+        (problem,) = prune_checkpoints(checkpoints, 1)
+        assert str(folder) in problem and "cannot be deleted" in problem and "busy" in problem
+        save(checkpoints, 10)  # the same step again
+        assert len(prune_checkpoints(checkpoints, 1)) == 1
+        assert checkpoints.tags() == ["global_step10", "global_step20"]
+    finally:
+        held = next(checkpoints.path.glob("*/held"), None) or next(checkpoints.path.glob(".*/held"))
+        subprocess.run(["umount", str(held)], check=True)
+    assert prune_checkpoints(checkpoints, 1) == []
+    assert not list(checkpoints.path.glob(".deleting-*"))
+
+
+def test_a_file_server_that_is_gone_does_not_end_a_training(checkpoints: CheckpointsDir, monkeypatch) -> None:
+    def gone(*_: object) -> list[CheckpointState]:
+        raise OSError(errno.ESTALE, "Stale file handle", str(checkpoints.latest))
+
+    monkeypatch.setattr(verify, "list_checkpoints", gone)
+    expected = f"{checkpoints.path}: cannot be deleted: {checkpoints.latest}: Stale file handle"
+    assert prune_checkpoints(checkpoints, 1) == [expected]
 
 
 def test_the_command(checkpoints: CheckpointsDir) -> None:
