@@ -11,6 +11,7 @@ from pathlib import Path
 from bigsci_launch.errors import JobNotFound, RunDirError, SlurmUnavailable
 from bigsci_launch.runs.attempts import JobRecord, identify, read_job
 from bigsci_launch.runs.layout import AttemptDir, RunDir, find_runs, open_run
+from bigsci_launch.runs.ownership import owner_of
 from bigsci_launch.scheduler.job import JobInfo
 from bigsci_launch.scheduler.job_ids import is_job_id
 from bigsci_launch.scheduler.slurm import query_job
@@ -83,12 +84,12 @@ def find_run_of_job(job_id: str) -> RunDir:
 
 
 def latest_run() -> RunDir:
-    """Return the run that was submitted last."""
-    submitted = [(_last_submission(run), run.name, run) for run in find_runs(runs_root())]
+    """Return the run of this user that was submitted last; without any, the last one of others in the same folder."""
+    submitted = [(_is_own(run), _last_submission(run), run.name, run) for run in find_runs(runs_root())]
     if not submitted:
         hint = f"{LIST_HINT}; `bsl spy --jobid ID` takes any Slurm job"
         raise RunDirError(f"there are no runs under {runs_root()}", hint=hint)
-    return max(submitted, key=lambda entry: entry[:2])[2]
+    return max(submitted, key=lambda entry: entry[:3])[3]
 
 
 def _is_path(argument: str) -> bool:
@@ -96,6 +97,14 @@ def _is_path(argument: str) -> bool:
         return "/" in argument or argument in (".", "..") or RunDir(Path(argument)).record.is_file()
     except OSError:
         return True  # opening it as a path will report what is wrong with it
+
+
+def _is_own(run: RunDir) -> bool:
+    """Return whether the run is this user's; one that cannot be looked at is not."""
+    try:
+        return owner_of(run) == os.geteuid()
+    except OSError:
+        return False
 
 
 def _last_submission(run: RunDir) -> float:
