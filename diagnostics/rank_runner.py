@@ -25,6 +25,7 @@ import time
 from pathlib import Path
 from types import FrameType
 
+sys.dont_write_bytecode = True  # others could replace it, under a umask that lets them
 if "__file__" in globals():
     sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))  # -I leaves it out
 

@@ -106,10 +106,15 @@ def secret_variables(loaded: LoadedRun) -> frozenset[str]:
 
 
 def copy_tools(attempt: AttemptDir) -> None:
-    """Copy the stand-alone helpers of the script next to it, onto the file system that all nodes share."""
+    """Copy the stand-alone helpers of the script next to it, onto the file system that all nodes share.
+
+    Python finds no bytecode next to them and writes none, because what runs is what was copied: its place is taken by
+    a folder in which not even we may write.
+    """
     for name in TOOLS:
         copy = attempt.tools / name
         make_own_folder(copy.parent)
+        safe_files.make_folder(copy.parent / "__pycache__", 0o555)
         text = packaged("diagnostics", *name.split("/")).read_text(encoding="utf-8")
         safe_files.write_file(copy, text, within_umask(0o644))
 

@@ -115,8 +115,9 @@ def is_same(word: str, place: Path) -> bool:
 
 
 def start_launcher(script: Path, output: Path, working_directory: Path) -> tuple[Launcher, subprocess.Popen[bytes]]:
-    """Start the script of an attempt in its own session, appending its output to `output`."""
+    """Start the script of an attempt in its own session, appending its output to `output`, where only we write."""
     with output.open("ab") as stream:
+        os.fchmod(stream.fileno(), os.fstat(stream.fileno()).st_mode & 0o755)
         process = subprocess.Popen(
             ["/bin/bash", str(script)],
             stdin=subprocess.DEVNULL,

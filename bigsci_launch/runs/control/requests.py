@@ -204,7 +204,9 @@ def _verb(name: str) -> str:
     """Return what a file asks, by its name."""
     match = _NAMED.fullmatch(name)
     verb = match["verb"] if match else name
-    return verb if verb in VERBS else re.sub(r"[^A-Za-z0-9]", "_", verb)[:20]
+    plain = re.sub(r"[^A-Za-z0-9]", "_", verb)[:19]
+    # Keys of the ledger begin with a letter or a digit.
+    return verb if verb in VERBS else plain if plain[:1].isalnum() else f"x{plain}"
 
 
 def read_waiting(run: RunDir) -> list[Request]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from bigsci_launch.runs.layout import AttemptDir
-from bigsci_launch.safe_files import parse_json
+from bigsci_launch.safe_files import others_may_write, parse_json
 
 TAIL_BYTES = 2**18
 RECORD = "exit_reason: record exit "
@@ -21,8 +21,11 @@ OWN = " bsl: "
 def read_printed_exit(attempt: AttemptDir) -> dict[str, Any] | None:
     """Return the last exit record that was printed instead of written; None if there is none.
 
-    A requeued job appends to the output of its first start, so the record must name the attempt.
+    A requeued job appends to the output of its first start, so the record must name the attempt. What others may have
+    written is not believed.
     """
+    if _is_open(attempt.job_output):
+        return None
     for line in reversed(_tail(attempt.job_output)):
         if line.startswith(RECORD):
             try:
@@ -48,6 +51,13 @@ def start_time(attempt: AttemptDir) -> float | None:
             with suppress(ValueError):
                 return datetime.fromisoformat(line.partition("Z")[0]).replace(tzinfo=timezone.utc).timestamp()
     return None
+
+
+def _is_open(path: Path) -> bool:
+    try:
+        return others_may_write(path.stat())
+    except OSError:
+        return True
 
 
 def _tail(path: Path) -> list[str]:

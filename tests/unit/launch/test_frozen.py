@@ -7,6 +7,7 @@ import os
 import shutil
 import stat
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -64,6 +65,19 @@ def test_nobody_else_may_write_what_a_job_runs_and_few_may_read_its_values(
         text = Path(name).read_bytes() if Path(name).is_file() else b""
         if any(secret.encode() in text for secret in (SECRET, HOOK, "cmdline-secret")):
             assert Path(name).name in ("config.yaml", "script.sh") and mode & ~(0o750 & ~umask) == 0, (name, oct(mode))
+
+
+def test_python_takes_no_bytecode_that_somebody_else_could_have_put_there(
+    slurm: Any, run_file: RunFile, under: Callable[[int], int]
+) -> None:
+    path = str(run_file())
+    under(0o000)
+    assert invoke("submit", path).exit_code == 0
+    tools = RUN / "attempts" / "0001" / "tools"
+    folders = {each.parent / "__pycache__" for each in tools.rglob("*.py")}
+    assert {stat.S_IMODE(each.stat().st_mode) for each in folders} == {0o555}
+    subprocess.run([sys.executable, "-I", "-S", str(tools / "rank_runner.py"), "--help"], check=True)
+    assert not list(tools.rglob("*.pyc"))
 
 
 def run_script() -> subprocess.CompletedProcess[str]:

@@ -144,6 +144,9 @@ def test_the_record_that_a_full_disk_refused_is_read_from_the_output(slurm: Any,
     text = invoke("status")
     assert "ended          crashed, exit code 7\n" in text and "on n2: no space left" in text
     assert "says           job.out, where the batch script printed the record that it could not write" in text
+    trial.attempt.job_output.chmod(0o664)  # then anybody of the group may have written it
+    assert "job.out, where the batch script printed" not in invoke("status")
+    trial.attempt.job_output.chmod(0o644)
     trial.ended("cancelled", None)  # provisional: written before the disk was full
     assert told("status")["exit"]["exit_code"] == 7
     trial.ended("crashed", 3)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pwd
+import re
 import stat
 from collections.abc import Callable
 from dataclasses import replace
@@ -209,3 +210,8 @@ def test_ranks_are_asked_only_in_the_attempt_that_was_meant(run: RunDir) -> None
     for damaged in (b"", b"[]", b"{", b'{"attempt": "0001", "save": 1}', b'{"attempt": "0001", "stop": {}}', b"\xff"):
         first.asked.write_bytes(damaged)
         assert read_asked(first) == NOTHING_ASKED
+
+
+@pytest.mark.parametrize("name", ["-a1", "_", ".x-", "\x1b[31mdump", "zz" * 30])
+def test_an_odd_name_makes_a_key_that_the_ledger_reads_back(name: str) -> None:
+    assert re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_]{0,19}", requests._verb(name))
