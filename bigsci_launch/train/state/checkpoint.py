@@ -66,7 +66,7 @@ from bigsci_launch.train.mischief.defects import Defects, lose_optimizer_step
 from bigsci_launch.train.optimizer import apply_settings, choose_kernel
 from bigsci_launch.train.rank_events import is_lost_peer
 from bigsci_launch.train.startup import talk_as_debug
-from bigsci_launch.train.state.foreign import is_foreign, require_plain_checkpoint
+from bigsci_launch.train.state.foreign import is_foreign, plain_loads, require_plain_checkpoint
 from bigsci_launch.train.state.rng import capture_generators, restore_generators, seed_generators
 
 log = logging.getLogger(__name__)
@@ -291,7 +291,9 @@ def load_checkpoint(
         CheckpointError: DeepSpeed could not load it, or loaded nothing; or a file is of another step than the record.
     """
     try:
-        with talk_as_debug():
+        # One that others may write could have changed since it was looked at.
+        loads = plain_loads() if is_foreign(folder, folder.parent) else contextlib.nullcontext()
+        with talk_as_debug(), loads:
             path, counters = engine.load_checkpoint(str(folder.parent), tag=folder.name)
         generators = _read_generators(folder, record)
     except Exception as error:

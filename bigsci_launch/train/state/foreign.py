@@ -7,8 +7,14 @@ what the checkpoints of `bsl train` consist of.
 
 from __future__ import annotations
 
+import contextlib
 import os
+import pickle
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import torch
 
@@ -68,6 +74,31 @@ def require_plain(path: Path) -> None:
         raise CheckpointError(
             f"{path}: it would run {wrong[0]} when it is loaded, which no checkpoint needs", hint=HINT
         )
+
+
+class _PlainUnpickler(pickle.Unpickler):
+    """Builds only what ALLOWED names: a file may be another one than a moment ago, when it was looked at."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        if f"{module}.{name}" not in ALLOWED:
+            raise pickle.UnpicklingError(f"it would run {module}.{name} when it is loaded, which no checkpoint needs")
+        return super().find_class(module, name)
+
+
+PLAIN = ModuleType("plain")
+"""For `pickle_module` of `torch.load`."""
+PLAIN.Unpickler = _PlainUnpickler  # type: ignore[attr-defined]
+
+
+@contextlib.contextmanager
+def plain_loads() -> Iterator[None]:
+    """Let `torch.load` build nothing but what ALLOWED names, in this block, also where DeepSpeed calls it."""
+    load = torch.load
+    torch.load = partial(load, pickle_module=PLAIN)
+    try:
+        yield
+    finally:
+        torch.load = load
 
 
 def _pickle_in(path: Path) -> bytes:

@@ -20,7 +20,7 @@ from torch import Tensor
 from bigsci_launch.errors import CheckpointError
 from bigsci_launch.topology import Topology
 from bigsci_launch.train.guards.copies import TIED
-from bigsci_launch.train.state.foreign import require_plain
+from bigsci_launch.train.state.foreign import PLAIN, require_plain
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 ROLES = ("weight", "master", *MOMENTS)
@@ -200,7 +200,7 @@ def load_mapped(path: Path) -> Any:
     """
     require_plain(path)
     try:
-        return torch.load(path, map_location="cpu", mmap=True, weights_only=False)
+        return torch.load(path, map_location="cpu", pickle_module=PLAIN, mmap=True, weights_only=False)
     except Exception as error:
         raise CheckpointError(f"{path}: cannot be read: {type(error).__name__}: {error}") from error
 

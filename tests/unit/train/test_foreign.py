@@ -97,3 +97,18 @@ def test_a_checkpoint_is_foreign_if_others_may_have_written_it(tmp_path: Path) -
     if os.geteuid() == 0:
         os.chown(folder / "x.pt", 65534, -1)
         assert is_foreign(folder, own)
+
+
+def test_a_file_that_is_exchanged_after_the_look_builds_nothing_else(tmp_path: Path) -> None:
+    import torch
+
+    from bigsci_launch.train.state.foreign import plain_loads
+
+    torch.save(state(), tmp_path / "plain.pt")
+    torch.save(state(evil=Runs(f"touch {tmp_path}/PWNED")), tmp_path / "evil.pt")
+    with plain_loads():
+        assert torch.load(tmp_path / "plain.pt", weights_only=False)["step"] == 7
+        with pytest.raises(pickle.UnpicklingError, match=r"posix\.system"):
+            torch.load(tmp_path / "evil.pt", map_location="cpu", weights_only=False)
+    assert not (tmp_path / "PWNED").exists()
+    assert torch.load.__module__ == "torch.serialization"
