@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Container
+from types import ModuleType
 from typing import IO, Any, NoReturn
 
 
@@ -50,3 +51,18 @@ class SafeUnpickler(pickle.Unpickler):
 
     def persistent_load(self, pid: Any) -> Any:
         return self._load(pid)
+
+
+def pickle_module(allowed: Container[str]) -> ModuleType:
+    """Return what `torch.load` takes as `pickle_module`, with an unpickler that builds only `allowed` names.
+
+    It raises ForbiddenPickle for any other `MODULE.NAME`.
+    """
+
+    class AllowedUnpickler(pickle.Unpickler):
+        def find_class(self, module: str, name: str) -> Any:
+            return super().find_class(module, name) if f"{module}.{name}" in allowed else refuse_name(module, name)
+
+    found = ModuleType("allowed_pickles")
+    found.Unpickler = AllowedUnpickler  # type: ignore[attr-defined]
+    return found

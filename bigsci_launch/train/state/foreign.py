@@ -9,17 +9,15 @@ from __future__ import annotations
 
 import contextlib
 import os
-import pickle
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from types import ModuleType
-from typing import Any
 
 import torch
 
 from bigsci_launch.errors import CheckpointError
 from bigsci_launch.safe_files import others_may_write
+from bigsci_launch.safe_pickle import pickle_module
 from bigsci_launch.weights.objects.machine import PickleMachine
 from bigsci_launch.weights.objects.nodes import BadPickle, Outside
 
@@ -76,18 +74,8 @@ def require_plain(path: Path) -> None:
         )
 
 
-class _PlainUnpickler(pickle.Unpickler):
-    """Builds only what ALLOWED names: a file may be another one than a moment ago, when it was looked at."""
-
-    def find_class(self, module: str, name: str) -> Any:
-        if f"{module}.{name}" not in ALLOWED:
-            raise pickle.UnpicklingError(f"it would run {module}.{name} when it is loaded, which no checkpoint needs")
-        return super().find_class(module, name)
-
-
-PLAIN = ModuleType("plain")
-"""For `pickle_module` of `torch.load`."""
-PLAIN.Unpickler = _PlainUnpickler  # type: ignore[attr-defined]
+PLAIN = pickle_module(ALLOWED)
+"""For `torch.load`: a file may be another one than a moment ago, when it was looked at."""
 
 
 @contextlib.contextmanager
