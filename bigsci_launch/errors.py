@@ -72,7 +72,16 @@ class ConfigError(BslError):
 
 
 class GuardError(BslError):
-    """A guard of the trainer found a defect."""
+    """A guard of the trainer found a defect. `suspects` are the ranks that it is about.
+
+    `accused` are those that the evidence says are wrong: none if it does not say which of the suspects is.
+    """
+
+    def __init__(
+        self, message: str, *, hint: str | None = None, accused: Sequence[int] = (), suspects: Sequence[int] = ()
+    ) -> None:
+        super().__init__(message, hint=hint)
+        self.accused, self.suspects = tuple(accused), tuple(suspects)
 
 
 class MemoryShortageError(BslError):
@@ -165,3 +174,18 @@ class CheckpointError(BslError):
     """A checkpoint, a weight dump or a log stored with them is missing, truncated or inconsistent."""
 
     exit_code = 4
+
+
+class SaveError(CheckpointError):
+    """The disk refused a rank's part of a checkpoint: `path`, with the errno `number` if it said one.
+
+    `ranks` are those whose parts it refused, `node` is that of the first; empty until all ranks know of it.
+    """
+
+    def __init__(
+        self, message: str, *, hint: str | None = None, path: str | None = None, number: int | None = None
+    ) -> None:
+        super().__init__(message, hint=hint)
+        self.path, self.number = path, number
+        self.ranks: tuple[int, ...] = ()
+        self.node: str | None = None

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from exit_failures import identity, make_failure
-from exit_records import has_ended, read_json
+from exit_failures import failure_of, identity, make_failure
+from exit_records import error_text, has_ended, read_json
 from exit_words import TIMED_OUT, collective_of, collective_text, ranks_text
 
 if TYPE_CHECKING:
@@ -37,6 +37,42 @@ class Finding(NamedTuple):
     evidence: list[str] = []  # noqa: RUF012
     status_of: Record | None = None
     """The failure whose exit status is that of the training; without one, it is that of srun or the launcher."""
+    cause: str | None = None
+    """What happened, where no rank is to blame for it."""
+
+
+def blame_accused(finding: Finding, ranks: Ranks) -> Finding:
+    """Return the finding with the rank that a guard accuses as the first failure, if a guard ended the training.
+
+    All ranks raise what the guard has found, and which of them is the first to end says nothing. Where the guard
+    accuses none of its suspects, such as of two copies that differ, none failed first.
+    """
+    error = ranks.get(finding.first["rank"], NOTHING)["error"] if finding.first is not None else {}
+    if finding.reason != "crashed" or finding.first is None or not isinstance(error.get("accused"), list):
+        return finding
+    accused, others = numbers_of(error, "accused"), numbers_of(error, "suspects")
+    who = [identity(number, ranks.get(number, NOTHING)) for number in accused or others]
+    if not accused:
+        said = f"a guard found a defect on {ranks_text(others)}, and accuses none of them"
+        said = said if others else "a guard found a defect, and accuses no rank"
+        found = finding._replace(first=None, suspects=who, cause=error_text(error))
+    else:
+        said = f"a guard accuses {ranks_text(accused)} alike" if len(accused) > 1 else ""
+        first = accused_failure(min(accused), ranks, finding.first)
+        found = finding._replace(first=first, suspects=who if len(accused) > 1 else [])
+    return found._replace(evidence=[*filter(None, dict.fromkeys([said, *finding.evidence]))])
+
+
+def accused_failure(number: int, ranks: Ranks, raised: Record) -> Record:
+    """Return the failure of a rank that a guard accuses; it may have been killed before it recorded what it raised."""
+    rank = ranks.get(number, NOTHING)
+    own = failure_of(number, rank) if rank["error"] else None
+    return own or {**make_failure(number, rank, raised["error"], raised["time"]), "step": raised["step"]}
+
+
+def numbers_of(error: Record, field: str) -> list[int]:
+    """Return the ranks in a field of an error record."""
+    return sorted(each for each in error.get(field) or [] if isinstance(each, int))
 
 
 def find_failed_check(attempt: Path) -> Finding | None:

@@ -10,7 +10,7 @@ import traceback
 from typing import Any
 
 import bigsci_launch
-from bigsci_launch.errors import BslError
+from bigsci_launch.errors import BslError, GuardError
 from bigsci_launch.lost_peer import says_lost_peer
 from bigsci_launch.runs.events import EventWriter
 from bigsci_launch.runs.layout import write_json
@@ -67,6 +67,7 @@ class RankReport:
             "message": str(error),
             "hint": error.hint if isinstance(error, BslError) else None,
             "lost_peer": is_lost_peer(error),
+            **accusation(error),
             "traceback": "".join(traceback.format_exception(error)),
             "time": time.time(),
         }
@@ -76,6 +77,13 @@ class RankReport:
     def close(self) -> None:
         """Write the queued records."""
         self._writer.close()
+
+
+def accusation(error: BaseException) -> dict[str, list[int]]:
+    """Return the ranks that a guard accuses, and those that its finding is about; nothing for another error."""
+    if not isinstance(error, GuardError):
+        return {}
+    return {"accused": list(error.accused), "suspects": list(error.suspects)}
 
 
 def is_lost_peer(error: BaseException) -> bool:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import bigsci_launch
-from bigsci_launch.runs.layout import AttemptDir, write_json
+from bigsci_launch.runs.layout import AttemptDir, read_json, write_json
 from bigsci_launch.topology import Topology
 
 PROGRAM = Path(bigsci_launch.__file__).parent / "assets" / "diagnostics" / "exit_reason.py"
@@ -50,6 +50,14 @@ class Attempt:
         record = {**self.identity(rank), "step": 7, "type": kind, "message": message, "time": time}
         write_json(self.dir.error_file(rank), record)
         self.exits(rank, code=1, time=time + 0.5, **more)
+
+    def is_stopped_by_a_guard(self, message: str, *, accused: list[int], suspects: list[int], first: int = 0) -> None:
+        """All ranks raise what a guard has found, `first` before the others."""
+        for rank in range(8):
+            moment = 50.0 if rank == first else 50.2 + rank / 100
+            self.fails(rank, message, time=moment, kind="GuardError")
+            error = read_json(self.dir.error_file(rank))
+            write_json(self.dir.error_file(rank), {**error, "accused": accused, "suspects": suspects})
 
     def event(self, *ranks: int, **fields: Any) -> None:
         for rank in ranks:

@@ -392,3 +392,49 @@ def test_a_rank_that_started_before_its_script_has_a_clock_that_is_behind(attemp
 def test_clocks_that_agree_are_not_mentioned(attempt: Attempt) -> None:
     two_failures(attempt, ahead_s=1.5)
     assert (attempt.describe(code=1)["clocks"], attempt.line.count("\n")) == ([], 1)
+
+
+# ------------------------------------------------------------------------------------------- stopped by a guard
+
+APART = "step 7: data-parallel copies: weight on rank 4: differs from the copy on rank 0"
+
+
+@pytest.mark.parametrize("earliest", [1, 4])
+def test_the_rank_that_a_guard_accuses_failed_first(attempt: Attempt, earliest: int) -> None:
+    attempt.is_stopped_by_a_guard(APART, accused=[4], suspects=[4], first=earliest)
+    found = attempt.describe(code=1)
+    assert (found["reason"], *first(found)) == ("crashed", 4, "n3")
+    assert (found["first_failure"]["step"], found["first_failure"]["code"]) == (7, 1)
+    assert found["first_failure"]["error"].endswith(APART)
+    assert (found["failed_ranks"], found["suspects"], attempt.code) == ([*ALL], [], "1")
+
+
+def test_an_accused_rank_that_was_killed_before_its_record_failed_first(attempt: Attempt) -> None:
+    attempt.is_stopped_by_a_guard(APART, accused=[4], suspects=[4])
+    attempt.dir.error_file(4).unlink()
+    attempt.exits(4, code=None, signal="SIGTERM", terminated=51.0, time=51.1)
+    found = attempt.describe(code=1)
+    assert first(found) == (4, "n3")
+    assert found["first_failure"]["error"].endswith(APART)
+
+
+def test_a_guard_that_accuses_none_leaves_the_first_failure_unknown(attempt: Attempt) -> None:
+    attempt.is_stopped_by_a_guard("step 7: data-parallel copies: weight on ranks 0,4", accused=[], suspects=[0, 4])
+    found = attempt.describe(code=1)
+    assert (found["reason"], found["first_failure"], attempt.code) == ("crashed", None, "1")
+    assert [each["rank"] for each in found["suspects"]] == [0, 4]
+    assert "data-parallel copies" in found["cause"]
+    assert "accuses none" in found["evidence"][0]
+
+
+def test_ranks_that_a_guard_accuses_alike_are_all_named(attempt: Attempt) -> None:
+    attempt.is_stopped_by_a_guard("step 7: learning rate: group on ranks 2,6", accused=[2, 6], suspects=[2, 6])
+    found = attempt.describe(code=1)
+    assert first(found) == (2, "n2")
+    assert [each["rank"] for each in found["suspects"]] == [2, 6]
+
+
+def test_what_failed_before_a_guard_spoke_is_the_first_failure(attempt: Attempt) -> None:
+    attempt.is_stopped_by_a_guard(APART, accused=[4], suspects=[4])
+    attempt.fails(3, "a tensor of the wrong shape", time=40.0)
+    assert first(attempt.describe(code=1)) == (3, "n2")

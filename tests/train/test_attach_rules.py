@@ -21,14 +21,14 @@ from bigsci_launch.errors import BslError, GuardError  # noqa: E402
 from bigsci_launch.topology import Topology  # noqa: E402
 from bigsci_launch.train.attach import Guards  # noqa: E402
 from bigsci_launch.train.attach.equal import EqualChecker, as_bits, as_number, find_wrong_data  # noqa: E402
-from bigsci_launch.train.attach.findings import in_order, merged  # noqa: E402
+from bigsci_launch.train.attach.findings import in_order  # noqa: E402
 from bigsci_launch.train.attach.moments import find_absurd, find_wrong_moments, moment_bound, settings_of  # noqa: E402
 from bigsci_launch.train.attach.places import Places, places_of  # noqa: E402
 from bigsci_launch.train.attach.seal import StateSeal  # noqa: E402
 from bigsci_launch.train.attach.watched import Watched, innermost, name_states, plain_name  # noqa: E402
 from bigsci_launch.train.attach.witness import GradientWitness  # noqa: E402
 from bigsci_launch.train.device.digest import digests_on_device  # noqa: E402
-from bigsci_launch.train.guards.copies import Violation  # noqa: E402
+from bigsci_launch.train.guards.copies import Violation, merge  # noqa: E402
 
 BETAS = [(0.9, 0.999), (0.9, 0.95), (0.0, 0.99), (0.95, 0.98)]
 
@@ -188,7 +188,7 @@ def test_of_two_copies_both_are_suspects() -> None:
     equal = EqualChecker([[Watched("w", "weight", copies)]] * 2)
     (violation,) = equal.find_unequal(np.array([[1], [2]]))
     assert (violation.check, violation.ranks) == ("tensor-parallel copies", (0, 1))
-    assert violation.text == "differs between these ranks"
+    assert (violation.text, violation.accused) == ("differs between these ranks", ())
 
 
 def test_numbers_survive_the_exchange() -> None:
@@ -230,7 +230,7 @@ def test_ranks_that_are_numbered_otherwise_still_have_a_place() -> None:
 def test_findings_are_merged_and_begin_with_the_cause() -> None:
     copies = Violation("data-parallel copies", "w", (0,), "differs")
     data = [Violation("data", "batch", (rank,), "same") for rank in (1, 0)]
-    assert in_order(merged([copies, *data])) == [Violation("data", "batch", (0, 1), "same"), copies]
+    assert in_order(merge([copies, *data])) == [Violation("data", "batch", (0, 1), "same"), copies]
 
 
 def test_names_are_those_of_the_model_without_its_wrappers() -> None:

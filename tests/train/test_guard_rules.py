@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,7 +19,10 @@ pytestmark = pytest.mark.torch
 from torch import nn  # noqa: E402
 
 from bigsci_launch.config.schema.run import OptimizerSection  # noqa: E402
+from bigsci_launch.runs.attempts import JobRecord, write_job  # noqa: E402
+from bigsci_launch.runs.layout import write_json  # noqa: E402
 
+EXIT_REASON = Path(__file__).parents[2] / "diagnostics" / "exit_reason.py"
 OPTIMIZER = OptimizerSection(betas=[0.9, 0.95], epsilon=1e-8, weight_decay=0.1)
 
 
@@ -133,29 +139,55 @@ def test_copies_are_known_by_what_they_are() -> None:
 def broken(train_several: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
     """Runs on two replicas, each broken just before the guards check step 3."""
 
-    def scenario(name: str, interval: int, **training: Any) -> tuple[str, dict[str, Any]]:
-        sections = {"run": {"name": name}, "training": {"steps": 5, "precision": "bf16", **training}}
-        return name, {**sections, "guards": {"interval": interval}}
+    scenarios = [
+        scenario("healthy", 1),
+        scenario("weight", 1),
+        scenario("master", 1),
+        scenario("norm", 1),
+        # Steps 3 and 4 are not checked; the check before the save after step 3 stops it.
+        scenario("weight-before-a-save", 100, stop_after_steps=3),
+        scenario("settings-before-a-save", 100, stop_after_steps=3),
+    ]
+    return break_several(train_several, tmp_path_factory.mktemp("broken"), "dp=2", scenarios)
 
+
+def scenario(name: str, interval: int, **training: Any) -> tuple[str, dict[str, Any]]:
+    sections = {"run": {"name": name}, "training": {"steps": 5, "precision": "bf16", **training}}
+    return name, {**sections, "guards": {"interval": interval}}
+
+
+def break_several(train_several: Any, folder: Path, topology: str, scenarios: Any) -> Any:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(Path(__file__).parent / "programs"), prepend=os.pathsep)
-        return train_several(
-            tmp_path_factory.mktemp("broken"),
-            "dp=2",
-            [
-                scenario("healthy", 1),
-                scenario("weight", 1),
-                scenario("master", 1),
-                scenario("norm", 1),
-                # Steps 3 and 4 are not checked; the check before the save after step 3 stops it.
-                scenario("weight-before-a-save", 100, stop_after_steps=3),
-                scenario("settings-before-a-save", 100, stop_after_steps=3),
-            ],
-            "broken_at_check",
-        )
+        return train_several(folder, topology, scenarios, "broken_at_check")
 
 
-APART = "step 3: data-parallel copies: tied_modules.embedding.weight on rank 1 (dp1 pp0 tp0): differs"
+def ended(attempt: Any, world_size: int) -> dict[str, Any]:
+    """Record why an attempt ended, as the job script does, and return what `bsl status --json` says of it."""
+    folder = attempt.folder.path
+    write_json(attempt.run.record, {"name": attempt.run.path.name, "topology": {"dp": world_size}})
+    write_job(attempt.folder, JobRecord("slurm", 10.0, job_id="1", total_steps=5))
+    argv = [sys.executable, "-I", "-S", str(EXIT_REASON), "--attempt-dir", str(folder), "--started", "10"]
+    subprocess.run([*argv, "--world-size", str(world_size), "--exit-code", "1"], check=True, capture_output=True)
+    argv = [sys.executable, "-m", "bigsci_launch", "status", str(attempt.run.path), "--json"]
+    found: dict[str, Any] = json.loads(subprocess.run(argv, check=True, capture_output=True).stdout)
+    return found
+
+
+@pytest.mark.parametrize("rank", [0, pytest.param(2, marks=pytest.mark.long)])
+def test_the_corrupt_one_of_four_replicas_is_accused_everywhere(rank: int, train_several: Any, tmp_path: Path) -> None:
+    name = f"weight-of-rank-{rank}"
+    attempt = break_several(train_several, tmp_path, "dp=4", [scenario(name, 1)])[name]
+    errors = [attempt.error(each) for each in range(4)]
+    assert {error["type"] for error in errors} == {"GuardError"}
+    assert [error["accused"] for error in errors] == [[rank]] * 4
+    (event, *_) = attempt.events(0, "guard")
+    assert (event["check"], event["accused"]) == ("data-parallel copies", [rank])
+    status = ended(attempt, 4)
+    assert (status["exit"]["reason"], status["exit"]["first_failure"]["rank"]) == ("crashed", rank)
+
+
+APART = "step 3: data-parallel copies: tied_modules.embedding.weight on ranks 0-1: differs"
 FOUND = {
     "weight": APART,
     "master": "step 3: masters: ",
@@ -174,6 +206,13 @@ def test_real_ranks_stop_at_the_look(broken: Any, name: str) -> None:
         assert error["message"].startswith(FOUND[name])
     if name == "master":
         assert "on rank 1 (dp1 pp0 tp0): 1 of " in broken[name].error(0)["message"]
+
+
+def test_of_two_replicas_that_differ_none_is_accused(broken: Any) -> None:
+    assert (broken["weight"].error(0)["accused"], broken["weight"].error(0)["suspects"]) == ([], [0, 1])
+    found = ended(broken["weight"], 2)["exit"]
+    assert (found["first_failure"], [each["rank"] for each in found["suspects"]]) == (None, [0, 1])
+    assert ended(broken["master"], 2)["exit"]["first_failure"]["rank"] == 1
 
 
 @pytest.mark.parametrize("name", ["weight-before-a-save", "settings-before-a-save"])

@@ -23,7 +23,7 @@ SENTENCES = {
     "scaled loss": ("loss gradient: logits on ranks 2-3 (pp1)", LOSS),
     "scaled weight": ("layer gradients: ", "mlp.up.weight on rank 1 ", "8 times what its layer implies"),
     "unreduced": ("gradient reduction: ", "not the mean over the data-parallel ranks"),
-    "other epsilon": ("settings of layers: layer ", "on rank 1 ", "differs from the copy on rank 0"),
+    "other epsilon": ("settings of layers: layer ", "on ranks 0-1 (pp0)", "differs between these ranks"),
     "shared masks": ("random states: dropout on ranks ", "draw the same dropout masks"),
     "unclipped": ("clipping: group decay", "scaled by 1; clipping calls for 0."),
 }

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import struct
-from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from bigsci_launch.train.attach.places import Members
 from bigsci_launch.train.attach.watched import Watched
-from bigsci_launch.train.guards.copies import Violation
+from bigsci_launch.train.guards.copies import CopyGroups, CopySplit, Violation, find_split, merge
 
 _AXES = {"dp": "data-parallel copies", "tp": "tensor-parallel copies"}
 _KINDS = {
@@ -25,52 +25,32 @@ Key = tuple[str, str, str, tuple[int, ...]]
 
 
 class EqualChecker:
-    """All entries that must be equal, found once, so that a check of a healthy table is a single comparison."""
+    """All entries that must be equal."""
 
     def __init__(self, everywhere: Sequence[Sequence[Watched]]) -> None:
-        self._entries: dict[Key, list[tuple[int, int]]] = defaultdict(list)
+        groups: dict[Key, list[tuple[int, int]]] = defaultdict(list)
         for rank, mine in enumerate(everywhere):
             for number, watched in enumerate(mine):
                 for axis, ranks in watched.copies:
-                    self._entries[watched.kind, watched.name, axis, ranks].append((rank, number))
-        pairs = [(entries[0], entry, key) for key, entries in self._entries.items() for entry in entries[1:]]
-        self._keys = [key for _, _, key in pairs]
-        self._ones = np.array([one for one, _, _ in pairs], np.int64).reshape(-1, 2)
-        self._others = np.array([other for _, other, _ in pairs], np.int64).reshape(-1, 2)
+                    groups[watched.kind, watched.name, axis, ranks].append((rank, number))
+        self._groups = CopyGroups(groups)
 
     def find_unequal(self, table: NDArray[np.int64]) -> list[Violation]:
         """Return what differs in `table`, of shape (ranks, values): one violation per name and axis."""
-        ones, others = (table[index[:, 0], index[:, 1]] for index in (self._ones, self._others))
-        wrong = dict.fromkeys(self._keys[number] for number in np.flatnonzero(ones != others))
-        return _merged([self._violation(key, table) for key in wrong])
-
-    def _violation(self, key: Key, table: NDArray[np.int64]) -> Violation:
-        kind, name, axis, _ = key
-        values = {rank: int(table[rank, number]) for rank, number in self._entries[key]}
-        usual, count = Counter(values.values()).most_common(1)[0]
-        apart = tuple(sorted(rank for rank, value in values.items() if value != usual))
-        reference = min(rank for rank, value in values.items() if value == usual)
-        # Of two copies nobody can say which one is wrong.
-        is_even = 2 * count <= len(values)
-        suspects = tuple(sorted(values)) if is_even else apart
-        check = _KINDS.get(kind) or _AXES.get(axis, f"{axis} copies")
-        return Violation(check, name, suspects, _text(kind, values, apart, reference))
+        return merge(_violation(*found) for found in self._groups.find_splits(table))
 
 
-def _text(kind: str, values: dict[int, int], apart: Sequence[int], reference: int) -> str:
-    if kind == "setting":
-        wrong, usual = as_number(values[apart[0]]), as_number(values[reference])
-        return f"is {wrong:g} on rank {apart[0]} and {usual:g} on rank {reference}"
-    return "differs between these ranks" if len(values) == 2 else f"differs from the copy on rank {reference}"
+def _violation(key: Key, split: CopySplit, values: Mapping[int, int]) -> Violation:
+    kind, name, axis, _ = key
+    check = _KINDS.get(kind) or _AXES.get(axis, f"{axis} copies")
+    text = _settings_text(values, split) if kind == "setting" else split.text
+    return Violation(check, name, split.ranks, text, split.is_decided)
 
 
-def _merged(found: Sequence[Violation]) -> list[Violation]:
-    merged: dict[tuple[str, str], Violation] = {}
-    for each in found:
-        known = merged.get((each.check, each.tensor))
-        ranks = tuple(sorted({*each.ranks, *(known.ranks if known else ())}))
-        merged[each.check, each.tensor] = Violation(each.check, each.tensor, ranks, (known or each).text)
-    return list(merged.values())
+def _settings_text(values: Mapping[int, int], split: CopySplit) -> str:
+    usual = values[split.reference]
+    apart = next(rank for rank in split.ranks if values[rank] != usual)
+    return f"is {as_number(values[apart]):g} on rank {apart} and {as_number(usual):g} on rank {split.reference}"
 
 
 def as_bits(number: float) -> int:
@@ -96,8 +76,10 @@ def find_wrong_data(data: Sequence[int], members: Sequence[Members]) -> Iterator
             by_digest[data[rank]].append(rank)
         for digest, same in by_digest.items():
             if digest and len(same) > 1:
-                yield Violation("data", "batch", tuple(same), "these data-parallel ranks have read the same samples")
+                text = "these data-parallel ranks have read the same samples"
+                yield Violation("data", "batch", tuple(same), text, is_decided=False)
     for ranks in dict.fromkeys(groups["tp"] for groups in members if "tp" in groups):
-        known = {data[rank] for rank in ranks if data[rank]}
-        if len(known) > 1:
-            yield Violation("data", "batch", ranks, "the ranks of a tensor-parallel group have read different samples")
+        split = find_split(known) if (known := {rank: data[rank] for rank in ranks if data[rank]}) else None
+        if split is not None:
+            text = "the ranks of a tensor-parallel group have read different samples"
+            yield Violation("data", "batch", split.ranks, text, split.is_decided)

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from bigsci_launch.errors import BslError, GuardError
 from bigsci_launch.train.attach.equal import EqualChecker, find_wrong_data
 from bigsci_launch.train.attach.exchange import SLOTS, Exchange, LoopWord
-from bigsci_launch.train.attach.findings import gather_findings, in_order, in_words, merged
+from bigsci_launch.train.attach.findings import gather_findings, in_order, in_words
 from bigsci_launch.train.attach.places import find_places
 from bigsci_launch.train.attach.records import open_records
 from bigsci_launch.train.attach.seal import StateSeal
@@ -27,7 +27,9 @@ from bigsci_launch.train.attach.state import LoopState
 from bigsci_launch.train.attach.watched import Sharded, by_marks, local
 from bigsci_launch.train.attach.witness import Gradient, GradientWitness, group_of
 from bigsci_launch.train.device.digest import digests_on_device
-from bigsci_launch.train.guards.copies import Violation
+from bigsci_launch.train.device.gpu import finish_queued_work
+from bigsci_launch.train.guards.copies import Violation, merge
+from bigsci_launch.train.guards.interval import AutoInterval
 
 _AIM = 0.0025
 """The share of the training time that `interval="auto"` aims at: half of what the guards may take."""
@@ -88,7 +90,8 @@ class LoopGuards:
         self._places = find_places(groups)
         self._rank, self._group, self._gradient = self._places.rank, group_of(groups or {}), gradient
         self._state = LoopState(model, optimizer, self._places, tied, sharded)
-        self._is_auto, self.interval = interval == "auto", interval if isinstance(interval, int) else 1
+        self._auto = AutoInterval(_AIM) if interval == "auto" else None
+        self.interval = interval if isinstance(interval, int) else 1
         self._stops, self._save_every = action == "stop", save_every
         self._max_skipped, self._num_skipped = max_skipped, 0
         self._fresh_data, self._batches = fresh_data, dict[int, int]()
@@ -134,13 +137,20 @@ class LoopGuards:
 
     def gradients(self) -> None:
         """Look at the reduced gradients; call it after the last backward pass, before clipping and the step."""
+        self._settle_clock()
         started = time.monotonic()
         self._saw_gradients = True
         self._found += self._seal.find_changed(self._state.tensors(), self._rank)
         self._seal.break_open()
         if self._is_armed:
             self._look_at_gradients()
+        self._settle_clock()
         self._cost += time.monotonic() - started
+
+    def _settle_clock(self) -> None:
+        """Before and after what is timed: let the GPU finish, so that its work is counted where it belongs."""
+        if self._auto is not None and self._is_armed:
+            finish_queued_work()
 
     @torch.no_grad()
     def _look_at_gradients(self) -> None:
@@ -166,6 +176,7 @@ class LoopGuards:
         Raises:
             GuardError: anything is wrong on any rank, and the action is `stop`.
         """
+        self._settle_clock()
         started = time.monotonic()
         seconds = max(0.0, started - self._started - self._cost)
         self.steps_done += 1
@@ -178,6 +189,7 @@ class LoopGuards:
         self._record_step(words, seconds)
         sealed = time.monotonic()
         self._seal.close(self._state.tensors(), is_whole=self._is_armed)
+        self._settle_clock()
         now = time.monotonic()
         if self._is_armed:
             # Looking at the seal will take as long again.
@@ -211,7 +223,7 @@ class LoopGuards:
         if self._num_skipped > self._max_skipped:
             text = f"has skipped {self._num_skipped} steps in a row"
             self._found.append(Violation("skipped steps", "optimizer", (self._rank,), text))
-        if after < self._count_before:
+        if not after >= self._count_before:
             text = f"fell from {self._count_before:g} to {after:g}"
             self._found.append(Violation("moments", "step count", (self._rank,), text))
 
@@ -233,19 +245,21 @@ class LoopGuards:
             found += find_wrong_data(slot, self._places.members)
         if any(each.num_findings for each in words):
             found += gather_findings(self._found)
-        return words, in_order(merged(found))
+        return words, in_order(merge(found))
 
     def _choose_interval(self, mine: float, seconds: float) -> None:
-        """With `auto`, choose the shortest interval whose cost stays within the aim; the same on all ranks."""
-        if not self._is_auto or self.steps_done <= _EARLY:
+        """With `auto`, take in another timing, that of the slowest check and of the fastest step of all ranks."""
+        if self._auto is None or self.steps_done < _EARLY:
             return
         worst = torch.tensor([mine, -seconds], dtype=torch.float64, device=self._state.device)
         dist.all_reduce(worst, op=dist.ReduceOp.MAX)
-        cost, fastest = float(worst[0]), -float(worst[1])
-        interval = max(1, math.ceil(cost / (_AIM * max(fastest, 1e-6))))
-        if interval != self.interval and self._rank == 0:
-            self._records.event("guards", interval=interval, seconds=cost, step_seconds=fastest)
-        self.interval = interval
+        choice = self._auto.add(float(worst[0]), -float(worst[1]))
+        if choice is None:
+            return
+        self.interval = choice.interval
+        if self._rank == 0:
+            print(f"guards: {choice}", flush=True)
+            self._records.event("guards", **choice.record())
 
     def _record_step(self, words: Sequence[LoopWord], seconds: float) -> None:
         if self._rank == 0:
@@ -261,11 +275,12 @@ class LoopGuards:
             for violation, sentence in zip(found, sentences, strict=True):
                 coordinates = [self._places.coordinate(rank).as_dict() for rank in violation.ranks]
                 fields = {"check": violation.check, "tensor": violation.tensor, "coordinates": coordinates}
-                self._records.event("guard", **fields, text=sentence)
+                self._records.event("guard", **fields, accused=list(violation.accused), text=sentence)
             print(*(f"guard: step {self.steps_done}: {each}" for each in sentences[:_SHOWN]), sep="\n", flush=True)
         if self._stops:
             more = f" (and {len(sentences) - 1} more)" if len(sentences) > 1 else ""
-            error = GuardError(f"step {self.steps_done}: {sentences[0]}{more}", hint=self._hint())
+            text, first = f"step {self.steps_done}: {sentences[0]}{more}", found[0]
+            error = GuardError(text, hint=self._hint(), accused=first.accused, suspects=first.ranks)
             self._records.fail(error)
             self._records.close()
             raise error

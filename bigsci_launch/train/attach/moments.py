@@ -16,6 +16,7 @@ from torch import Tensor
 
 from bigsci_launch.train.attach.watched import moments_of
 from bigsci_launch.train.guards.copies import Violation
+from bigsci_launch.train.guards.flow.ratios import ratio, root
 
 ABSURD = 1e18
 """A weight or a moment of this size is damage: its square is beyond 32 bits."""
@@ -26,10 +27,10 @@ _SLACK, _SMALLEST = 1.02, 1e-18
 
 def moment_bound(beta1: float, beta2: float) -> float:
     """Return the largest |m| / sqrt(v) that AdamW can produce; infinite if there is no bound."""
-    ratio = beta1**2 / beta2 if beta2 > 0 else math.inf
-    if ratio >= 1 or beta2 >= 1:
+    decay = ratio(beta1 * beta1, beta2)
+    if not (decay < 1 and beta2 < 1):
         return math.inf
-    return (1 - beta1) / math.sqrt((1 - beta2) * (1 - ratio))
+    return ratio(1 - beta1, root((1 - beta2) * (1 - decay)))
 
 
 @torch.no_grad()
@@ -61,7 +62,7 @@ def find_wrong_moments(
     bounds = {
         id(tensor): moment_bound(*(float(beta) for beta in group["betas"]))
         for group in optimizer.param_groups
-        if "betas" in group
+        if len(group.get("betas") or ()) == 2  # others have other recurrences
         for tensor in group["params"]
     }
     seen: list[tuple[str, float]] = []
@@ -115,8 +116,8 @@ def settings_of(optimizer: torch.optim.Optimizer) -> dict[str, float]:
         place = f"of optimizer group {number}"
         found[f"step count {place}"] = steps_of_group(optimizer, group)
         for key in ("lr", "eps", "weight_decay"):
-            found[f"{key} {place}"] = float(group.get(key, 0.0))
-        for index, beta in enumerate(group.get("betas", (0.0, 0.0))):
+            found[f"{key} {place}"] = float(group.get(key) or 0.0)
+        for index, beta in enumerate(group.get("betas") or (0.0, 0.0)):
             found[f"beta{index + 1} {place}"] = float(beta)
     return found
 

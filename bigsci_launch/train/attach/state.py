@@ -25,6 +25,7 @@ from bigsci_launch.train.attach.watched import (
 )
 from bigsci_launch.train.device.digest import digests_on_device
 from bigsci_launch.train.guards.copies import Violation
+from bigsci_launch.train.guards.flow.ratios import is_within
 
 _MOMENTS = ("exp_avg", "exp_avg_sq")
 _APART = ("pp", "ep")
@@ -90,7 +91,7 @@ class LoopState:
         found = [*find_absurd(weights, rank), *find_wrong_moments(self._optimizer, self._states, rank)]
         for one, other in self._tied:
             left, right = (getattr(*place) for place in (self._owners[one], self._owners[other]))
-            if left is not right and not torch.equal(local(left), local(right)):
+            if left is not right and not _is_equal(local(left), local(right)):
                 found.append(Violation("tied copies", other, (rank,), f"differs from {one}, to which it is tied"))
         return found
 
@@ -98,7 +99,7 @@ class LoopState:
         """Find optimizer groups that have another learning rate than `lr`."""
         found = []
         for number, group in enumerate(self._optimizer.param_groups):
-            if abs(float(group["lr"]) - lr) > 1e-6 * abs(lr):
+            if not is_within(abs(float(group["lr"]) - lr), 1e-6 * abs(lr)):
                 text = f"is {float(group['lr']):g}; the schedule gives {lr:g} for step {step}"
                 name = f"lr of optimizer group {number}"
                 found.append(Violation("optimizer settings", name, (self._places.rank,), text))
@@ -125,6 +126,11 @@ class LoopState:
         parts = self.tensors()
         found = {name: f"{value & (2**64 - 1):016x}" for name, value in zip(parts, _digests(parts), strict=True)}
         return {**found, "step count": f"{self.step_count():g}"}
+
+
+def _is_equal(one: Tensor, other: Tensor) -> bool:
+    """Return whether two tensors are equal, or the same bits: NaN is not equal to itself."""
+    return torch.equal(one, other) or (one.shape == other.shape and len({*digests_on_device([one, other])}) == 1)
 
 
 def _owner(model: nn.Module, name: str) -> tuple[nn.Module, str]:

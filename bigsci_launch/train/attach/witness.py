@@ -22,6 +22,7 @@ from torch.distributed.tensor import DTensor, Replicate
 
 from bigsci_launch.train.attach.watched import local, plain_name
 from bigsci_launch.train.guards.copies import Violation
+from bigsci_launch.train.guards.flow.ratios import ratio, root
 
 Gradient = Callable[[Any], Tensor | None]
 """Returns the reduced gradient of a parameter, or None."""
@@ -94,11 +95,11 @@ class GradientWitness:
         wrong = []
         found = zip(self._layers, seen.tolist(), _projections(self._layers, gradient), strict=True)
         for witnessed, (total, noise, unseen), (projection, size) in found:
-            expected, scale = factor * total, factor * math.sqrt(max(0.0, noise)) + size
+            expected, scale = factor * total, factor * root(max(0.0, noise)) + size
             tolerance = max(_TIMES_EPSILON * epsilon, _LEAST) * scale + _SMALLEST
             is_known = not unseen and math.isfinite(expected) and math.isfinite(projection)
             if is_known and abs(projection - expected) > tolerance:
-                wrong.append((f"{witnessed.name}.weight", projection / expected if expected else math.inf))
+                wrong.append((f"{witnessed.name}.weight", ratio(projection, expected)))
         relation = _relation([ratio for _, ratio in wrong])
         text = f"its gradient {relation} what the backward passes of all data-parallel ranks add up to"
         yield from (Violation("gradient reduction", name, (rank,), text) for name, _ in wrong)
@@ -107,9 +108,7 @@ class GradientWitness:
 def _relation(ratios: Sequence[float]) -> str:
     """A factor, if several layers have the same; a projection says nothing about the whole otherwise."""
     middle = sorted(ratios)[len(ratios) // 2] if ratios else math.inf
-    has_factor = (
-        middle not in (0.0, math.inf) and sum(abs(each / middle - 1) < 0.05 for each in ratios) > len(ratios) / 2
-    )
+    has_factor = sum(abs(ratio(each, middle) - 1) < 0.05 for each in ratios) > len(ratios) / 2
     return f"is {middle:.3g} times" if has_factor and len(ratios) > 1 else "does not follow from"
 
 
@@ -176,7 +175,7 @@ def _projections(layers: Sequence[Witnessed], gradient: Gradient) -> list[tuple[
             found.append(witnessed.left.new_zeros(2, dtype=torch.float64))
             continue
         found.append(_projection(reduced, witnessed))
-    return [(projection, math.sqrt(max(0.0, square))) for projection, square in torch.stack(found).tolist()]
+    return [(projection, root(max(0.0, square))) for projection, square in torch.stack(found).tolist()]
 
 
 def _projection(reduced: Tensor, witnessed: Witnessed) -> Tensor:

@@ -1,4 +1,4 @@
-"""What torch knows of this rank's GPU. Nothing here waits for the GPU."""
+"""What torch knows of this rank's GPU. Only `finish_queued_work` waits for it."""
 
 from __future__ import annotations
 
@@ -8,6 +8,12 @@ import torch
 def computes_on_gpu() -> bool:
     """Return whether this rank has chosen a GPU; one that is merely visible does not count."""
     return bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
+
+
+def finish_queued_work() -> None:
+    """Wait until the GPU has done all that it was given, if there is one: otherwise the next clock would count it."""
+    if computes_on_gpu():
+        torch.cuda.synchronize()
 
 
 def memory_figures() -> dict[str, int]:

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from bigsci_launch.config.schema.run import OptimizerSection, RunConfig
 from bigsci_launch.train.guards.copies import Violation
+from bigsci_launch.train.guards.flow.ratios import power, ratio
 from bigsci_launch.train.guards.moments import (
     ABSURD,
     MomentLimits,
@@ -135,7 +136,7 @@ class OptimizerWatch:
     def _find_wrong_moments(self) -> Iterator[Violation]:
         size = largest_size(self._config.clip_grad, self._had_size)
         for part, state in zip(self._parts, self._states, strict=True):
-            num_steps = max(0, round(float(state.get("step", 0)) - self._began))
+            num_steps = steps_since(self._began, float(state.get("step", 0)))
             factor = moment_factor(self._config.betas, num_steps, self._had_factor)
             yield from find_wrong_moments(part, state, MomentLimits(factor, size), self._rank)
         yield from self._find_padding("first moment", "second moment")
@@ -199,9 +200,15 @@ class OptimizerWatch:
         old = {"fp32 master": before.weight, "first moment": before.first, "second moment": before.second}[label]
         due, real = value - old, tensor[before.at].double() - old
         size = float(due @ due)
-        factor = f"; they moved {float(real @ due) / size:.3g} times as far as AdamW moves them" if size else ""
+        times = ratio(float(real @ due), size)
+        factor = f"; they moved {times:.3g} times as far as AdamW moves them" if size else ""
         text = f"{int(wrong.sum())} of {len(wrong)} elements looked at are not what AdamW makes of them{factor}"
         return Violation("optimizer update", f"{label} of {name}", (self._rank,), text)
+
+
+def steps_since(began: float, count: float) -> int:
+    """Return how many steps a count has grown by; 0 for a count that is none, which has a finding of its own."""
+    return max(0, round(count - began)) if math.isfinite(count - began) else 0
 
 
 def _size(first: Tensor, second: Tensor) -> float:
@@ -234,8 +241,8 @@ def expected_update(
     one, two = config.betas
     first = one * before.first + (1 - one) * before.gradient
     second = two * before.second + (1 - two) * before.gradient**2
-    mean = first / (1 - one**before.count)
-    spread = (second / (1 - two**before.count)).sqrt()
+    mean = first / (1 - power(one, before.count))
+    spread = (second / (1 - power(two, before.count))).sqrt()
     weight = before.weight * (1 - learning_rate * decay) - learning_rate * mean / (spread + config.epsilon)
     return weight, first, second
 
@@ -250,8 +257,8 @@ def tolerances(
     weight, _, second = expected
     one, two = config.betas
     moved = (weight - before.weight).abs()
-    cancelled = (one * before.first.abs() + (1 - one) * before.gradient.abs()) / (1 - one**before.count)
-    spread = (second / (1 - two**before.count)).sqrt() + config.epsilon
+    cancelled = (one * before.first.abs() + (1 - one) * before.gradient.abs()) / (1 - power(one, before.count))
+    spread = (second / (1 - power(two, before.count))).sqrt() + config.epsilon
     lost_bits = _LAST_BIT * learning_rate * cancelled / spread
     return (
         _LAST_BIT * before.weight.abs() + _UPDATE_TOLERANCE * moved + lost_bits + 1e-30,

@@ -20,7 +20,7 @@ from xxhash import xxh3_64, xxh3_64_intdigest
 from bigsci_launch.data.fingerprint import DataFingerprint
 from bigsci_launch.topology import Topology
 from bigsci_launch.train.batches import Batches
-from bigsci_launch.train.guards.copies import Violation
+from bigsci_launch.train.guards.copies import Violation, find_split
 from bigsci_launch.train.guards.step_word import DataWord
 
 CHECK = "data"
@@ -109,19 +109,14 @@ def _find_apart(words: Sequence[DataWord], topology: Topology) -> Iterator[Viola
         if word.read:
             readers[topology.coordinate(rank).dp_rank].append(rank)
     for ranks in readers.values():
-        digests = Counter(words[rank].read for rank in ranks)
-        if len(digests) > 1:
-            yield _name_apart(words, ranks, digests)
-
-
-def _name_apart(words: Sequence[DataWord], ranks: Sequence[int], digests: Counter[int]) -> Violation:
-    (common, most), (_, second) = digests.most_common(2)
-    if most > second:
-        wrong = tuple(rank for rank in ranks if words[rank].read != common)
-        first = next(rank for rank in ranks if words[rank].read == common)
-        return Violation(CHECK, "tokens and labels", wrong, f"differ from those that rank {first} read in this step")
-    text = "they must read the same tokens and labels, but did not; which of them is wrong is not known"
-    return Violation(CHECK, "tokens and labels", tuple(ranks), text)
+        split = find_split({rank: words[rank].read for rank in ranks})
+        if split is not None:
+            text = (
+                f"differ from those that rank {split.reference} read in this step"
+                if split.is_decided
+                else "they must read the same tokens and labels, but did not; which of them is wrong is not known"
+            )
+            yield Violation(CHECK, "tokens and labels", split.ranks, text, split.is_decided)
 
 
 def _find_strangers(words: Sequence[DataWord], topology: Topology) -> Iterator[Violation]:
@@ -136,29 +131,27 @@ def _find_strangers(words: Sequence[DataWord], topology: Topology) -> Iterator[V
     doubted = Counter(rank for pair in pairs for rank in pair)
     for rank, after in pairs:
         if words[rank].read == words[after].read:
-            yield Violation(CHECK, "samples", (rank, after), "they trained on the same samples")
+            yield Violation(CHECK, "samples", (rank, after), "they trained on the same samples", is_decided=False)
         elif topology.dp > 2 and doubted[rank] != doubted[after]:
             wrong = max(rank, after, key=lambda each: doubted[each])
             yield Violation(CHECK, "samples", (wrong,), "its dataset or its place in it is not that of its neighbours")
         else:
             text = "their datasets, or their places in them, differ; which of them is wrong is not known"
-            yield Violation(CHECK, "samples", (rank, after), text)
+            yield Violation(CHECK, "samples", (rank, after), text, is_decided=False)
 
 
 def compare_fingerprints(everywhere: Sequence[DataFingerprint]) -> list[Violation]:
     """Find ranks that opened another dataset than most; `everywhere` holds the fingerprints, by rank."""
-    common, most = Counter(each.contents for each in everywhere).most_common(1)[0]
-    wrong = tuple(rank for rank, each in enumerate(everywhere) if each.contents != common)
-    if not wrong:
+    split = find_split({rank: each.contents for rank, each in enumerate(everywhere)})
+    if split is None:
         return []
-    right = next(each for each in everywhere if each.contents == common)
-    if most > len(everywhere) - most:
-        text = f"opened {_shown(everywhere[wrong[0]])}; the other ranks opened {_shown(right)}"
-        return [Violation(CHECK, "dataset", wrong, text)]
-    text = (
-        f"ranks opened different datasets: {_shown(right)}, {_shown(everywhere[wrong[0]])}; which is right is not known"
-    )
-    return [Violation(CHECK, "dataset", tuple(range(len(everywhere))), text)]
+    right = everywhere[split.reference]
+    wrong = next(each for rank in split.ranks if (each := everywhere[rank]).contents != right.contents)
+    if split.is_decided:
+        text = f"opened {_shown(wrong)}; the other ranks opened {_shown(right)}"
+    else:
+        text = f"ranks opened different datasets: {_shown(right)}, {_shown(wrong)}; which is right is not known"
+    return [Violation(CHECK, "dataset", split.ranks, text, split.is_decided)]
 
 
 def _shown(data: DataFingerprint) -> str:

@@ -28,11 +28,13 @@ from deepspeed.runtime.pipe import schedule
 from deepspeed.runtime.pipe.engine import PipelineEngine
 from torch import Tensor, nn
 
+from bigsci_launch.train.device.gpu import finish_queued_work
 from bigsci_launch.train.guards.copies import TIED, Violation
 from bigsci_launch.train.guards.data import TakenData
 from bigsci_launch.train.guards.flow.clipping import ClipWatch, clip_factor
 from bigsci_launch.train.guards.flow.layers import LayerWatch
 from bigsci_launch.train.guards.flow.loss import LossWatch
+from bigsci_launch.train.guards.flow.ratios import is_within, ratio, root
 from bigsci_launch.train.guards.flow.reduction import ReductionWatch
 from bigsci_launch.train.guards.state import digest64, gradient_parts, local_gradient, partitions
 from bigsci_launch.train.model import TransformerLayer
@@ -52,7 +54,7 @@ class GradientWatch:
         self._tied = {name: each for name, each in engine.module.named_parameters() if name.startswith(TIED)}
         # Read once, here: during ZeRO's step the optimizer exposes one group at a time.
         self._parts = partitions(engine.optimizer)
-        self.is_armed = False
+        self.is_armed = self.is_timed = False
         self._loss = LossWatch(engine, tp_group, self._armed)
         self._layers = LayerWatch(engine, self._armed)
         self._reduction = ReductionWatch(engine.module, engine.optimizer, self._parts)
@@ -127,8 +129,12 @@ class GradientWatch:
 
     def _look(self, look: Callable[[], None]) -> None:
         if self.is_armed:
+            if self.is_timed:
+                finish_queued_work()
             started = time.monotonic()
             look()
+            if self.is_timed:
+                finish_queued_work()
             self.seconds += time.monotonic() - started
 
     def _see_tied(self) -> None:
@@ -150,7 +156,7 @@ class GradientWatch:
         for number, part in enumerate(self._parts):
             flat = gradient_parts(optimizer, number)
             squares = _squares(flat, part.slices)
-            self._reduced.update({name: square / scale**2 for name, square in squares.items()})
+            self._reduced.update({name: square / (scale * scale) for name, square in squares.items()})
         self.lost_square = lost_in_summing(optimizer)
 
     @torch.no_grad()
@@ -169,9 +175,10 @@ class GradientWatch:
             return
         factor = clip_factor(norm, clip)
         for name, before in self._reduced.items():
-            after = math.sqrt(self._used.get(name, 0.0))
-            if abs(after - factor * math.sqrt(before)) > _FACTOR_TOLERANCE * factor * math.sqrt(before) + 1e-12:
-                real = after / math.sqrt(before) if before else math.inf
+            after, size = root(self._used.get(name, 0.0)), root(before)
+            limit = _FACTOR_TOLERANCE * factor * size + 1e-12
+            if math.isfinite(size) and not is_within(abs(after - factor * size), limit):
+                real = ratio(after, size)
                 text = f"its gradient reached the optimizer scaled by {real:.4g}; clipping calls for {factor:.4g}"
                 yield Violation("clipping", name, (self._rank,), text)
 
@@ -200,7 +207,7 @@ def find_wrong_norm(independent: float, used: float, rank: int, lost: float = 0.
     """
     if not math.isfinite(independent) and not math.isfinite(used):
         return
-    if not abs(independent - used) <= _NORM_TOLERANCE * independent + 2 * lost + 1e-6:
+    if not is_within(abs(independent - used), _NORM_TOLERANCE * independent + 2 * lost + 1e-6):
         text = f"clipping used a norm of {used:.6g}; counting every parameter once gives {independent:.6g}"
         yield Violation("gradient norm", "all gradients", (rank,), text)
 
@@ -223,8 +230,9 @@ def find_wrong_norm_gradients(module: nn.Module, tp_group: dist.ProcessGroup | N
     for name, norm, expected, found in pairs:
         size, apart = float(expected.norm()), float((found - expected).norm())
         if apart > _NORM_TOLERANCES[norm.weight.dtype] * size + 1e-9:
-            ratio = float(found @ expected) / size**2 if size else math.inf
-            text = f"its gradient is {ratio:.3g} times what the layer that reads it implies (off by {apart / size:.0%})"
+            factor = ratio(float(found @ expected), size * size)
+            text = f"its gradient is {factor:.3g} times what the layer that reads it implies"
+            text += f" (off by {apart / size:.0%})" if size else ", which is zero"
             yield Violation("replicated gradients", f"{name}.{'bias' if _has_bias(norm) else 'weight'}", (rank,), text)
 
 

@@ -11,7 +11,7 @@ from bigsci_launch.config.schema.run import RunConfig
 from bigsci_launch.errors import GuardError
 from bigsci_launch.file_names import checkpoint_tag
 from bigsci_launch.topology import Topology
-from bigsci_launch.train.guards.copies import Violation, by_cause, describe
+from bigsci_launch.train.guards.copies import Violation, by_cause, describe, merge
 from bigsci_launch.train.rank_events import RankReport
 
 _SHOWN = 20
@@ -38,7 +38,7 @@ class Judge:
         """Return what all ranks have found; a collective call."""
         everywhere: list[Any] = [None] * self._topology.world_size
         dist.all_gather_object(everywhere, list(found))
-        return _merge([violation for each in everywhere for violation in each])
+        return merge(violation for each in everywhere for violation in each)
 
     def judge(self, step: int, found: Sequence[Violation]) -> None:
         """Gather what all ranks have found and act on it; a collective call.
@@ -61,13 +61,18 @@ class Judge:
             self._tell(step, violations, sentences)
         if self._stops:
             more = f" (and {len(sentences) - 1} more)" if len(sentences) > 1 else ""
-            raise GuardError(f"step {step}: {sentences[0]}{more}", hint=self._hint())
+            raise GuardError(
+                f"step {step}: {sentences[0]}{more}",
+                hint=self._hint(),
+                accused=violations[0].accused,
+                suspects=violations[0].ranks,
+            )
 
     def _tell(self, step: int, violations: Sequence[Violation], sentences: Sequence[str]) -> None:
         for violation, sentence in zip(violations, sentences, strict=True):
             coordinates = [self._topology.coordinate(rank).as_dict() for rank in violation.ranks]
             fields = {"check": violation.check, "tensor": violation.tensor, "coordinates": coordinates}
-            self._report.event("guard", **fields, text=sentence)
+            self._report.event("guard", **fields, accused=list(violation.accused), text=sentence)
         print(*(f"guard: step {step}: {sentence}" for sentence in sentences[:_SHOWN]), sep="\n", flush=True)
 
     def _hint(self) -> str:
@@ -109,14 +114,3 @@ def checked_words(passed: int | None, saved: Sequence[int], began: int) -> str:
     if not suspect:
         return f"{known}, and nothing has been saved since"
     return f"{known}; {checkpoint_tag(suspect[0])} is the first suspect checkpoint: resume from one before it"
-
-
-def _merge(found: Sequence[Violation]) -> list[Violation]:
-    """Merge violations of the same check and tensor on several ranks into one."""
-    by_check: dict[tuple[str, str], list[Violation]] = {}
-    for violation in found:
-        by_check.setdefault((violation.check, violation.tensor), []).append(violation)
-    return [
-        Violation(check, tensor, tuple(sorted({rank for each in same for rank in each.ranks})), same[0].text)
-        for (check, tensor), same in by_check.items()
-    ]

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from bigsci_launch.train.guards.copies import Violation
+from bigsci_launch.train.guards.flow.ratios import power, ratio, root
 from bigsci_launch.train.guards.state import OptimizerPartition
 from bigsci_launch.train.parallel.tensor import VocabularyParallelTable
 
@@ -57,9 +58,18 @@ def moment_factor(betas: Sequence[float], num_steps: int, before: float = 0.0) -
     With `before` 0 the moments were zero.
     """
     first, second = betas
-    ratio = first**2 / second
-    total = num_steps if ratio == 1 else (1 - ratio**num_steps) / (1 - ratio)
-    return math.sqrt((1 - first) ** 2 / (1 - second) * total + ratio**num_steps * before**2)
+    decay = first * ratio(first, second) if first else 0.0
+    kept = power(decay, num_steps)
+    total = num_steps if decay == 1 else sum_of_powers(decay, num_steps)
+    remains = kept * before * before if kept and before else 0.0
+    return root(ratio((1 - first) ** 2, 1 - second) * total + remains)
+
+
+def sum_of_powers(base: float, count: int) -> float:
+    """Return the sum of the first `count` powers of `base`, from 1 on; infinite if it is too large for a float."""
+    if not math.isfinite(base):
+        return math.inf if count > 1 else float(count)
+    return ratio(1 - power(base, count), 1 - base)
 
 
 def largest_size(clip: float, before: float) -> float:
@@ -73,7 +83,11 @@ def largest_size(clip: float, before: float) -> float:
 def largest_factor(first: Tensor, second: Tensor) -> float:
     """Return the largest |m|/sqrt(v) of these moments; infinity if there is no limit that they keep."""
     factors = (
-        float(((one.abs() - _TINY).clamp_(min=0) / two.sqrt()).nan_to_num_(nan=0.0, posinf=math.inf).max())
+        float(
+            ((one.abs() - _TINY).clamp_(min=0) / two.sqrt())
+            .nan_to_num_(nan=0.0, posinf=math.inf, neginf=math.inf)
+            .max()
+        )
         for one, two in _portions([first, second])
     )
     return max(factors, default=0.0)
@@ -98,7 +112,10 @@ def find_wrong_moments(
 
 
 def _is_sound(values: Mapping[str, Tensor | None], limits: MomentLimits) -> bool:
-    present = [each for each in values.values() if each is not None]
+    moments = [values.get(_FIRST), values.get(_SECOND)]
+    present = [each for each in (values["fp32 master"], *moments) if each is not None]
+    if len(present) == 2:  # one moment is gone, which the seal of the state reports
+        return False
     return all(_is_portion_sound(portion, limits) for portion in _portions(present))
 
 
@@ -111,9 +128,12 @@ def _is_portion_sound(portion: Sequence[Tensor], limits: MomentLimits) -> bool:
         return True
     first, second = moments
     lowest, highest = (float(each) for each in torch.aminmax(second))
-    if not (lowest >= 0 and highest <= limits.size**2 and _largest(first) <= limits.size):
+    if not (lowest >= 0 and highest <= limits.size * limits.size and _largest(first) <= limits.size):
         return False
-    excess = torch.addcmul(second * -((limits.factor * _MARGIN) ** 2), first, first)
+    if math.isinf(limits.factor):
+        return True
+    factor = limits.factor * _MARGIN
+    excess = torch.addcmul(second * -(factor * factor), first, first)
     return float(excess.max()) <= _TINY**2
 
 
@@ -141,10 +161,10 @@ def _explain(label: str, pieces: Mapping[str, Tensor], limits: MomentLimits) -> 
     largest = float(piece.abs().max())
     if label == _SECOND and float(piece.min()) < 0:
         return f"holds {float(piece.min()):.3g}, though it is a mean of squares"
-    most = {_FIRST: limits.size, _SECOND: limits.size**2}.get(label, ABSURD)
+    most = {_FIRST: limits.size, _SECOND: limits.size * limits.size}.get(label, ABSURD)
     if largest > most:
         return f"holds {largest:.3g}, and no run comes to more than {most:.3g}"
-    if label == _FIRST:
+    if label == _FIRST and _SECOND in pieces:
         factor = largest_factor(piece, pieces[_SECOND])
         if factor > limits.factor * _MARGIN:
             return f"is {factor:.3g} times the root of the second moment; AdamW's betas allow {limits.factor:.3g}"

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -82,7 +83,9 @@ class FiniteWatch:
             text = f"{self._num_skipped} steps in a row were skipped, the first of them step {first}"
             everywhere = tuple(range(self._topology.world_size))
             self._judge.act(
-                step, [*map(_with(text), found[:1]), *found[1:]] or [Violation(CHECK, "all", everywhere, text)]
+                step,
+                [*map(_with(text), found[:1]), *found[1:]]
+                or [Violation(CHECK, "all", everywhere, text, is_decided=False)],
             )
             self._num_skipped = 0
 
@@ -92,12 +95,13 @@ class FiniteWatch:
 
     def _unexplained(self, losses: Sequence[float]) -> Violation:
         ranks = tuple(rank for rank, loss in enumerate(losses) if not math.isfinite(loss))
-        return Violation(CHECK, "the loss", ranks, f"is {losses[ranks[0]]}; weights and optimizer state are finite")
+        text = f"is {losses[ranks[0]]}; weights and optimizer state are finite"
+        return Violation(CHECK, "the loss", ranks, text, is_decided=len(ranks) == 1)
 
     @torch.no_grad()
     def _find_wrong_weights(self) -> Iterator[Violation]:
         for name, parameter in self._engine.module.named_parameters():
-            if not float(parameter.abs().max()) < ABSURD:
+            if parameter.numel() and not float(parameter.abs().max()) < ABSURD:
                 count = parameter.numel() - int((parameter.abs() < ABSURD).sum())
                 text = f"{count} of {parameter.numel()} elements are not finite, or above {ABSURD:g}"
                 yield Violation(CHECK, f"weight {name}", (self._rank,), text)
@@ -144,7 +148,7 @@ class FiniteWatch:
             count = gradient.numel() - int(torch.isfinite(gradient).sum())
             if count and len(found) < _NAMED_PER_RANK:
                 text = f"{count} of {gradient.numel()} elements are not finite{more}"
-                found.append(Violation(CHECK, f"gradient of {name}", (self._rank,), text))
+                found.append(Violation(CHECK, f"gradient of {name}", (self._rank,), text, is_decided=not more))
         return found
 
 
@@ -163,4 +167,4 @@ def reduced_gradients(engine: PipelineEngine) -> Iterator[tuple[str, Tensor]]:
 
 
 def _with(text: str) -> Callable[[Violation], Violation]:
-    return lambda each: Violation(each.check, each.tensor, each.ranks, f"{each.text}; {text}")
+    return lambda each: replace(each, text=f"{each.text}; {text}")

@@ -67,11 +67,11 @@ class Seal:
             now = sealed_tensors(part, state)
             for label, before in sealed.items():
                 if label not in now:
-                    yield self._violation(label, [next(iter(part.slices))], "is gone")
+                    yield self._violation(label, [*part.slices][:1] or [f"group {part.name}"], "is gone")
                 elif names := _changed(part, now[label], before, self._samples[number]):
                     yield self._violation(label, names, _words(part, now[label], before, self._samples[number], names))
             if self._counts[number] != (count := _count(state)):
-                text = f"was {self._counts[number]:g} after step {self._step}, and is {count} before the next"
+                text = f"was {_shown(self._counts[number])} after step {self._step}, and is {count} before the next"
                 yield Violation(CHECK, f"step count of group {part.name}", (self._rank,), text)
 
     def _violation(self, label: str, names: Sequence[str], what: str) -> Violation:
@@ -127,6 +127,10 @@ def _count(state: Mapping[str, Any]) -> float | None:
     """Return AdamW's step count, if it can be read without waiting for a device."""
     step = state.get("step")
     return None if step is None or (isinstance(step, Tensor) and step.device.type != "cpu") else float(step)
+
+
+def _shown(count: float | None) -> str:
+    return "not there" if count is None else f"{count:g}"
 
 
 def _bits(tensor: Tensor) -> Tensor:

@@ -58,7 +58,10 @@ def gradient_parts(optimizer: Any, number: int) -> Tensor:
         part: Tensor = optimizer.fp32_groups_gradient_flat_partition[number]
         return part
     flat: Tensor | None = optimizer._get_preflattened_grad_partition(number)
-    return flat if flat is not None else torch.cat([each.reshape(-1) for each in optimizer.averaged_gradients[number]])
+    if flat is not None:
+        return flat
+    pieces = [each.reshape(-1) for each in optimizer.averaged_gradients[number]]
+    return torch.cat(pieces) if pieces else optimizer.single_partition_of_fp32_groups[number][:0]
 
 
 def local_gradient(parameter: nn.Parameter) -> Tensor | None:

@@ -19,9 +19,10 @@ from deepspeed.runtime.pipe.engine import PipelineEngine
 from bigsci_launch.config.schema.run import RunConfig
 from bigsci_launch.errors import CheckpointError
 from bigsci_launch.runs.checkpoints import digests_path, write_digests
-from bigsci_launch.safe_files import parse_json
+from bigsci_launch.safe_files import parse_json, read_file
 from bigsci_launch.topology import Coordinate, Topology
 from bigsci_launch.train.batches import Batches
+from bigsci_launch.train.device.gpu import finish_queued_work
 from bigsci_launch.train.guards.adam import OptimizerWatch
 from bigsci_launch.train.guards.copies import Column, CopyChecker, Violation, by_cause, holders
 from bigsci_launch.train.guards.data import (
@@ -32,6 +33,7 @@ from bigsci_launch.train.guards.data import (
 )
 from bigsci_launch.train.guards.flow.agreement import agreed_columns, agreed_digests, find_shared_randomness
 from bigsci_launch.train.guards.gradients import GradientWatch, find_wrong_norm
+from bigsci_launch.train.guards.interval import AutoInterval
 from bigsci_launch.train.guards.judge import Judge
 from bigsci_launch.train.guards.seal import WeightSeal
 from bigsci_launch.train.guards.state import (
@@ -87,9 +89,9 @@ class Guards:
         self._first_stage = holders(self._columns, topology)
         self._replicated = {column.name for column in self._columns[rank] if "tp" in column.axes}
         interval = config.guards.interval
+        self._auto = AutoInterval(AIM) if interval == "auto" else None
         self.interval = interval if isinstance(interval, int) else 1
         self._due_early = 2
-        self._is_announced = False
         self._first_step, self._seconds, self._is_last_asked = 0, 0.0, False
         self._alarming: list[Violation] = []
         self._checked: list[Violation] = []
@@ -130,6 +132,7 @@ class Guards:
     def before_step(self, step: int) -> None:
         """Arm the watches if this step is due for a check."""
         self._gradients.is_armed = self._due_early > 0 or self._is_due(step)
+        self._gradients.is_timed = self._is_timed
         self._optimizer.before_step(step, is_armed=self._gradients.is_armed)
         self._optimizer.violations += self._weights.find_broken()
 
@@ -218,6 +221,8 @@ class Guards:
         self._weights.take(step, is_whole=self._optimizer.is_whole and is_next_checked)
 
     def _check_step(self, step: int, seconds: float) -> list[Violation]:
+        if self._is_timed:
+            finish_queued_work()
         started = time.monotonic()
         norm, lost = self._independent_norm()
         used, clip = float(self._engine.get_global_grad_norm() or 0.0), self._config.optimizer.clip_grad
@@ -235,8 +240,10 @@ class Guards:
         violations = self._exchange(found, self._digests(with_gradients=True))
         watched = self._gradients.seconds
         self._gradients.clear()
+        if self._is_timed:
+            finish_queued_work()
+            self._choose_interval(time.monotonic() - started + watched, seconds - watched)
         self._due_early = max(0, self._due_early - 1)
-        self._choose_interval(time.monotonic() - started + watched, seconds - watched)
         return violations
 
     def before_save(self, step: int) -> None:
@@ -296,23 +303,21 @@ class Guards:
             violations += self.judge.gather(found)
         return by_cause(violations)
 
+    @property
+    def _is_timed(self) -> bool:
+        """Whether the interval is chosen, and the first step is over, which takes longer than any other."""
+        return self._auto is not None and self._due_early < 2
+
     def _choose_interval(self, cost: float, step_seconds: float) -> None:
-        """With `auto`, choose the shortest interval whose cost stays within `AIM`; the same on all ranks."""
-        if self._config.guards.interval != "auto" or self._due_early:
-            return
+        """With `auto`, take in another timing, that of the slowest check and of the fastest step of all ranks."""
         slowest = torch.tensor([cost, -step_seconds], dtype=torch.float64, device=self._engine.device)
         dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
-        cost, step_seconds = float(slowest[0]), -float(slowest[1])
-        self.interval = max(1, math.ceil(cost / (AIM * step_seconds)))
-        if self._tells and not self._is_announced:
-            share = cost / (self.interval * step_seconds)
-            text = (
-                f"{cost * 1e3:.1f} ms per check, every {self.interval} steps of {step_seconds * 1e3:.0f} ms: "
-                f"{share:.2%}"
-            )
-            print(f"guards: {text}", flush=True)
-            self._report.event("guards", interval=self.interval, seconds=cost, step_seconds=step_seconds, share=share)
-        self._is_announced = True
+        if self._auto is None or (choice := self._auto.add(float(slowest[0]), -float(slowest[1]))) is None:
+            return
+        self.interval = choice.interval
+        if self._tells:
+            print(f"guards: {choice}", flush=True)
+            self._report.event("guards", **choice.record())
 
 
 def make_guards(
@@ -347,7 +352,7 @@ def read_state_document(folder: Path, rank: int) -> dict[str, Any]:
     """
     path = digests_path(folder, rank)
     try:
-        document: dict[str, Any] = parse_json(path.read_bytes(), allow_nan=True)
+        document: dict[str, Any] = parse_json(read_file(path, follow=True), allow_nan=True)
         return document
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{path}: cannot be read: {error}") from error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from bigsci_launch.train import several
@@ -10,11 +11,11 @@ from bigsci_launch.train import several
 STEP = 3
 
 
-def break_weight(guards: Any) -> None:
-    """Flip one bit of one weight on rank 1, in the half whose masters are on rank 0."""
+def break_weight(guards: Any, rank: int = 1) -> None:
+    """Flip one bit of one weight on a rank, in the part whose masters are on rank 0."""
     import torch
 
-    if guards._rank == 1:
+    if guards._rank == rank:
         weight = next(guards._engine.module.parameters())
         bits = weight.data.view(torch.int16 if weight.element_size() == 2 else torch.int32)
         bits.view(-1)[5] ^= 1
@@ -42,6 +43,8 @@ def break_settings(guards: Any) -> None:
 
 BREAKS: dict[str, Callable[[Any], None]] = {
     "weight": break_weight,
+    "weight of rank 0": partial(break_weight, rank=0),
+    "weight of rank 2": partial(break_weight, rank=2),
     "master": break_master,
     "norm": break_norm,
     "weight before a save": break_weight,

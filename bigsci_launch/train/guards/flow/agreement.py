@@ -80,4 +80,4 @@ def find_shared_randomness(
         other = first.setdefault(key, rank)
         if other != rank:
             text = "data-parallel ranks have the same random state, so they draw the same dropout masks"
-            yield Violation("random states", "dropout", (other, rank), text)
+            yield Violation("random states", "dropout", (other, rank), text, is_decided=False)

@@ -10,9 +10,11 @@ from typing import Any
 import numpy as np
 import torch
 from deepspeed.runtime.bf16_optimizer import BF16_Optimizer
+from numpy.typing import NDArray
 from torch import Tensor
 
 from bigsci_launch.train.guards.copies import Violation
+from bigsci_launch.train.guards.flow.ratios import is_within, ratio
 from bigsci_launch.train.guards.state import OptimizerPartition
 from bigsci_launch.train.optimizer import loss_scale
 
@@ -23,7 +25,7 @@ _TINY = 1e-12
 
 def clip_factor(norm: float, clip: float) -> float:
     """Return the factor by which gradients of that norm are scaled; a `clip` of 0 clips nothing."""
-    return min(1.0, clip / (norm + 1e-6)) if clip > 0 else 1.0
+    return min(1.0, ratio(clip, norm + 1e-6)) if clip > 0 else 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,13 +77,19 @@ class ClipWatch:
             return
         factor = clip_factor(norm, clip)
         for number, used in self._used.items():
-            before = self._before[number].values.double().cpu().numpy() * (factor / self._scale)
-            after = used.double().cpu().numpy()
-            size, apart = float(np.linalg.norm(before)), float(np.linalg.norm(after - before))
-            if apart > _TOLERANCE * size + _TINY:
-                real = float(after @ before) / size**2 * factor if size else math.inf
+            before, after = (each.double().cpu().numpy() for each in (self._before[number].values, used))
+            size, apart, along = _compare(before, factor / self._scale, after)
+            if math.isfinite(size) and not is_within(apart, _TOLERANCE * size + _TINY):
+                real = ratio(along, size * size) * factor
                 text = f"gradients reached the optimizer scaled by {real:.4g}; clipping calls for {factor:.4g}"
                 yield Violation("clipping", f"group {self._parts[number].name}", (rank,), text)
+
+
+@np.errstate(all="ignore")
+def _compare(before: NDArray[np.float64], factor: float, after: NDArray[np.float64]) -> tuple[float, float, float]:
+    """Return the size of `before` times `factor`, how far `after` is from it, and their product; any may be NaN."""
+    due = before * factor
+    return float(np.linalg.norm(due)), float(np.linalg.norm(after - due)), float(after @ due)
 
 
 def largest_piece(optimizer: Any, number: int) -> tuple[int, Tensor]:
@@ -93,5 +101,7 @@ def largest_piece(optimizer: Any, number: int) -> tuple[int, Tensor]:
     if flat is not None:
         return 0, flat
     pieces = [each.reshape(-1) for each in optimizer.averaged_gradients[number]]
+    if not pieces:
+        return 0, optimizer.single_partition_of_fp32_groups[number][:0]
     longest = max(range(len(pieces)), key=lambda index: len(pieces[index]))
     return sum(len(each) for each in pieces[:longest]), pieces[longest]

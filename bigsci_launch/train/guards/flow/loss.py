@@ -17,6 +17,7 @@ from torch import Tensor
 from xxhash import xxh3_64_intdigest
 
 from bigsci_launch.train.guards.copies import Violation
+from bigsci_launch.train.guards.flow.ratios import ratio
 from bigsci_launch.train.guards.flow.samples import distance, spread
 from bigsci_launch.train.guards.state import bytes_of
 from bigsci_launch.train.optimizer import loss_scale
@@ -69,7 +70,7 @@ class LossWatch:
     def _look(self, loss: VocabularyParallelLoss, logits: Tensor, labels: Tensor) -> None:
         """Keep some tokens, from which their gradient follows."""
         rows = torch.tensor(spread(labels.numel(), _TOKENS), device=logits.device)
-        factor = (loss_scale(self._engine.optimizer) or 1.0) / (self._engine.micro_batches * labels.numel())
+        factor = ratio(loss_scale(self._engine.optimizer) or 1.0, self._engine.micro_batches * labels.numel())
         self._seen = _SeenTokens(loss, _rows(logits, rows), labels.flatten()[rows], factor)
 
         def see(gradient: Tensor) -> None:

@@ -86,10 +86,13 @@ class ReductionWatch:
         for sample in self._reduced:
             mean, scale = means[sample.name][sample.inside], sizes[sample.name][sample.inside]
             limit = _TOLERANCE[self._weights[sample.name].dtype] * scale + 1e-30
-            count = int((((sample.found - mean).abs() > limit) & torch.isfinite(mean)).sum())
+            # What is not a number is within no limit.
+            is_close = (sample.found - mean).abs() <= limit
+            count = int((~is_close & torch.isfinite(mean)).sum())
             if count:
                 text = f"{count} of {len(mean)} compared elements are not the mean over the data-parallel ranks"
-                yield Violation("gradient reduction", sample.name, (rank,), text)
+                # The rank whose partition holds the sum; any rank may have sent a wrong part of it.
+                yield Violation("gradient reduction", sample.name, (rank,), text, is_decided=False)
 
 
 def _at(parameter: nn.Parameter, places: Sequence[int]) -> Tensor:

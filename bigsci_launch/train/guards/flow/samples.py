@@ -7,6 +7,8 @@ import math
 import torch
 from torch import Tensor
 
+from bigsci_launch.train.guards.flow.ratios import ratio
+
 VECTORS = 8
 
 
@@ -39,4 +41,4 @@ def distance(found: Tensor, expected: Tensor) -> tuple[float, float]:
     size, apart = float(expected.norm()), float((found - expected).norm())
     if not size:
         return (math.inf if apart > 1e-9 else 0.0), math.inf
-    return apart / size, float(found.flatten() @ expected.flatten()) / size**2
+    return ratio(apart, size), ratio(float(found.flatten() @ expected.flatten()), size * size)

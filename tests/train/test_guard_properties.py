@@ -1,0 +1,214 @@
+"""No guard raises anything but its finding, whatever numbers it meets, and equal copies raise none."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("deepspeed")
+pytestmark = pytest.mark.torch
+
+from hypothesis import HealthCheck, given, settings  # noqa: E402
+from hypothesis import strategies as st  # noqa: E402
+from torch import nn  # noqa: E402
+
+from bigsci_launch.config.schema.run import OptimizerSection  # noqa: E402
+from bigsci_launch.topology import Topology  # noqa: E402
+from bigsci_launch.train.attach.moments import find_absurd, find_wrong_moments, moment_bound  # noqa: E402
+from bigsci_launch.train.attach.seal import StateSeal  # noqa: E402
+from bigsci_launch.train.attach.witness import _relation  # noqa: E402
+from bigsci_launch.train.device.digest import digests_on_device  # noqa: E402
+from bigsci_launch.train.guards import adam, gradients, moments, state  # noqa: E402
+from bigsci_launch.train.guards.copies import Column, CopyChecker, Violation  # noqa: E402
+from bigsci_launch.train.guards.flow.clipping import ClipWatch, clip_factor  # noqa: E402
+from bigsci_launch.train.guards.flow.samples import distance, spread  # noqa: E402
+from bigsci_launch.train.guards.seal import Seal  # noqa: E402
+
+SMALL = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+SPECIAL = [0.0, -0.0, 1.0, -1.0, 1e-45, 6e-8, 1e-30, 1e30, 3.4e38, math.inf, -math.inf, math.nan]
+NUMBERS = st.one_of(st.sampled_from([*SPECIAL, 1e-320, 1e-170, 1e200, 1.7e308]), st.floats())
+DTYPES = st.sampled_from([torch.float32, torch.bfloat16, torch.float16])
+
+
+SIZES, NOT_EMPTY = st.sampled_from([0, 1, 2, 7, 64]), st.sampled_from([1, 2, 7])
+
+
+@st.composite
+def tensors(draw: Any, dtypes: Any = DTYPES, sizes: Any = SIZES, count: int = 1) -> Any:
+    """Return tensors of one size: constant ones, or with a special number at a place."""
+    dtype, size = draw(dtypes), draw(sizes)
+    found = []
+    for _ in range(count):
+        tensor = torch.full((size,), draw(st.sampled_from(SPECIAL)), dtype=torch.float32)
+        if size and draw(st.booleans()):
+            tensor[draw(st.integers(0, size - 1))] = draw(st.sampled_from(SPECIAL))
+        found.append(tensor.to(dtype))
+    return found
+
+
+def check(found: Iterable[Any]) -> list[Violation]:
+    """Run a check to its end; it must give findings in words, and nothing else."""
+    violations = list(found)
+    assert all(isinstance(each, Violation) and each.text and each.ranks for each in violations)
+    return violations
+
+
+def partition(weights: Any, master: Any) -> Any:
+    size = len(master)
+    slices = {"one": (0, size // 2), "two": (size // 2, size - size // 2)}
+    return state.OptimizerPartition("decay", weights, master, slices if size else {})
+
+
+@SMALL
+@given(tensors())
+def test_equal_copies_have_equal_digests_and_raise_no_finding(drawn: Any) -> None:
+    (tensor,) = drawn
+    copies = [tensor, tensor.clone(), tensor.clone()]
+    assert len({state.digest64(each) for each in copies}) == len({*digests_on_device(copies)}) == 1
+    checker = CopyChecker([[Column("w", ("dp",))]] * 3, Topology(dp=3))
+    assert checker.find_unequal(np.array([[state.digest64(each)] for each in copies])) == []
+    masters = tensor.float()
+    assert check(state.find_masters_apart([partition(masters.to(tensor.dtype), masters)], 0)) == []
+
+
+@SMALL
+@given(tensors(count=2), st.booleans())
+def test_seals_of_any_state_hold_until_it_changes(drawn: Any, is_whole: bool) -> None:
+    weights, moment = drawn
+    optimizer_state = {"exp_avg": moment.float(), "step": torch.tensor(3.0)}
+    seal = Seal([partition(weights, weights.float())], [optimizer_state], 0)
+    seal.take(3, is_whole=is_whole)
+    assert check(seal.find_broken()) == []
+    moment_before = optimizer_state.pop("exp_avg")
+    assert [each.check for each in check(seal.find_broken())] == ["memory"]
+    optimizer_state.update(exp_avg=moment_before * -2 + 1, step=torch.tensor(math.nan))
+    assert check(seal.find_broken())
+    loop = StateSeal()
+    loop.close({"w": weights, "m": moment}, is_whole=is_whole)
+    assert check(loop.find_changed({"w": weights.clone(), "m": moment.clone()}, 0)) == []
+    check(loop.find_changed({"w": weights, "m": weights * 3 + 1}, 0))
+
+
+@SMALL
+@given(tensors(st.just(torch.float32), count=4), NUMBERS, NUMBERS, NUMBERS)
+def test_moments_of_any_kind_give_findings_only(drawn: Any, factor: float, size: float, count: float) -> None:
+    master, first, second, gradient = drawn
+    part, limits = partition(master.bfloat16(), master), moments.MomentLimits(abs(factor), abs(size))
+    for kept in ({}, {"exp_avg": first}, {"exp_avg_sq": second}, {"exp_avg": first, "exp_avg_sq": second}):
+        check(moments.find_wrong_moments(part, kept, limits, 0))
+    assert moments.largest_factor(first, second) >= 0
+    assert adam.steps_since(0.0, count) >= 0
+    adam._size(first, second)
+    before = adam.Before(
+        torch.arange(len(master)), master.double(), first.double(), second.double(), gradient.double(), count
+    )
+    for betas in ([0.9, 0.95], [0.0, 0.0], [0.99, 0.9]):
+        config = OptimizerSection(betas=betas)
+        adam.tolerances(before, adam.expected_update(before, config, 1e-3, 0.1), config, 1e-3)
+
+
+@SMALL
+@given(st.floats(0, 1, exclude_max=True), st.floats(0, 1, exclude_max=True), st.integers(0, 10**9), NUMBERS)
+def test_the_limit_of_moments_is_a_number_for_all_betas(one: float, two: float, steps: int, before: float) -> None:
+    assert moments.moment_factor([one, two], steps, 0.0) >= 0
+    assert moments.moment_factor([one, two], steps, abs(before)) >= 0 or math.isnan(before)
+    assert moment_bound(one, two) >= 0
+
+
+@SMALL
+@given(tensors(count=3))
+def test_the_moments_of_a_loop_give_findings_only(drawn: Any) -> None:
+    weight, first, second = drawn
+    parameter = nn.Parameter(weight)
+    for betas in ((0.9, 0.999), (0.9, 0.0), (0.9, 0.9, 0.9)):
+        optimizer = SimpleNamespace(
+            param_groups=[{"params": [parameter], "betas": betas}],
+            state={parameter: {"exp_avg": first, "exp_avg_sq": second}},
+        )
+        check(find_wrong_moments(optimizer, [("w", parameter)], 0))  # type: ignore[arg-type]
+    check(find_absurd({"w": weight}, 0))
+
+
+@SMALL
+@given(tensors(count=2))
+def test_the_distance_of_any_gradients_is_a_pair_of_numbers(drawn: Any) -> None:
+    found, expected = (each.float() for each in drawn)
+    apart, _ = distance(found, expected)
+    assert math.isnan(apart) or apart >= 0
+    same, _ = distance(found, found.clone())
+    assert math.isnan(same) or same == 0
+
+
+class Layer(nn.Module):
+    """What the check of norms reads of a transformer layer."""
+
+    def __init__(self, drawn: Any, has_bias: bool) -> None:
+        super().__init__()
+        self.attention = nn.Module()
+        self.mlp = nn.Module()
+        self.attention_norm, self.mlp_norm = (nn.LayerNorm(4, bias=has_bias) for _ in range(2))
+        self.attention.qkv, self.mlp.up = nn.Linear(4, 6), nn.Linear(4, 6)
+        self.to(drawn[0].dtype)
+        for number, parameter in enumerate(self.parameters()):
+            values, slopes = drawn[number % len(drawn)], drawn[(number + 1) % len(drawn)]
+            parameter.data = values[:1].expand(parameter.shape).clone()
+            parameter.grad = slopes[:1].expand(parameter.shape).clone()
+            parameter.grad.view(-1)[: len(slopes)] = slopes[: parameter.numel()]
+
+
+@SMALL
+@given(tensors(sizes=NOT_EMPTY, count=3), st.booleans())
+def test_the_gradients_of_norms_give_findings_only(drawn: Any, has_bias: bool) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(gradients, "TransformerLayer", Layer)
+        check(gradients.find_wrong_norm_gradients(nn.ModuleDict({"2": Layer(drawn, has_bias)}), None, 0))
+
+
+def test_a_weight_that_became_zero_is_a_finding_of_the_gradients() -> None:
+    """What the layer implies is then zero: the division by it once hid the finding."""
+    layer = Layer([torch.ones(7)], has_bias=True)
+    for reader in (layer.attention.qkv, layer.mlp.up):
+        nn.init.zeros_(reader.weight)  # type: ignore[arg-type, union-attr]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(gradients, "TransformerLayer", Layer)
+        found = check(gradients.find_wrong_norm_gradients(nn.ModuleDict({"2": layer}), None, 3))
+    assert {(each.check, each.accused) for each in found} == {("replicated gradients", (3,))}
+
+
+@SMALL
+@given(NUMBERS, NUMBERS, NUMBERS, NUMBERS)
+def test_norms_and_factors_of_any_size_give_findings_only(one: float, two: float, clip: float, lost: float) -> None:
+    check(gradients.find_wrong_norm(one, two, 0, lost))
+    if math.isfinite(one):
+        assert check(gradients.find_wrong_norm(abs(one), abs(one), 0)) == []
+    assert clip_factor(abs(one), abs(clip)) <= 1 or math.isnan(one)
+    watch = gradients.GradientWatch.__new__(gradients.GradientWatch)
+    watch._rank, watch._reduced, watch._used = 0, {"w": abs(two)}, {"w": abs(lost)}
+    check(watch.find_wrong_clipping(one, abs(clip)))
+    assert _relation([one, two, clip])
+
+
+@SMALL
+@given(tensors(count=2), NUMBERS, NUMBERS)
+def test_clipping_of_any_gradients_gives_findings_only(drawn: Any, norm: float, clip: float) -> None:
+    before, used = drawn
+    watch = ClipWatch(None, [partition(before, before.float())])
+    watch._scale = 1.0
+    watch._before = {0: SimpleNamespace(places=torch.arange(len(before)), values=before)}  # type: ignore[dict-item]
+    watch._used = {0: used}
+    check(watch.findings(abs(norm), abs(clip), 0))
+    if before.isfinite().all() and not used.isfinite().all():
+        assert check(watch.findings(0.5, 1.0, 0))
+
+
+@given(st.integers(0, 10**6), st.integers(1, 100))
+def test_places_to_compare_lie_in_the_tensor(size: int, count: int) -> None:
+    places = spread(size, count)
+    assert all(0 <= place < size for place in places)
+    assert bool(places) == bool(size)
