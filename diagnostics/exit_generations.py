@@ -23,7 +23,13 @@ if TYPE_CHECKING:
 
 CONSEQUENCES = ("lost_peer", "stuck")
 """Kinds of failures that follow from another one, if there is one."""
-REASONS = {"lost_node": "node_failure", "hung": "hang", "stopped": "hang", "asked": "hang"}
+REASONS = {
+    "left_early": "left_early",
+    "lost_node": "node_failure",
+    "hung": "hang",
+    "stopped": "hang",
+    "asked": "hang",
+}
 """Why an attempt ended whose controller gave up after a failure of this kind; after any other, it crashed."""
 MAX_NAMED = 4
 ENDED_FROM_OUTSIDE = "the job was told to end"
@@ -43,6 +49,12 @@ class Generations(NamedTuple):
     def last_cause(self) -> Record | None:
         """What ended the newest generation; None if no failure did."""
         return self.causes[-1][1] if self.causes and self.causes[-1][0] == self.newest else None
+
+    @property
+    def is_judged(self) -> bool:
+        """Whether the controller gave up because of a failure that it has recorded. Ranks without an exit record then
+        say nothing: they waited for a generation that did not begin, or were ended with the job."""
+        return self.last_cause is not None and self.why_given_up is not None
 
     @property
     def why_given_up(self) -> str | None:
@@ -73,7 +85,7 @@ def read_lines(path: Path) -> list[Record]:
     """Return the complete records of a file of JSON lines."""
     found = []
     try:
-        lines = path.read_bytes().splitlines()
+        lines = safe_files.read_file(path).splitlines()
     except OSError:
         return []
     for line in lines:
@@ -106,6 +118,8 @@ def failed_text(cause: Record) -> str:
     how = cause.get("signal") or (f"exit code {cause['code']}" if cause.get("code") is not None else "")
     texts = {
         "died": f"{who} died" + (f" ({how})" if how else ""),
+        "left_early": f"{who} left with exit code 0 before the others",
+        "lost_runner": f"{who} lost its runner",
         "lost_node": f"node {node} was lost",
         "hung": f"{who} hung, and was fenced",
         "stopped": f"{who} was stopped, and was fenced",
@@ -149,22 +163,30 @@ def present(found: Generations, ranks: Ranks) -> Ranks:
 
 def given_up(found: Generations, finding: Finding, ranks: Ranks) -> Finding:
     """Return why an attempt ended whose controller gave up: its reason is the evidence, and the rank that ended the
-    last generation failed first, as far as one is to blame. A rank that was fenced had hung, however it was killed."""
+    last generation failed first, as far as one is to blame, and the exit code is that of the controller. A rank that
+    was fenced had hung, however it was killed."""
     why, cause = found.why_given_up, found.last_cause
-    if why is None or finding.reason not in ("crashed", "node_failure", "hang", "unknown", "launch_failed"):
+    if why is None or finding.reason not in (
+        "crashed",
+        "left_early",
+        "node_failure",
+        "hang",
+        "unknown",
+        "launch_failed",
+    ):
         return finding
     finding = finding._replace(evidence=[f"the controller gave up: {why}", *finding.evidence])
     if cause is None:
         return finding
     reason, rank = REASONS.get(str(cause.get("kind")), "crashed"), cause.get("rank")
     if rank is None:
-        return finding._replace(reason=reason)
-    if finding.first is not None and finding.first["rank"] == rank and reason == "crashed":
+        return finding._replace(reason=reason, status_of=None)
+    if finding.first is not None and finding.first["rank"] == rank and reason in ("crashed", finding.reason):
         return finding._replace(reason=reason)
     first = make_failure(rank, ranks.get(rank, NOTHING), f"{failed_text(cause)}{words_of(cause)}", cause.get("died"))
     known = {name: cause.get(name) for name in ("node", "signal", "code", "step") if cause.get(name) is not None}
     failed = sorted({rank, *finding.failed})
-    return finding._replace(reason=reason, first={**first, **known}, failed=failed)
+    return finding._replace(reason=reason, first={**first, **known}, failed=failed, status_of=None)
 
 
 def words_of(cause: Record) -> str:

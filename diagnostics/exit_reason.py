@@ -33,7 +33,16 @@ if "__file__" in globals():
 sys.dont_write_bytecode = True  # nothing is left in the attempt's tools
 
 import safe_files
-from exit_blame import Finding, find_early, find_failed_check, find_hang, find_own_error, find_stragglers, may_be_lost
+from exit_blame import (
+    Finding,
+    blame_accused,
+    find_early,
+    find_failed_check,
+    find_hang,
+    find_own_error,
+    find_stragglers,
+    may_be_lost,
+)
 from exit_failures import failure_text, find_failures, find_lost, find_silent, ordered, without_marks
 from exit_generations import archived, given_up, present, read_generations, sentence
 from exit_outside import failed_before, find_outside, read_ended_by
@@ -85,11 +94,14 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--restart-count", type=int, default=0)
     parser.add_argument("--terminated", type=float, help="when the script itself got TERM, seconds since the epoch")
     parser.add_argument("--stop-requested", action="store_true", help="ranks were told to save and stop")
-    parser.add_argument("--stop-requested-at", type=float, help="when they were told, seconds since the epoch")
+    parser.add_argument(
+        "--told-before-s", type=float, help="how long before TERM that was, by a clock that never jumps"
+    )
     parser.add_argument("--slurm-reason", default="", help="squeue's reason when TERM came")
     parser.add_argument("--preempted", default="", help="squeue's PreemptTime; N/A or nothing if it is not known")
     parser.add_argument("--lost-nodes", default="", help="nodes that were down when TERM came, separated by blanks")
     parser.add_argument("--slurm-restarts", type=int, default=0, help="squeue's restart count when TERM came")
+    parser.set_defaults(is_judged=False)
     parser.add_argument("--print-only", action="store_true", help="print the record on stdout, and write nothing")
     return parser.parse_args(arguments)
 
@@ -98,20 +110,21 @@ def describe(options: argparse.Namespace, ranks: Ranks, output: JobOutput) -> Re
     """Return the contents of `exit.json`."""
     generations = read_generations(options.attempt_dir)
     if generations is not None:
-        options = argparse.Namespace(**{**vars(options), "world_size": generations.world_size or options.world_size})
+        size = generations.world_size or options.world_size
+        options = argparse.Namespace(**{**vars(options), "world_size": size, "is_judged": generations.is_judged})
         ranks = archived(options.attempt_dir, generations, present(generations, ranks))
     # Ranks of several generations started at several times, which says nothing of clocks.
     clocks = compare_clocks(ranks, options.started) if generations is None or generations.number < 2 else {}
     certain = {node: clock for node, clock in clocks.items() if clock.is_certain}
-    finding = find_reason(options, corrected(ranks, certain), output)
+    finding = find_blamed(options, corrected(ranks, certain), output)
     ended = read_ended_by(options.attempt_dir)
     if generations is not None and options.exit_code:
-        finding = given_up(generations, finding, ranks)
+        finding = blame_accused(given_up(generations, finding, ranks), ranks)
     told = sentence(generations) if generations is not None else None
     notes = [*([told] if told else []), *limit_notes(options, finding.reason, ranks), *clock_notes(clocks)]
     if ended is not None and ended.sentence not in finding.evidence and finding.reason != "finished":
         notes.append(ended.intent)
-    if clocks != certain and rank_of(find_reason(options, corrected(ranks, clocks), output)) != rank_of(finding):
+    if clocks != certain and rank_of(find_blamed(options, corrected(ranks, clocks), output)) != rank_of(finding):
         notes.append("the order of the failures depends on it: the first failure is not certain")
     return {
         "schema_version": SCHEMA_VERSION,
@@ -122,7 +135,7 @@ def describe(options: argparse.Namespace, ranks: Ranks, output: JobOutput) -> Re
         "suspects": finding.suspects,
         "collectives": finding.collectives,
         "evidence": [*finding.evidence, *notes],
-        "cause": launch_cause(output.lines) if finding.reason == "launch_failed" else output.no_room,
+        "cause": launch_cause(output.lines) if finding.reason == "launch_failed" else finding.cause or output.no_room,
         "clocks": [
             {"node": node, "ahead_s": round(clock.seconds, 1), "corrected": clock.is_certain}
             for node, clock in sorted(clocks.items())
@@ -139,6 +152,11 @@ def describe(options: argparse.Namespace, ranks: Ranks, output: JobOutput) -> Re
     }
 
 
+def find_blamed(options: argparse.Namespace, ranks: Ranks, output: JobOutput) -> Finding:
+    """Return why the attempt ended; what a guard has found decides who is responsible."""
+    return blame_accused(find_reason(options, ranks, output), ranks)
+
+
 def find_reason(options: argparse.Namespace, ranks: Ranks, output: JobOutput) -> Finding:
     """Return why the attempt ended, and who is responsible for it."""
     has_failed = bool(options.exit_code)
@@ -146,7 +164,7 @@ def find_reason(options: argparse.Namespace, ranks: Ranks, output: JobOutput) ->
     if ended is not None:
         seen = [failure for failure in seen if failed_before(options.attempt_dir, failure, ended)]
     # Ranks that somebody killed leave no record either, nor those that met a full disk.
-    is_telling = has_failed and ended is None and output.no_room is None
+    is_telling = has_failed and ended is None and output.no_room is None and not options.is_judged
     silent = find_silent(ranks) if is_telling and may_be_lost(ranks, output, seen) else None
     lost = find_lost(ranks, [*options.lost_nodes.split(), *(output.lost_nodes if has_failed else ())])
     lost = lost or (silent.lost if silent else [])
@@ -181,7 +199,7 @@ def find_reason(options: argparse.Namespace, ranks: Ranks, output: JobOutput) ->
         return Finding("cancelled", None, failed, evidence=["somebody cancelled the step that ran the ranks"])
     if ranks and not failures:
         said = f"no rank failed before it was told to end: what started them ended with {options.exit_code}"
-        return Finding("crashed", None, failed, evidence=[said])
+        return Finding("crashed", None, failed, evidence=[] if options.is_judged else [said])
     if failures and all(failure["signal"] != "SIGTERM" for failure in failures):
         return find_own_error(ranks, failures)
     return with_first("crashed" if ranks else "launch_failed", failures, failed)
@@ -206,12 +224,11 @@ def limit_notes(options: argparse.Namespace, reason: str, ranks: Ranks) -> list[
     """Return whether the ranks were told before the time limit ended them, and which did not stop."""
     if reason != "time_limit":
         return []
-    if options.stop_requested_at is None:
+    if options.told_before_s is None:
         return ["nothing says that the ranks were told to save and stop before the time limit"]
-    before_s = max(0.0, (options.terminated or time.time()) - options.stop_requested_at)
     running = [number for number, rank in ranks.items() if rank["exit"].get("code") != 0]
     who = ranks_text(running) if 0 < len(running) < options.world_size else "the ranks"
-    return [f"{who} did not stop, although told to {before_s:.0f} s before the time limit"]
+    return [f"{who} did not stop, although told to {options.told_before_s:.0f} s before the time limit"]
 
 
 def was_preempted(options: argparse.Namespace, output: JobOutput) -> bool:

@@ -7,6 +7,7 @@ import os
 import signal
 import time
 
+from rank_again import end_rest_of_seat
 from rank_link import Link
 from rank_log import say
 from rank_process import run_variables
@@ -32,6 +33,8 @@ def serve(options: argparse.Namespace) -> int:
         return 2
     seat = InPlaceSeat(options) if options.survive == "in_place" else RestartSeat(options)
     adopt_orphans()
+    if options.again is not None:
+        end_rest_of_seat(seat.number, seat.attempt, options.again)
     for number in (signal.SIGUSR2, signal.SIGTERM, signal.SIGURG):
         signal.signal(number, seat.receive)
     try:
@@ -58,6 +61,7 @@ class RestartSeat(Seat):
             "MASTER_ADDR": str(order["master_addr"]),
             "MASTER_PORT": str(order["master_port"]),
             "BSL_GENERATION": str(order["generation"]),
+            "BSL_SEAT": str(self.number),
         }
         environment = {**inherited, **rank.environment(), **of_generation}
         program = self.options.program
@@ -76,8 +80,11 @@ class RestartSeat(Seat):
     def end(self, order: dict[str, Any]) -> None:
         if self.serving is not None:
             self.was_told, self.words = True, f"ended with its generation: {order.get('why')}"
-            self.deadline = time.monotonic() + float(order.get("grace_s") or 0)
+            self.deadline = self.clock.read() + float(order.get("grace_s") or 0)
             self.serving.signal(signal.SIGTERM)
+
+    def has_finished(self, code: int) -> bool:
+        return code == 0
 
     def follow(self, program: Program, code: int) -> None:
         if code != 0 or self.was_told:
@@ -93,7 +100,11 @@ class InPlaceSeat(Seat):
 
     num_failed_starts = 0
     """Processes in a row that ended before they were ready."""
+    num_failed_standbys = 0
+    """The same of those that were to wait next to one that serves: without any, the seat serves on."""
     is_standby_told = False
+    is_finished = False
+    """Whether the process has said that the training is over for its rank: without that, 0 is no good end."""
 
     def open(self) -> None:
         self.serving = self.start()
@@ -102,7 +113,7 @@ class InPlaceSeat(Seat):
         """Start a process that waits. If that is not possible, this seat has nothing to offer."""
         rings = self.rings(self.name)
         inherited = {name: value for name, value in os.environ.items() if name not in (*OF_THE_AGENT, *OF_A_RANK)}
-        own = {"LOCAL_RANK": str(self.local_rank)}
+        own = {"LOCAL_RANK": str(self.local_rank), "BSL_SEAT": str(self.number)}
         variables = {**run_variables(self.attempt, self.options.topology), **rings.variables()}
         try:
             return Program(self.options.program, {**inherited, **variables, **own}, self.log(self.name), rings,
@@ -123,7 +134,7 @@ class InPlaceSeat(Seat):
         if program is None or self.generation is not None:
             say(f"rank_runner: {self.name} cannot begin generation {order['generation']}")
             return
-        rank, self.is_standby_told = self.make_rank(order, program.rings), False
+        rank, self.is_standby_told, self.is_finished = self.make_rank(order, program.rings), False, False
         program.output.switch(rank.log)
         rank.write_pid(program.pid)
         program.tell(order)
@@ -132,18 +143,21 @@ class InPlaceSeat(Seat):
         if self.serving is not None:
             grace_s = float(order.get("grace_s") or 0)
             self.was_told, self.words = True, f"did not leave generation {order['generation']} in {grace_s:g} s"
-            self.deadline = time.monotonic() + grace_s
+            self.deadline = self.clock.read() + grace_s
             self.serving.tell(order)
 
     def hear(self, program: Program, message: dict[str, Any]) -> None:
         word = message.get("word")
         if word == "warm":
             program.is_warm, self.num_failed_starts = True, 0
+            self.num_failed_standbys = 0 if program is self.standby else self.num_failed_standbys
             self.tell_standby()
         if program is not self.serving or self.exit_code is not None:
             return
         if word == "final":
             self.is_final = True
+        elif word == "finished" and self.generation is not None:
+            self.is_finished = True
         if self.rank is not None and self.generation is not None:
             self.link.say("rank", **{"generation": self.generation, "rank": self.rank.number, **message,
                                      "time": time.time()})  # fmt: skip
@@ -152,7 +166,7 @@ class InPlaceSeat(Seat):
         elif word == "left":
             self.note_leaving(program)
         elif word == "stepped" and self.options.standby:
-            if self.standby is None and self.may_try():
+            if self.standby is None and self.num_failed_standbys < MAX_FAILED_STARTS:
                 # Not before: it would compete for the processor with those that begin.
                 self.standby = self.start()
             self.tell_standby()
@@ -175,8 +189,11 @@ class InPlaceSeat(Seat):
     def may_try(self) -> bool:
         return self.num_failed_starts < MAX_FAILED_STARTS
 
+    def has_finished(self, code: int) -> bool:
+        return code == 0 and self.is_finished
+
     def follow(self, program: Program, code: int) -> None:
-        if code == 0 and not self.was_told and self.over is not None:
+        if self.has_finished(code) and not self.was_told:
             return  # the training is over; `leave` comes when that is so for all
         self.num_failed_starts += not program.is_warm
         if not self.may_try():
@@ -193,7 +210,7 @@ class InPlaceSeat(Seat):
         program.output.end()
         program.rings.remove()
         if not program.is_warm:
-            self.num_failed_starts += 1
+            self.num_failed_standbys += 1
 
     def say_ready(self) -> None:
         if self.serving is not None and self.serving.is_warm and self.generation is None:

@@ -1,9 +1,10 @@
 """The connection of a seat to the controller of a job with `survive`, for rank_seat.py. Standard library only.
 
 Both sides first prove that they have the token of the job: see door.py. Then it is one JSON object a line, both ways,
-over TCP. Both sides say `beat` every second, and a side that hears nothing for
-`LEASE_S` takes the other for lost. Reading and beating have a thread of their own: neither a file system that does not
-answer nor a slow start of a program may look like a lost node.
+over TCP. Both sides say `beat` every second. A runner that hears nothing for `LEASE_S`, while it runs itself, takes the
+controller for lost; the controller gives up a runner earlier, so that it is the one who decides. Reading and beating
+have a thread of their own: neither a file system that does not answer nor a slow start of a program may look like a
+lost node.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import socket
 import threading
 import time
 
+from awake_clock import AwakeClock
 from door import call
 from free_port import EPHEMERAL, candidates, port_range, why_taken
 from safe_files import parse_json
@@ -26,9 +28,9 @@ if TYPE_CHECKING:
     from typing import Any
 
 BEAT_S = 1.0
-LEASE_S = 15.0
-PAUSE_S = 3.0
-"""A thread that has not run for so long was stopped or starved: it cannot say how long the other side was silent."""
+LEASE_S = 60.0
+CUT_MS = 120_000
+"""How long the kernel may send the same again before it takes the network for cut."""
 CONNECT_S = 30.0
 """How long to try to connect. The runners of a large job come all at once."""
 LONGEST_LINE = 1 << 20
@@ -46,7 +48,7 @@ class Link:
         self._socket.settimeout(LEASE_S)
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         with contextlib.suppress(OSError, AttributeError):
-            self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(LEASE_S * 1000))
+            self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, CUT_MS)
         threading.Thread(target=self._listen, daemon=True).start()
 
     def say(self, what: str, /, **fields: Any) -> None:
@@ -69,21 +71,19 @@ class Link:
         self._events.put(None)
 
     def _read(self) -> None:
-        rest = b""
-        now = heard = beaten = time.monotonic()
+        rest, clock = b"", AwakeClock()
+        now = heard = beaten = clock.read()
         while now - heard < LEASE_S and len(rest) < LONGEST_LINE:
             if select.select([self._socket], [], [], BEAT_S / 2)[0]:
                 chunk = self._socket.recv(65536)
                 if not chunk:
                     return
                 *lines, rest = (rest + chunk).split(b"\n")
-                heard = time.monotonic()
+                heard = now
                 for message in map(parse_json, lines):
                     if message.get("do") != "beat":
                         self._events.put(message)
-            before, now = now, time.monotonic()
-            if now - before > PAUSE_S:
-                heard = now
+            now = clock.read()
             if now - beaten >= BEAT_S:
                 beaten = now
                 self.say("beat")

@@ -19,10 +19,13 @@ import os
 import queue
 import signal
 import socket
+import subprocess
 import threading
 import time
 
 import safe_files
+from awake_clock import AwakeClock
+from rank_again import place_of_task, start_runner
 from rank_check import NodeCheck, NodeVerdict
 from rank_link import Link, OfferedPort
 from rank_log import StampedLog, say
@@ -71,6 +74,7 @@ class Seat:
         self.over: int | None = None
         """The newest generation that is known to be over, for this seat at least."""
         self.was_told, self.is_final, self.words = False, False, ""
+        self.clock = AwakeClock()
         self.deadline = math.inf
         self.is_stop_wanted = self.is_orphan = False
         self.asked: tuple[Program | None, int | None] | None = None
@@ -79,6 +83,8 @@ class Seat:
         self.exit_code: int | None = None
         """What the runner exits with once no process is left; None while the job continues."""
         self.copies: list[threading.Thread] = []
+        self.others: list[subprocess.Popen[bytes]] = []
+        """Runners of other seats that this one has started, in place of those that died."""
 
     def hello(self) -> dict[str, Any]:
         """Return what the controller needs to know of this seat."""
@@ -88,6 +94,7 @@ class Seat:
             "node": node_name(is_local=self.is_local),
             "host": socket.gethostname(),
             "runner_pid": os.getpid(),
+            "place": {} if self.is_local else place_of_task(),
         }
 
     # ---------------------------------------------------------------- the loop
@@ -102,6 +109,8 @@ class Seat:
         for copy in self.copies:
             copy.join()
         link.close()
+        for runner in self.others:
+            runner.wait()  # Slurm takes a step for over when its tasks have ended
         if self.is_orphan and not self.is_local and self.local_rank == 0:
             from rank_orphan import end_orphaned_job
 
@@ -133,6 +142,8 @@ class Seat:
             return
         elif what == "begin":
             self.begin(order)
+        elif what == "start_runner":
+            self.start_other(order)
         elif what == "end":
             if self.generation == generation:
                 self.end(order)
@@ -145,7 +156,9 @@ class Seat:
     def look(self) -> None:
         """What time brings: a grace period that is over, and a process that stands still."""
         program = self.serving
-        if time.monotonic() >= self.deadline:
+        for runner in self.others:
+            runner.poll()
+        if self.clock.read() >= self.deadline:
             self.kill(self.words, was_told=True)
             self.deadline = math.inf
         if self.is_stop_wanted:
@@ -206,15 +219,26 @@ class Seat:
         """Have the seat ready again, or not, after its process has ended."""
         raise NotImplementedError
 
+    def has_finished(self, code: int) -> bool:
+        """Whether a process that has ended with `code` was done, rather than one that must be replaced."""
+        raise NotImplementedError
+
     def note_standby_end(self, program: Program) -> None:
         """Only seats at level 2 have a standby."""
+
+    def start_other(self, order: dict[str, Any]) -> None:
+        """Start the runner of another seat of this node, which has died."""
+        try:
+            self.others.append(start_runner(order))
+        except (OSError, LookupError, TypeError, ValueError, AttributeError) as error:
+            self.note(f"the runner of seat {order.get('seat')} cannot be started: {error}")
 
     def leave(self, code: int, grace_s: float = LEAVE_GRACE_S) -> None:
         """End everything; the runner exits with `code`. Programs that got TERM already do not get it twice."""
         if self.exit_code is None:
             self.exit_code = code
             self.was_told, self.words = True, self.words or "the job is over"
-            self.deadline = time.monotonic() + grace_s
+            self.deadline = self.clock.read() + grace_s
             for program in self.programs():
                 if self.terminated is None:
                     program.signal(signal.SIGTERM)
@@ -245,7 +269,8 @@ class Seat:
     def kill_rest(self) -> None:
         """KILL all that processes of this seat have left behind."""
         keep = [self.standby.pid] if self.standby is not None and self.exit_code is None else []
-        kill_all_below(keep, [program.pid for program in self.programs()])
+        others = [runner.pid for runner in self.others]
+        kill_all_below([*keep, *others], [program.pid for program in self.programs()])
 
     # ---------------------------------------------------------------- the process that serves
 
@@ -294,7 +319,7 @@ class Seat:
         status = program.status or 0
         if status not in (0, -signal.SIGKILL) and not self.was_told and self.terminated is None:
             time.sleep(TERMINATION_LAG_S)
-        if status != 0 or self.was_told:
+        if self.was_told or not self.has_finished(status):
             self.kill_rest()
         self.serving, self.deadline = None, math.inf
         program.output.end()

@@ -25,6 +25,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
 
+from bigsci_launch.awake_clock import AwakeClock
 from bigsci_launch.config.load import load_resolved
 from bigsci_launch.config.schema.run import RunConfig
 from bigsci_launch.config.schema.survive import SurviveSection
@@ -40,6 +41,7 @@ from bigsci_launch.recover.orders import (
     RunnersEnded,
     SeatNeverCame,
     SeatOrder,
+    StartRunner,
     TellSeat,
     Terminated,
 )
@@ -64,14 +66,19 @@ class Controller:
 
     def __init__(self, options: argparse.Namespace, rules: Rules) -> None:
         self._options = options
-        self._course = JobCourse(rules, now())
+        self._clock = AwakeClock()
+        self._course = JobCourse(rules, self._now())
         self._inbox: queue.SimpleQueue[JobEvent] = queue.SimpleQueue()
         self._token = secrets.token_hex(16)
         self._host = os.environ["MASTER_ADDR"] if options.step else "127.0.0.1"
         self._listeners = listen_at(self._host, only_here=os.environ.get("SLURM_JOB_NUM_NODES") == "1")
-        self._seats = Seats(self._token, self._listeners, options.seats)
+        self._seats = Seats(self._token, self._listeners, options.seats, self._clock)
+        address = f"{self._host}:{self._seats.port}"
+        self._environment = {**os.environ, "BSL_CONTROLLER": address, "BSL_CONTROLLER_TOKEN": self._token}
         self._noted, self._note_after = 0, 0.0
         self._children = Children()
+        self._again: dict[int, int] = {}
+        """Seats whose runner is to be started again, and the PID of the one that it follows."""
         self._bell = self._hang_bell()
         attempt = AttemptDir(options.attempt_dir)
         self._records = Records(attempt, self.tell, remembers_nodes=options.step)
@@ -102,8 +109,8 @@ class Controller:
                 self._take(self._inbox.get())
             self._reap()
             self._note_strangers()
-            self._carry_out(self._course.wake(now()))
-            if self._deadline is not None and time.monotonic() >= self._deadline:
+            self._carry_out(self._course.wake(self._now()))
+            if self._deadline is not None and self._clock.read() >= self._deadline:
                 self._children.kill()
         self._note_after = 0.0
         self._note_strangers()
@@ -122,20 +129,28 @@ class Controller:
         return writer
 
     def _start_runners(self) -> None:
-        address = f"{self._host}:{self._seats.port}"
-        environment = {**os.environ, "BSL_CONTROLLER": address, "BSL_CONTROLLER_TOKEN": self._token}
+        address = self._environment["BSL_CONTROLLER"]
         say(f"controller of {self._options.seats} seats at {address}")
         if is_everywhere(self._listeners):
             say(f"it listens on all addresses: {self._host} has none on this node that other nodes can use")
         if self._options.step:
-            self._children.start(0, self._options.command, environment)
+            self._children.start(0, self._options.command, self._environment)
             return
-        before, after = split_command(self._options.command)
         for seat in range(self._options.seats):
-            if self.terminated is None:
-                self._children.start(seat, [*before, "--seat", str(seat), *after], environment)
+            self._start_runner(seat)
         if self.terminated is not None:
             self._children.signal(signal.SIGTERM)  # the request may have come while a runner was being started
+
+    def _start_runner(self, seat: int, *more: str) -> None:
+        """Start the runner of a seat on this machine, unless the job is being ended."""
+        before, after = split_command(self._options.command)
+        if self.terminated is None:
+            self._children.start(seat, [*before, "--seat", str(seat), *more, *after], self._environment)
+
+    def _start_again(self) -> None:
+        """Start the runners that follow others in their seats, once these have ended."""
+        for seat in self._again.keys() - set(self._children.numbers):
+            self._start_runner(seat, "--again", str(self._again.pop(seat)))
 
     def _reap(self) -> None:
         ended = self._children.reap()
@@ -145,30 +160,38 @@ class Controller:
         if ended and not self._children.numbers:
             for event in self._seats.poll(0.0):
                 self._take(event)
+        self._start_again()
+        if ended and not self._children.numbers:
             self._take(RunnersEnded(ended[-1][1]))
 
     def _note_strangers(self) -> None:
         count, host = self._seats.strangers
-        if count > self._noted and time.monotonic() >= self._note_after:
-            self._noted, self._note_after = count, time.monotonic() + NOTE_S
+        if count > self._noted and self._clock.read() >= self._note_after:
+            self._noted, self._note_after = count, self._clock.read() + NOTE_S
             self._records.note_strangers(count, host, time.time())
 
     def _take(self, event: JobEvent) -> None:
-        self._carry_out(self._course.take(event, now()))
+        self._carry_out(self._course.take(event, self._now()))
 
     def _carry_out(self, orders: Sequence[SeatOrder]) -> None:
-        moment = now()
+        moment = self._now()
         for order in orders:
             match order:
                 case TellSeat():
                     self._seats.tell(order.seat, order.message)
+                case StartRunner():
+                    self._again[order.seat] = order.runner_pid
+                    self._children.end(order.seat)
                 case DropSeat():
                     self._seats.drop(order.seat)
                 case FinishJob():
                     grace_s = TERMINATION_GRACE_S + LEAVE_S * self._options.step if self.terminated else LEAVE_S
-                    self._deadline = time.monotonic() + grace_s
+                    self._deadline = self._clock.read() + grace_s
                 case _:
                     self._records.carry_out(order, moment)
+
+    def _now(self) -> Instant:
+        return Instant(self._clock.read(), time.time())
 
     def on_termination(self, _number: int, _frame: FrameType | None) -> None:
         if self.terminated is not None:
@@ -184,10 +207,6 @@ class Controller:
         self.stop_requested = True
         if not self._options.step:
             self._children.signal(signal.SIGUSR2)
-
-
-def now() -> Instant:
-    return Instant(time.monotonic(), time.time())
 
 
 def require_door(command: Sequence[str]) -> None:

@@ -7,12 +7,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from enum import Enum
 from typing import Any
 
-from bigsci_launch.recover.gathering import CannotBegin, RollCall, seats_to_avoid
-from bigsci_launch.recover.generation import Formation, GenerationFailure, Instant, Level, LineUp, Seat, cause_first
-from bigsci_launch.recover.members import Rules, replicas_for
+from bigsci_launch.recover.gathering import CannotBegin, LostRunners, RollCall, seats_to_avoid
+from bigsci_launch.recover.generation import Formation, GenerationFailure, Instant, Level, LineUp, Seat
+from bigsci_launch.recover.members import Rules
 from bigsci_launch.recover.orders import (
     Archived,
     ArchiveRecords,
@@ -38,8 +37,16 @@ from bigsci_launch.recover.orders import (
     WatcherWish,
     WishAnswer,
 )
-from bigsci_launch.recover.phases import MAX_WITHOUT_PROGRESS, StandstillCount
-from bigsci_launch.recover.running import DROP_AFTER_S, FINAL_S, KILL_AFTER_S, LOOK_S, Running
+from bigsci_launch.recover.phases import StandstillCount
+from bigsci_launch.recover.running import (
+    DROP_AFTER_S,
+    FINAL_S,
+    KILL_AFTER_S,
+    LOOK_S,
+    JobStage,
+    Running,
+    why_refused,
+)
 from bigsci_launch.topology import compress_ranks
 
 GRACE_S: Mapping[Level, float] = {"restart": 5.0, "in_place": 10.0}
@@ -56,15 +63,6 @@ SAY_EVERY_S = 10.0
 """A generation that has not begun after this long says what it waits for, and then again when that has changed."""
 
 
-class JobStage(Enum):
-    """What the controller is about."""
-
-    GATHER = "gather"
-    RUN = "run"
-    END = "end"
-    LEAVE = "leave"
-
-
 class JobCourse:
     """Decides about one job. `take` and `wake` return what to do; `exit_code` is None until the job is over."""
 
@@ -74,6 +72,7 @@ class JobCourse:
         self._stage = JobStage.GATHER
         self._orders: list[SeatOrder] = []
         self._seats: dict[int, Seat] = {}
+        self._lost = LostRunners(is_local=self._is_local)
         self._ready: dict[int, int] = {}
         self._absent = set(range(rules.num_seats))
         self._gone: dict[int, str] = {}
@@ -109,6 +108,8 @@ class JobCourse:
     def wake(self, now: Instant) -> list[SeatOrder]:
         """Return what to do because of all that has happened, and because time has passed."""
         self._now = now
+        if self._stage is not JobStage.LEAVE:
+            self._orders += self._lost.start(self._seats, now.clock)
         self._move_on()
         return self._flush()
 
@@ -149,6 +150,7 @@ class JobCourse:
     def _note_joined(self, seat: Seat) -> None:
         self._absent.discard(seat.number)
         self._gone.pop(seat.number, None)
+        self._lost.remove(seat.number)
         self._seats[seat.number] = seat
         self._newest_seat = self._now.clock
         if self._stage is JobStage.LEAVE:
@@ -164,16 +166,18 @@ class JobCourse:
             self._silent_nodes.add(seat.node)
         if self._stage is JobStage.LEAVE:
             return
+        self._lost.add(seat, self._now.clock)
         self._note_lost_rank(seat, event.why)
         self._leave_out_if_lost(seat.node, event.why)
+        self._orders += self._lost.start(self._seats, self._now.clock)
 
     def _note_lost_rank(self, seat: Seat, why: str) -> None:
         run = self._run
         rank = run.ranks.get(seat.number) if run else None
         if run is None or rank is None:
-            self._order(SayLine(f"spare seat {seat.number} on {seat.node} is lost: {why}"))
+            self._order(SayLine(f"spare seat {seat.number} on {seat.node} has lost its runner: {why}"))
             return
-        failure = run.failure("lost_node", self._now, rank, words=why)
+        failure = run.failure("lost_runner" if self._lives(seat.node) else "lost_node", self._now, rank, words=why)
         if self._stage is JobStage.RUN and rank not in run.done:
             run.inside.discard(rank)
             self._fail(failure)
@@ -184,11 +188,13 @@ class JobCourse:
             self._record("failed", failure.as_dict())
 
     def _leave_out_if_lost(self, node: str, why: str) -> None:
-        if any(seat.node == node for seat in self._seats.values()):
+        if self._lives(node):
             return
-        self._record_left_out(node, "lost")
         if node in self._silent_nodes:
+            self._record_left_out(node, "lost")
             self._order(LeaveOut(node, "lost", why))
+        else:
+            self._record("left_out", {"node": node, "reason": "all of its runners have ended", "until": None})
 
     def _note_unfit(self, event: SeatUnfit) -> None:
         seat = self._seats.get(event.seat)
@@ -197,12 +203,15 @@ class JobCourse:
         for number in seats_to_avoid(seat, self._usable(), self._rules.wanted.topology.world_size):
             self._deaths[number] = MAX_DEATHS
             self._gone[number] = f"{seat.node} failed a check: {event.words}"
+            self._lost.remove(number)
             self._ready.pop(number, None)
         self._record_left_out(seat.node, f"failed a check: {event.words}")
         self._order(LeaveOut(seat.node, "failed_check", event.words))
 
     def _usable(self) -> dict[int, Seat]:
-        return {number: seat for number, seat in self._seats.items() if self._deaths[number] < MAX_DEATHS}
+        """The seats that may take a rank: those with a runner, and those that get one again."""
+        known = {**self._lost.coming(self._seats, self._now.clock), **self._seats}
+        return {number: seat for number, seat in known.items() if self._deaths[number] < MAX_DEATHS}
 
     def _note_ready(self, event: SeatReady) -> None:
         run = self._run
@@ -229,14 +238,16 @@ class JobCourse:
             self._note_death_in_waiting(event)
             return
         run.inside.discard(rank)
-        if event.is_good and (not event.was_told or self._stage is JobStage.LEAVE):
-            run.done.add(rank)
+        stays = self._rules.level == "in_place"
+        if run.takes_end(rank, event, self._stage, stays=stays):
+            run.done[rank] = run.failure("left_early", self._now, rank, event)
             run.first_done = run.first_done or self._now
         elif self._stage is JobStage.END:
-            run.note_ended_while_ending(rank, event, self._now, stays=self._rules.level == "in_place")
+            run.note_ended_while_ending(rank, event, self._now, stays=stays)
         elif self._stage is JobStage.RUN:
             run.final = event if event.is_final else None
-            self._fail(run.failure("died", self._now, rank, event))
+            has_left = event.is_good and not event.was_told
+            self._fail(run.failure("left_early" if has_left else "died", self._now, rank, event))
         if self._stage is JobStage.RUN and run.has_finished:
             self._record("finished", {"exit_code": 0})
             self._leave(0)
@@ -250,6 +261,7 @@ class JobCourse:
         self._order(SayLine(f"a process that waited in seat {event.seat} has ended: {how}"))
         if event.is_final or self._deaths[event.seat] >= MAX_DEATHS:
             self._deaths[event.seat] = MAX_DEATHS
+            self._lost.remove(event.seat)
             self._gone[event.seat] = event.words or f"its process ends before it takes a rank, with {how}"
             self._cause = self._cause or GenerationFailure("died", self._now.time, seat=event.seat, status=event.status)
 
@@ -262,6 +274,8 @@ class JobCourse:
             self._note_left(run, rank)
         elif event.word == "lost":
             run.lost_peers.append((self._now, f"rank {rank}: {event.fields.get('text') or 'a peer is gone'}"))
+        elif event.word == "finished":
+            run.finished.add(rank)
         elif event.word == "final":
             run.finals.setdefault(rank, self._now.clock)
         elif self._stage is JobStage.RUN:
@@ -272,10 +286,9 @@ class JobCourse:
     def _grant(self, wish: WatcherWish) -> str | None:
         """Do what a watcher asks for, or return why not."""
         run = self._run
-        if run is None or self._stage is not JobStage.RUN or wish.generation != run.number:
-            newest = f"generation {run.number}" if run else "no generation"
-            state = {JobStage.RUN: "runs", JobStage.END: "is ending", JobStage.LEAVE: "was the last"}
-            return f"it is for generation {wish.generation}, and {newest} {state.get(self._stage, 'has ended')}"
+        refused = why_refused(wish, run, self._stage)
+        if run is None or refused is not None:
+            return refused
         words = f"{wish.why} ({wish.who})"
         if wish.kind == "restart":
             self._fail(run.blame_nobody("asked", self._now, words))
@@ -347,17 +360,7 @@ class JobCourse:
         self._run = Running(generation, self._now)
         self._stage, self._is_archiving = JobStage.RUN, False
         taken = self._run.ranks
-        spares = [{"seat": n, "node": seat.node} for n, seat in sorted(self._seats.items()) if n not in taken]
-        self._record(
-            "began",
-            {
-                "world_size": len(line.seats),
-                "topology": line.topology.as_dict(),
-                "members": [{"rank": rank, **seat.as_dict()} for rank, seat in enumerate(line.seats)],
-                "spares": spares,
-                "master": f"{generation.master[0]}:{generation.master[1]}",
-            },
-        )
+        self._record("began", generation.as_dict([seat for n, seat in sorted(self._seats.items()) if n not in taken]))
         for seat_number, message in generation.begin_messages():
             self._ready.pop(seat_number, None)
             self._order(TellSeat(seat_number, message))
@@ -380,12 +383,8 @@ class JobCourse:
     def _can_grow(self, run: Running) -> bool:
         """Whether a late seat allows more replicas. Only where ranks tell their steps: there, it costs one at most.
         Programs that start again would lose all since their last checkpoint."""
-        topology, wanted = run.generation.topology, self._rules.wanted
-        if topology.dp == wanted.topology.dp or not run.phases.has_stepped or run.done:
-            return False
         spares = [number for number in self._ready if number not in run.ranks and self._deaths[number] < MAX_DEATHS]
-        dp = replicas_for(wanted, len(run.inside) + len(spares))
-        return isinstance(dp, int) and dp > topology.dp
+        return not run.done and run.phases.has_stepped and run.would_grow(self._rules.wanted, len(spares))
 
     def _fail(self, failure: GenerationFailure, fenced: int | None = None) -> None:
         run = self._run
@@ -414,7 +413,8 @@ class JobCourse:
             run.is_looked_at, run.ended = True, self._now
             since = run.began.time if self._rules.level == "restart" else None
             self._order(LookAtRanks(run.number, run.ranks_with_words(), since))
-        if run.ended is not None and (run.seen or self._now.clock - run.ended.clock >= LOOK_S):
+        is_seen = run.ended is not None and (run.seen or self._now.clock - run.ended.clock >= LOOK_S)
+        if run.ended is not None and is_seen and not self._lost.are_doubtful(self._seats, self._now.clock):
             self._conclude(run, run.ended)
 
     def _see_off(self) -> None:
@@ -440,7 +440,7 @@ class JobCourse:
         step = run.phases.step
         if self._rules.level == "restart":
             step = run.seen.step if run.seen else None
-        failures = cause_first(run.failures_with_words())
+        failures = run.judged_failures(self._lives, stays=self._rules.level == "in_place")
         for failure in failures:
             self._record("failed", failure.as_dict())
         seconds = round(ended.clock - began_to_end.clock, 3)
@@ -449,15 +449,9 @@ class JobCourse:
             return
         self._cause = cause = failures[0]
         stands_still = self._progress.note(step, began_to_end.clock - run.began.clock)
-        if run.final is not None:
-            self._give_up(run.final.status, f"a new generation would meet the same error: {cause}")
-        elif run.done:
-            self._give_up(cause.status, f"rank {min(run.done)} had already ended with exit code 0: {cause}")
-        elif stands_still:
-            last = self._progress.step
-            where = f"at step {last}" if last is not None else "without a step that is known"
-            text = f"{MAX_WITHOUT_PROGRESS} generations in a row ended {where}, the last because {cause}"
-            self._give_up(cause.status, text)
+        why = run.why_last(cause) or (self._progress.words(cause) if stands_still else None)
+        if why is not None:
+            self._give_up(run.final.status if run.final is not None else cause.status, why)
 
     def _terminate(self, number: int) -> None:
         """End the job because it was told to. Whoever tells the controller tells the ranks too, a moment later at the
@@ -483,6 +477,14 @@ class JobCourse:
         self._order(FinishJob(code))
 
     # ------------------------------------------------------------------------------------------ the words for it
+
+    @property
+    def _is_local(self) -> bool:
+        return self._rules.address_suffix is None
+
+    def _lives(self, node: str | None) -> bool:
+        """Whether a node has a runner, or is this machine."""
+        return self._is_local or any(seat.node == node for seat in self._seats.values())
 
     @property
     def _grace_s(self) -> float:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
 from bigsci_launch.recover.generation import LineUp, Seat
 from bigsci_launch.recover.members import WantedLayout, line_up
+from bigsci_launch.recover.orders import SeatOrder, StartRunner, TellSeat
 from bigsci_launch.topology import compress_ranks
 
 HELLO_S = 60.0
@@ -19,6 +21,12 @@ SAY_AFTER_S = 10.0
 """A generation that has not begun after this long says what it waits for."""
 READY_S = 120.0
 """The same for the process that replaces one, if there is no spare."""
+MAX_RUNNERS = 3
+"""How often the runner of a seat is started again."""
+RUNNER_S = 15.0
+"""How long a runner that was started again may take to connect."""
+NODE_DIES_S = 1.0
+"""How long the other seats of a node have to show that they do not die with the first one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +99,59 @@ class RollCall:
             parts.append(f"seats that were not ready in time: {compress_ranks(late)}")
         parts += [f"seat {number}: {text}" for number, text in sorted(self.gone.items())[:4]]
         return "; ".join(parts)
+
+
+class LostRunners:
+    """Seats that have lost their runner, and who starts another one there: on this machine the controller itself, on
+    other nodes a runner that lives on the same one."""
+
+    def __init__(self, *, is_local: bool) -> None:
+        self._is_local = is_local
+        self._seats: dict[int, Seat] = {}
+        self._starts: Counter[int] = Counter()
+        self._doubtful: dict[int, float] = {}
+        """Until when the loss of a runner may turn out to be that of its node."""
+        self._due: dict[int, float] = {}
+        """When the next runner of each seat is started: at once, or because the last one did not come."""
+
+    def add(self, seat: Seat, clock: float) -> None:
+        self._seats[seat.number] = seat
+        self._due[seat.number] = self._doubtful[seat.number] = clock + (0.0 if self._is_local else NODE_DIES_S)
+
+    def remove(self, number: int) -> None:
+        """Note that a seat has a runner again, or will have none."""
+        self._seats.pop(number, None)
+
+    def coming(self, living: Mapping[int, Seat], clock: float) -> dict[int, Seat]:
+        """Return the seats that may have a runner again soon."""
+        return {
+            number: seat
+            for number, seat in self._seats.items()
+            if (self._starts[number] < MAX_RUNNERS or clock < self._due[number])
+            and (self._is_local or _neighbour(seat, living) is not None)
+        }
+
+    def are_doubtful(self, living: Mapping[int, Seat], clock: float) -> bool:
+        """Whether a lost runner may be the first sign that its whole node is about to go."""
+        return any(clock < self._doubtful[number] for number in self.coming(living, clock))
+
+    def start(self, living: Mapping[int, Seat], clock: float) -> Iterator[SeatOrder]:
+        """Yield the orders to start runners that are due now."""
+        for number, seat in self.coming(living, clock).items():
+            if clock >= self._due[number]:
+                self._starts[number] += 1
+                self._due[number] = clock + RUNNER_S
+                yield self._order(seat, _neighbour(seat, living))
+
+    def _order(self, seat: Seat, neighbour: Seat | None) -> SeatOrder:
+        if self._is_local or neighbour is None:
+            return StartRunner(seat.number, seat.runner_pid)
+        names = {"seat": seat.number, "local_rank": seat.local_rank, "runner_pid": seat.runner_pid}
+        return TellSeat(neighbour.number, {"do": "start_runner", **names, "place": dict(seat.place)})
+
+
+def _neighbour(seat: Seat, living: Mapping[int, Seat]) -> Seat | None:
+    return next((each for _, each in sorted(living.items()) if each.node == seat.node), None)
 
 
 def seats_to_avoid(unfit: Seat, seats: Mapping[int, Seat], world_size: int) -> list[int]:

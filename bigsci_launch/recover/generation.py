@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from bigsci_launch.lost_peer import says_lost_peer
@@ -13,12 +14,15 @@ Level = Literal["restart", "in_place"]
 """`restart`: every program is started again, whatever it is. `in_place`: the processes of `bsl train` that are left
 stay."""
 
-FailureKind = Literal["died", "lost_node", "hung", "stopped", "lost_peer", "stuck", "asked"]
+FailureKind = Literal[
+    "died", "left_early", "lost_runner", "lost_node", "hung", "stopped", "lost_peer", "stuck", "asked"
+]
 
 
 @dataclass(frozen=True, slots=True)
 class Instant:
-    """Now: `clock` only ever rises and measures time-outs, `time` is in records (seconds since the epoch)."""
+    """Now: `clock` never falls, leaves out when the controller did not run, and measures time-outs; `time` is in
+    records (seconds since the epoch)."""
 
     clock: float
     time: float
@@ -34,6 +38,8 @@ class Seat:
     host: str
     local_rank: int
     runner_pid: int
+    place: Mapping[str, str] = field(default_factory=dict, compare=False)
+    """What Slurm has given to this task alone, for a runner that follows in this seat."""
 
     def as_dict(self) -> dict[str, Any]:
         return {"seat": self.number, "node": self.node, "host": self.host}
@@ -66,6 +72,16 @@ class Formation:
     @property
     def seats(self) -> tuple[Seat, ...]:
         return self.line_up.seats
+
+    def as_dict(self, spares: Sequence[Seat]) -> dict[str, Any]:
+        """Return the record of its begin; `spares` are the seats without a rank."""
+        return {
+            "world_size": len(self.seats),
+            "topology": self.topology.as_dict(),
+            "members": [{"rank": rank, **seat.as_dict()} for rank, seat in enumerate(self.seats)],
+            "spares": [{"seat": seat.number, "node": seat.node} for seat in spares],
+            "master": f"{self.master[0]}:{self.master[1]}",
+        }
 
     def begin_messages(self) -> list[tuple[int, dict[str, Any]]]:
         """Return what each seat is told when the generation begins, in the order of ranks."""
@@ -121,6 +137,8 @@ class GenerationFailure:
         where = f"rank {self.rank} on {self.node}" if self.rank is not None else self.node or "a rank"
         how = {
             "died": f"{where} {self._death}",
+            "left_early": f"{where} left with exit code 0 before the others",
+            "lost_runner": f"{where} has lost its runner",
             "lost_node": f"{where} is lost",
             "hung": f"{where} hung",
             "stopped": f"{where} was stopped",

@@ -159,6 +159,14 @@ class TellSeat:
 
 
 @dataclass(frozen=True, slots=True)
+class StartRunner:
+    """Start the runner of a seat of this machine again; `runner_pid` is the one that it follows."""
+
+    seat: int
+    runner_pid: int
+
+
+@dataclass(frozen=True, slots=True)
 class DropSeat:
     """Close the connection of a seat: its runner then ends everything there."""
 
@@ -224,5 +232,14 @@ class FinishJob:
 
 
 SeatOrder: TypeAlias = (
-    TellSeat | DropSeat | RecordLine | ArchiveRecords | LookAtRanks | LeaveOut | WishAnswer | SayLine | FinishJob
+    TellSeat
+    | StartRunner
+    | DropSeat
+    | RecordLine
+    | ArchiveRecords
+    | LookAtRanks
+    | LeaveOut
+    | WishAnswer
+    | SayLine
+    | FinishJob
 )

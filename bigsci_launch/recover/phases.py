@@ -63,26 +63,31 @@ class Phases:
 
 
 class StandstillCount:
-    """Counts generations in a row that ended without progress."""
+    """Counts generations in a row that got no further than the furthest step of all, that one included."""
 
     def __init__(self, *, knows_steps: bool) -> None:
         """`knows_steps`: ranks tell every step, so that no step means that none was finished."""
         self._knows_steps = knows_steps
-        self.step: int | None = None
-        """The step at which the newest generation ended; None if it is not known."""
+        self.furthest: int | None = None
+        """The last step that any generation has finished; None if it is not known."""
         self._number = 0
 
     def note(self, step: int | None, lived_s: float) -> bool:
         """Note the end of a generation at `step`. Returns whether that is the third in a row without progress."""
-        is_short = lived_s < SHORT_S
-        if self._knows_steps:
-            step = self.step if step is None else step
-        is_known = self._knows_steps or step is not None
-        is_same = step == self.step if is_known and (self._knows_steps or self.step is not None) else is_short
-        counts = is_known or is_short
-        self._number = self._number + 1 if is_same and self._number else int(counts)
-        self.step = step
+        if step is None:
+            stands = self._knows_steps or lived_s < SHORT_S
+        else:
+            stands = self.furthest is not None and step <= self.furthest
+            self.furthest = step if self.furthest is None else max(step, self.furthest)
+        self._number = self._number + 1 if stands else int(step is not None)
         return self._number >= MAX_WITHOUT_PROGRESS
+
+    def words(self, cause: object) -> str:
+        """Return why there is no further generation after those; `cause` ended the last."""
+        where = "ended without a step that is known"
+        if self.furthest is not None:
+            where = f"got no further than step {self.furthest}"
+        return f"{MAX_WITHOUT_PROGRESS} generations in a row {where}, the last because {cause}"
 
 
 def _step(fields: dict[str, Any]) -> int | None:

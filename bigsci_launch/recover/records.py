@@ -7,10 +7,12 @@ import contextlib
 import json
 import os
 import queue
+import re
 import threading
 from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
+from itertools import islice
 from typing import Any
 
 from bigsci_launch.errors import BslError
@@ -31,10 +33,16 @@ from bigsci_launch.recover.orders import (
 from bigsci_launch.runs.layout import AttemptDir, node_memory, read_json, write_json
 from bigsci_launch.runs.output.log_reader import LogReader
 from bigsci_launch.runs.signs import find_last_step, read_rank_events
-from bigsci_launch.safe_files import write_file
+from bigsci_launch.safe_files import append_line, write_file
 from bigsci_launch.scheduler.local import say
 
 CLOSE_TIMEOUT_S = 10.0
+MOST_LINES = 200
+"""Of the end of a log that are looked at for the last words of its rank."""
+IN_TRACEBACK = re.compile(
+    r"  |Traceback \(most recent call last\)|During handling of the above|The above exception was"
+)
+"""Lines of a traceback that do not say what was raised. A full disk may cut off the one that does."""
 
 
 class Records:
@@ -82,20 +90,25 @@ class Records:
                 say(f"controller: {error}")  # the job continues without this record
 
     def _append(self, line: dict[str, Any]) -> None:
-        self._attempt.recover.mkdir(parents=True, exist_ok=True)
-        with self._attempt.generations.open("ab") as stream:
-            stream.write(json.dumps(line).encode() + b"\n")
+        self._make_folder()
+        append_line(self._attempt.generations, json.dumps(line))
 
     def _write_strangers(self, document: dict[str, Any]) -> None:
-        self._attempt.recover.mkdir(parents=True, exist_ok=True)
+        self._make_folder()
         write_file(self._attempt.strangers, json.dumps(document) + "\n")
+
+    def _make_folder(self) -> None:
+        """Make the folder of the controller, in which only the owner may leave wishes, whatever the umask."""
+        self._attempt.recover.mkdir(mode=0o755, parents=True, exist_ok=True)
 
     def _archive(self, generation: int) -> None:
         """Move what ranks have left about their end: the folders then only speak of the present generation."""
         try:
+            self._make_folder()
+            self._attempt.generation(generation).mkdir(mode=0o755, exist_ok=True)
             for folder in (self._attempt.exits, self._attempt.errors):
                 to = self._attempt.generation(generation) / folder.name
-                to.mkdir(parents=True, exist_ok=True)
+                to.mkdir(mode=0o755, exist_ok=True)
                 for path in list(folder.glob("*.json")):
                     path.replace(to / path.name)
         finally:
@@ -131,5 +144,7 @@ def last_words(attempt: AttemptDir, rank: int) -> str | None:
     with contextlib.suppress(BslError, LookupError, TypeError):
         error = read_json(attempt.error_file(rank))
         return f"{error['type']}: {error['message']}"
-    lines = (line.text.strip() for line in LogReader(attempt.log_file(rank), rank).last_lines())
-    return next((line for line in lines if line), None)
+    lines = (line.text for line in LogReader(attempt.log_file(rank), rank).last_lines())
+    newest = [text for text in islice(lines, MOST_LINES) if text.strip()]
+    own = [text for text in newest if not IN_TRACEBACK.match(text)]
+    return next((text.strip() for text in [*own, *newest]), None)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from enum import Enum
 from typing import Any
 
-from bigsci_launch.recover.generation import FailureKind, Formation, GenerationFailure, Instant
-from bigsci_launch.recover.orders import RankEnded, RanksSeen
+from bigsci_launch.recover.generation import FailureKind, Formation, GenerationFailure, Instant, cause_first
+from bigsci_launch.recover.members import WantedLayout, replicas_for
+from bigsci_launch.recover.orders import RankEnded, RanksSeen, WatcherWish
 from bigsci_launch.recover.phases import Phases
 
 STOPPED = "stopped by SIGSTOP"
@@ -21,6 +24,15 @@ LOOK_S = 3.0
 """How long the next generation may wait for the last words of this one, if the disk is slow."""
 
 
+class JobStage(Enum):
+    """What the controller is about."""
+
+    GATHER = "gather"
+    RUN = "run"
+    END = "end"
+    LEAVE = "leave"
+
+
 class Running:
     """The state of one generation."""
 
@@ -31,8 +43,10 @@ class Running:
         """The rank in each seat."""
         self.inside = set(range(len(generation.seats)))
         """Ranks whose processes have neither ended nor left."""
-        self.done: set[int] = set()
-        """Ranks that have ended with 0."""
+        self.done: dict[int, GenerationFailure] = {}
+        """Ranks that have ended with 0, in that order, each with the failure that it is if others still needed it."""
+        self.finished: set[int] = set()
+        """Ranks that have said that the training is over for them. Programs that say nothing are not among them."""
         self.first_done: Instant | None = None
         self.phases = Phases(len(generation.seats))
         self.lost_peers: list[tuple[Instant, str]] = []
@@ -94,6 +108,23 @@ class Running:
             for failure in self.failures
         ]
 
+    def judged_failures(self, lives: Callable[[str | None], bool], *, stays: bool) -> list[GenerationFailure]:
+        """Return the failures, the cause first, as all that has happened shows them. `lives` says whether a node does;
+        `stays`: ranks say when they have finished.
+
+        A runner is lost before the last one of its node is. And where every failure is only about lost peers, the cause
+        is the rank that was the first to leave with 0.
+        """
+        known = [
+            replace(each, kind="lost_node") if each.kind == "lost_runner" and not lives(each.node) else each
+            for each in self.failures_with_words()
+        ]
+        found = cause_first(known)
+        if found and self.done and not stays and all(each.is_about_others for each in found):
+            first = next(iter(self.done.values()))
+            return [replace(first, status=found[0].status), *found]
+        return found
+
     def blame_nobody(self, kind: FailureKind, now: Instant, words: str) -> GenerationFailure:
         return GenerationFailure(kind, now.time, step=self.phases.step, words=words)
 
@@ -113,8 +144,40 @@ class Running:
         elif event.was_told and event.signal == "SIGKILL":
             self.killed.add(rank)
             self.failures += [self.failure("stuck", now, rank, event)] if stays else []
+        elif event.is_good and not event.was_told:
+            self.failures.append(self.failure("left_early", now, rank, event))
         elif not event.is_good and (stays or not event.was_told):
             self.failures.append(self.failure("died", now, rank, event))
 
+    def why_last(self, cause: GenerationFailure) -> str | None:
+        """Return why there can be no generation after this one, which `cause` ended; None if there can."""
+        if self.final is not None:
+            return f"a new generation would meet the same error: {cause}"
+        if cause.kind == "left_early" and self.done:
+            return f"{cause}, which lost the connection to it"
+        return f"rank {min(self.done)} had already ended with exit code 0: {cause}" if self.done else None
+
+    def would_grow(self, wanted: WantedLayout, spares: int) -> bool:
+        """Whether more replicas fit with so many free seats."""
+        dp = self.generation.topology.dp
+        more = replicas_for(wanted, len(self.inside) + spares) if dp < wanted.topology.dp else dp
+        return isinstance(more, int) and more > dp
+
+    def takes_end(self, rank: int, event: RankEnded, stage: JobStage, *, stays: bool) -> bool:
+        """Whether the end of a process with 0 is a good one, which is then noted by its rank. `stays`: ranks say when
+        they have finished, and one that has not has left in the middle."""
+        if stage is not JobStage.LEAVE and (event.was_told or (stays and rank not in self.finished)):
+            return False
+        return event.is_good
+
     def kill_message(self, why: str) -> dict[str, Any]:
         return {"do": "kill", "generation": self.number, "why": why}
+
+
+def why_refused(wish: WatcherWish, run: Running | None, stage: JobStage) -> str | None:
+    """Return why a wish comes too early or too late; None if it is for the generation that runs."""
+    if run is not None and stage is JobStage.RUN and wish.generation == run.number:
+        return None
+    newest = f"generation {run.number}" if run else "no generation"
+    state = {JobStage.RUN: "runs", JobStage.END: "is ending", JobStage.LEAVE: "was the last"}
+    return f"it is for generation {wish.generation}, and {newest} {state.get(stage, 'has ended')}"

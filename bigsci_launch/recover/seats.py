@@ -1,7 +1,8 @@
 """The controller's side of its connections to the runners: JSON lines over TCP, a beat each second, and a lease.
 
 A runner comes in by the door, where it proves that it has the token of the job. A seat that is silent for the length of
-the lease is lost, and so is one whose connection is closed, or that sends what is no message.
+the lease while others speak is lost, and so is one whose connection is closed, or that sends what is no message. When
+all fall silent together, the cause is not in any of them: a job that was suspended, a network that is down.
 """
 
 from __future__ import annotations
@@ -11,10 +12,10 @@ import json
 import os
 import selectors
 import socket
-import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from bigsci_launch.awake_clock import AwakeClock
 from bigsci_launch.door import Door, Guest
 from bigsci_launch.recover.generation import Seat
 from bigsci_launch.recover.orders import JobEvent, RankEnded, RankSaid, SeatJoined, SeatLost, SeatReady, SeatUnfit
@@ -22,20 +23,24 @@ from bigsci_launch.safe_files import parse_json
 
 BEAT_S = 1.0
 LEASE_S = 15.0
+SPEAKS_S = 5.0
+"""A seat that was heard from so lately shows that the silence of another one is its own."""
+ALL_SILENT_S = 600.0
+"""When all seats are silent for this long, none comes back."""
 HELLO_BYTES = 4096
 """The longest line with which a runner says who it is, its proof included."""
 MAX_LINE_BYTES = 1 << 20
 MAX_PORT = 65535
-KEEPALIVE = (("TCP_KEEPIDLE", 5), ("TCP_KEEPINTVL", 3), ("TCP_KEEPCNT", 3), ("TCP_USER_TIMEOUT", int(LEASE_S * 1000)))
-"""So that the kernel finds out too that a host is gone, and keeps nothing for it."""
+KEEPALIVE = (("TCP_KEEPIDLE", 30), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 9), ("TCP_USER_TIMEOUT", 120_000))
+"""So that the kernel finds out too that a host is gone, long after the lease, and keeps nothing for it."""
 
 
 class Connection:
     """A connection to the runner of a seat."""
 
-    def __init__(self, link: socket.socket, seat: int) -> None:
+    def __init__(self, link: socket.socket, seat: int, now: float) -> None:
         self.link, self.seat = link, seat
-        self.heard = time.monotonic()
+        self.heard = now
         self.received = bytearray()
         self.unsent = bytearray()
 
@@ -50,14 +55,15 @@ class Connection:
 class Seats:
     """The server. It belongs to one thread, which calls `poll` again and again."""
 
-    def __init__(self, token: str, listeners: Sequence[socket.socket], num_seats: int) -> None:
+    def __init__(self, token: str, listeners: Sequence[socket.socket], num_seats: int, clock: AwakeClock) -> None:
+        self._clock = clock
         self._door = Door(listeners, token, HELLO_BYTES)
         self._num_seats = num_seats
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._door, selectors.EVENT_READ)
         self._connections: dict[socket.socket, Connection] = {}
         self._by_seat: dict[int, Connection] = {}
-        self._next_beat = 0.0
+        self._next_beat = self._spoke = clock.read()
 
     @property
     def port(self) -> int:
@@ -90,7 +96,7 @@ class Seats:
                     events += self._read(connection)
         for guest in self._door.poll():
             events += self._admit(guest)
-        # After reading: if this process itself was held up, what came in the meantime is now known.
+        # After reading: what came while this process itself was held up is now known.
         events += self._end_leases()
         self._beat()
         return events
@@ -121,7 +127,7 @@ class Seats:
         except Exception:  # nothing that a connection brings may end the job
             guest.link.close()
             return []
-        connection = Connection(guest.link, seat.number)
+        connection = Connection(guest.link, seat.number, self._end_common_silence())
         self._connections[guest.link] = self._by_seat[seat.number] = connection
         return [SeatJoined(seat)]
 
@@ -131,13 +137,13 @@ class Seats:
         why = ""
         try:
             data = connection.link.recv(1 << 16)
-            why = "" if data else "its connection was closed"
+            why = "" if data else "the connection to its runner was closed"
         except BlockingIOError:
             return []
         except OSError as error:
-            data, why = b"", f"its connection broke: {error.strerror or error}"
+            data, why = b"", f"the connection to its runner broke: {error.strerror or error}"
         connection.received += data
-        connection.heard = time.monotonic()
+        connection.heard = self._end_common_silence()
         try:
             for line in connection.lines():
                 events += event_of(connection.seat, parse_json(line, MAX_LINE_BYTES))
@@ -147,13 +153,24 @@ class Seats:
             why = why or "it sent a line without end"
         return [*events, *(self._lose(connection, why) if why else ())]
 
+    def _end_common_silence(self) -> float:
+        """Note that a seat speaks, and return when. If none did for a while, that was no silence of the others."""
+        before, self._spoke = self._spoke, self._clock.read()
+        if self._spoke - before > SPEAKS_S:
+            for connection in self._connections.values():
+                connection.heard += self._spoke - before
+        return self._spoke
+
     def _end_leases(self) -> list[JobEvent]:
-        events: list[JobEvent] = []
-        now = time.monotonic()
-        for connection in list(self._connections.values()):
-            if now - connection.heard > LEASE_S:
-                events += self._lose(connection, f"nothing was heard from it for {LEASE_S:g} s", is_silent=True)
-        return events
+        connections, now = list(self._connections.values()), self._clock.read()
+        if now - self._spoke > ALL_SILENT_S:
+            why = f"nothing was heard from any seat for {ALL_SILENT_S:g} s"
+            return [event for connection in connections for event in self._lose(connection, why)]
+        if now - self._spoke > SPEAKS_S:
+            return []
+        silent = [connection for connection in connections if now - connection.heard > LEASE_S]
+        why = f"nothing was heard from it for {LEASE_S:g} s"
+        return [event for connection in silent for event in self._lose(connection, why, is_silent=True)]
 
     def _lose(self, connection: Connection, why: str, *, is_silent: bool = False) -> list[JobEvent]:
         self._close(connection)
@@ -168,7 +185,7 @@ class Seats:
             del self._by_seat[connection.seat]
 
     def _beat(self) -> None:
-        now = time.monotonic()
+        now = self._clock.read()
         if now < self._next_beat:
             return
         self._next_beat = now + BEAT_S
@@ -193,7 +210,7 @@ def seat_of(hello: dict[str, Any], num_seats: int) -> Seat:
     """Return the seat that a runner asks for.
 
     Raises:
-        ValueError, LookupError, TypeError: it is no seat of this job.
+        ValueError, LookupError, TypeError, AttributeError: it is no seat of this job.
     """
     return Seat(
         _whole(hello["seat"], num_seats - 1),
@@ -201,6 +218,7 @@ def seat_of(hello: dict[str, Any], num_seats: int) -> Seat:
         _text(hello["host"]),
         _whole(hello["local_rank"], num_seats - 1),
         _whole(hello["runner_pid"]),
+        {_text(name): _text(value) for name, value in hello.get("place", {}).items()},
     )
 
 

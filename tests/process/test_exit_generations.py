@@ -84,6 +84,39 @@ def test_a_controller_that_finds_no_seats_has_moved_the_last_records_away(
     assert found["evidence"][0] == "the controller gave up: 7 of 8 seats are left"
 
 
+def test_a_rank_that_left_is_named_and_not_one_that_was_ended_with_the_job(
+    attempt: Attempt, records: GenerationRecords
+) -> None:
+    """Rank 2 left with 0. The others waited for the next generation, of which nothing is on record."""
+    attempt.exits(2)
+    records.fails("left_early", 2, "n2", code=0, step=14)
+    records.ends(14, 0.4)
+    records.write("gave_up", exit_code=1, why="3 generations in a row got no further than step 14", rank=2)
+    found = attempt.describe(code=1)
+    assert (found["reason"], found["first_failure"]["rank"], found["first_failure"]["node"]) == ("left_early", 2, "n2")
+    assert (found["failed_ranks"], found["exit_code"]) == ([2], 1)
+
+
+def test_ranks_without_an_exit_record_are_not_blamed_where_the_controller_names_none(
+    attempt: Attempt, records: GenerationRecords
+) -> None:
+    attempt.exits(*(rank for rank in range(8) if rank != 3))
+    records.fails("lost_peer", None, "n2", words="rank 1: Connection closed by peer")
+    records.ends(14, 0.4)
+    records.write("gave_up", exit_code=1, why="rank 2 had already ended with exit code 0", rank=None)
+    assert attempt.describe(code=1)["first_failure"] is None
+
+
+def test_a_rank_that_lost_its_runner_is_no_lost_node(attempt: Attempt, records: GenerationRecords) -> None:
+    attempt.exits(*range(3), code=None, signal="SIGTERM")
+    records.fails("lost_runner", 3, "n2", words="the connection to its runner was closed")
+    records.ends(14, 0.4)
+    records.write("gave_up", exit_code=1, why="8 ranks need as many seats, and 7 are left", rank=3)
+    found = attempt.describe(code=1)
+    assert (found["reason"], found["first_failure"]["rank"], found["exit_code"]) == ("crashed", 3, 1)
+    assert "rank 3 on n2 lost its runner in generation 1" in found["evidence"][1]
+
+
 def test_a_rank_that_was_fenced_had_hung_however_it_was_killed(attempt: Attempt, records: GenerationRecords) -> None:
     records.fails("hung", 3, "n2", signal="SIGKILL", words="rank 3 sleeps (watcher agent)")
     attempt.exits(3, code=None, signal="SIGKILL", time=1010.0)

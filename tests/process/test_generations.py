@@ -9,7 +9,8 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import pytest
 
 from bigsci_launch.config.load import dump_resolved, load_run
 from bigsci_launch.procfs import start_ticks
+from tests.listening import listeners, processes_of
 
 from .toy_controller import wait_until
 
@@ -124,18 +126,16 @@ class Job:
     def pid(self, rank: int, which: str = "pid") -> int:
         return int(json.loads((self.attempt / "pids" / f"rank-{rank:04d}.json").read_text())[which])
 
+    def has_pid(self, rank: int) -> bool:
+        """Whether its record is there, which is written after the process was started."""
+        return (self.attempt / "pids" / f"rank-{rank:04d}.json").exists()
+
     def exit(self) -> dict[str, Any]:
         return dict(json.loads((self.attempt / "exit.json").read_text()))
 
     def processes(self) -> list[int]:
         """Return every process of the attempt: its folder is in the arguments or in the environment."""
-        found = []
-        for path in Path("/proc").glob("[0-9]*"):
-            with contextlib.suppress(OSError):
-                words = (path / "cmdline").read_bytes() + (path / "environ").read_bytes()
-                if str(self.attempt).encode() in words or str(self.folder).encode() + b"\0" in words:
-                    found.append(int(path.name))
-        return [pid for pid in found if pid != os.getpid() and start_ticks(pid) is not None]
+        return processes_of(self.folder)
 
 
 @pytest.fixture
@@ -186,10 +186,9 @@ def test_strangers_at_the_controllers_port_end_nothing_and_are_counted(job: Job)
     job.write("while not os.path.exists('enough'): time.sleep(0.05)\n", dp=2)
     job.submit()
     job.wait_for("began")
-    ((address, port),) = ports_of(job.processes())
-    assert address == "127.0.0.1", "as SECURITY.md says"
+    (listener,) = listeners(job.processes())
     for data in (b'{"say":"hello","token":"x","seat":1e999}\n', b"[" * 200_000 + b"\n", b'{"seat":"\\ud800"}\n'):
-        with socket.create_connection(("127.0.0.1", port), timeout=5) as link, contextlib.suppress(OSError):
+        with socket.create_connection((listener.place, listener.port), timeout=5) as link, contextlib.suppress(OSError):
             link.sendall(data)
             while link.recv(4096):
                 continue
@@ -213,17 +212,6 @@ def test_runners_of_an_earlier_version_are_refused_with_a_reason(tmp_path: Path)
     argv = [sys.executable, "-m", "bigsci_launch.recover.controller", *options, *command]
     done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert done.returncode == 1 and "earlier version of bsl, which has no door.py: submit the run again" in done.stderr
-
-
-def ports_of(processes: list[int]) -> set[tuple[str, int]]:
-    """Return the addresses and TCP ports at which processes listen."""
-    links = set()
-    for pid in processes:
-        with contextlib.suppress(OSError):
-            links |= {str(link.readlink()) for link in Path(f"/proc/{pid}/fd").iterdir()}
-    rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
-    places = (row[1].split(":") for row in rows if row[3] == "0A" and f"socket:[{row[9]}]" in links)
-    return {(socket.inet_ntoa(bytes.fromhex(host)[::-1]), int(port, 16)) for host, port in places}
 
 
 def test_three_short_generations_in_a_row_end_the_job_with_the_reason(job: Job) -> None:
@@ -270,6 +258,44 @@ def test_ranks_that_slurm_tells_to_end_are_told_once_and_may_take_their_time(job
     assert [job.log(rank).count("saving") for rank in range(2)] == [1, 1]
 
 
+PAUSE_S = 17.0
+"""Longer than the lease of a seat, and than the time after which a stopped process is killed."""
+
+
+def is_controller(pid: int) -> bool:
+    return b"bigsci_launch.recover.controller" in (Path("/proc") / str(pid) / "cmdline").read_bytes().split(b"\0")
+
+
+def is_runner(pid: int) -> bool:
+    words = (Path("/proc") / str(pid) / "cmdline").read_bytes().split(b"\0")
+    return not is_controller(pid) and any(word.endswith(b"/rank_runner.py") for word in words)
+
+
+@pytest.mark.parametrize(
+    "stopped",
+    [
+        pytest.param(lambda pid: True, id="everything"),
+        pytest.param(is_controller, id="controller", marks=pytest.mark.long),
+        pytest.param(is_runner, id="runners", marks=pytest.mark.long),
+        pytest.param(lambda pid: not is_controller(pid), id="seats", marks=pytest.mark.long),
+    ],
+)
+def test_a_pause_is_no_loss(stopped: Callable[[int], bool], job: Job) -> None:
+    job.write("while not os.path.exists('enough'): time.sleep(0.05)\n", dp=2)
+    launched = job.submit()
+    wait_until(lambda: all("up 0 2" in job.log(rank) for rank in range(2)))
+    doomed = [pid for pid in job.processes() if pid != launched.pid and stopped(pid)]
+    assert doomed
+    for number in (signal.SIGSTOP, signal.SIGCONT):
+        for pid in doomed:
+            os.kill(pid, number)
+        time.sleep(PAUSE_S if number == signal.SIGSTOP else 3.0)
+    (job.folder / "enough").touch()
+    assert job.end() == 0, job.output
+    assert [record["event"] for record in job.records()] == ["began", "finished"]
+    assert job.exit()["reason"] == "finished"
+
+
 def test_no_rank_outlives_its_controller(job: Job) -> None:
     job.start_step(1, 2, "restart", sys.executable, "-c", PRELUDE + WAIT, dp=2)
     wait_until(lambda: all("up 0 2" in job.log(rank) for rank in range(2)))
@@ -277,6 +303,117 @@ def test_no_rank_outlives_its_controller(job: Job) -> None:
     pids = [job.pid(rank, which) for rank in range(2) for which in ("pid", "runner_pid")]
     job.process.kill()
     wait_until(lambda: not any(start_ticks(pid) for pid in pids))
+
+
+def test_a_killed_runner_is_started_again_and_nothing_of_its_rank_is_left(job: Job) -> None:
+    """The rank has started a process in a session of its own, which outlives it."""
+    job.write(
+        "from subprocess import Popen\n"
+        "if GENERATION == 0: print('child', Popen(['sleep', '600'], start_new_session=True).pid, flush=True)\n"
+        "while not os.path.exists('enough'): time.sleep(0.05)\n",
+        dp=2,
+    )
+    job.submit()
+    wait_until(lambda: all("child" in job.log(rank) and job.has_pid(rank) for rank in range(2)))
+    child, runner = int(job.log(1).split("child ")[1].split()[0]), job.pid(1, "runner_pid")
+    os.kill(runner, signal.SIGKILL)
+    again = job.wait_for("began", 2)
+    assert [member["seat"] for member in again["members"]] == [0, 1]
+    wait_until(lambda: "up 1 2" in job.log(1))
+    wait_until(lambda: job.pid(1, "runner_pid") != runner)
+    assert start_ticks(child) is None
+    (job.folder / "enough").touch()
+    assert job.end() == 0, job.output
+    assert [record["event"] for record in job.records()] == ["began", "failed", "ended", "began", "finished"]
+    (failed,) = job.records("failed")
+    assert (failed["kind"], failed["rank"], failed["seat"]) == ("lost_runner", 1, 1)
+    wait_until(lambda: not job.processes())
+
+
+@pytest.mark.long
+def test_the_runner_of_the_only_seat_is_started_again(job: Job) -> None:
+    job.write("while not os.path.exists('enough'): time.sleep(0.05)\n", dp=1)
+    job.submit()
+    wait_until(lambda: "up 0 1" in job.log(0) and job.has_pid(0))
+    os.kill(job.pid(0, "runner_pid"), signal.SIGKILL)
+    wait_until(lambda: "up 1 1" in job.log(0))
+    (job.folder / "enough").touch()
+    assert job.end() == 0, job.output
+    assert [each["kind"] for each in job.records("failed")] == ["lost_runner"]
+
+
+def affinity(pid: int) -> set[int]:
+    return set(os.sched_getaffinity(pid))
+
+
+def test_a_runner_of_a_step_is_started_again_by_another_one_of_its_node(job: Job, tmp_path: Path) -> None:
+    """Slurm would not do it. The new one outlives a rank of the one that started it, and ends with the job."""
+    job.start_step(2, 2, "in_place", sys.executable, str(PROGRAMS / "seat_steps.py"), str(tmp_path), dp=4)
+    job.wait_for_step(0)
+    processors = affinity(job.pid(3, "runner_pid"))
+    os.kill(job.pid(3, "runner_pid"), signal.SIGKILL)
+    assert [member["seat"] for member in job.wait_for("began", 2)["members"]] == [0, 1, 2, 3]
+    job.wait_for_step(1)
+    started = job.pid(3, "runner_pid")
+    variables = dict(
+        word.split("=", 1) for word in Path(f"/proc/{started}/environ").read_text().split("\0") if "=" in word
+    )
+    assert (variables["SLURM_PROCID"], variables["SLURM_LOCALID"], variables["SLURMD_NODENAME"]) == ("3", "1", "n1")
+    assert (variables["CUDA_VISIBLE_DEVICES"], affinity(started)) == ("1", processors)
+    assert affinity(started) != affinity(job.pid(2, "runner_pid")) or os.cpu_count() == 1
+
+    os.kill(job.pid(2), signal.SIGKILL)
+    job.wait_for("began", 3)
+    job.wait_for_step(2)
+    assert job.pid(3, "runner_pid") == started and start_ticks(started) is not None
+    (tmp_path / "finish").touch()
+    assert job.end() == 0, job.output
+    failed = [(each["kind"], each["rank"], each["node"]) for each in job.records("failed")]
+    assert failed == [("lost_runner", 3, "n1"), ("died", 2, "n1")]
+    assert not job.records("left_out")
+    wait_until(lambda: not job.processes())
+
+
+@pytest.mark.long
+def test_a_runner_that_stands_still_is_replaced_and_killed(job: Job, tmp_path: Path) -> None:
+    job.start_step(2, 2, "in_place", sys.executable, str(PROGRAMS / "seat_steps.py"), str(tmp_path), dp=4)
+    job.wait_for_step(0)
+    runner, rank = job.pid(1, "runner_pid"), job.pid(1)
+    os.kill(runner, signal.SIGSTOP)
+    wait_until(lambda: len(job.records("began")) == 2, timeout_s=60)
+    job.wait_for_step(1)
+    assert start_ticks(rank) is None and start_ticks(runner) is None
+    (tmp_path / "finish").touch()
+    assert job.end() == 0, job.output
+    assert [(each["kind"], each["rank"]) for each in job.records("failed")] == [("lost_runner", 1)]
+
+
+def test_a_rank_that_leaves_with_0_in_the_middle_is_replaced(job: Job, tmp_path: Path) -> None:
+    job.start_step(1, 2, "in_place", sys.executable, str(PROGRAMS / "seat_steps.py"), str(tmp_path), dp=2)
+    job.wait_for_step(0)
+    (tmp_path / ".leave").write_text("1")
+    (tmp_path / ".leave").rename(tmp_path / "leave")
+    job.wait_for("began", 2)
+    job.wait_for_step(1)
+    (tmp_path / "finish").touch()
+    assert job.end() == 0, job.output
+    assert [(each["kind"], each["rank"], each["code"]) for each in job.records("failed")] == [("left_early", 1, 0)]
+
+
+def test_a_program_that_leaves_with_0_is_to_blame_for_those_that_lose_it(job: Job) -> None:
+    job.write(
+        TOGETHER + "if RANK == 2: sys.exit(0)\n"
+        "time.sleep(1)\n"
+        "if RANK == 1: print('RuntimeError: Connection closed by peer [10.0.0.2]:4711'); sys.exit(5)\n" + WAIT
+    )
+    job.submit()
+    assert job.end() == 5, job.output
+    failed = [(each["kind"], each["rank"]) for each in job.records("failed")]
+    assert failed == [("left_early", 2), ("died", 1)]
+    (gave_up,) = job.records("gave_up")
+    assert (gave_up["rank"], gave_up["exit_code"]) == (2, 5)
+    first = job.exit()["first_failure"]
+    assert (job.exit()["reason"], first["rank"], first["node"]) == ("left_early", 2, os.uname().nodename)
 
 
 def fence(job: Job, name: str, generation: int, rank: int) -> dict[str, Any]:
@@ -311,16 +448,17 @@ def test_nodes_are_lost_and_ranks_fenced_until_the_job_is_finished(job: Job, tmp
     assert [member["seat"] for member in job.wait_for("began", 3)["members"]] == [4, 5, 2, 3]
     job.wait_for_step(2)
 
-    os.killpg(job.pid(0, "runner_pid"), signal.SIGKILL)
+    for rank in (0, 1):
+        os.killpg(job.pid(rank, "runner_pid"), signal.SIGKILL)
     began = job.wait_for("began", 4)
-    assert (began["topology"]["dp"], [member["seat"] for member in began["members"]]) == (3, [5, 2, 3])
+    assert (began["topology"]["dp"], [member["seat"] for member in began["members"]]) == (2, [2, 3])
     job.wait_for_step(3)
-    assert job.pid(2) == survivor, "rank 3 of before has never ended"
+    assert job.pid(1) == survivor, "rank 3 of before has never ended"
 
     (tmp_path / "finish").touch()
     assert job.end() == 0, job.output
     kinds = [(each["generation"], each["kind"]) for each in job.records("failed")]
-    assert kinds == [(0, "lost_node"), (0, "lost_node"), (1, "hung"), (2, "lost_node")]
+    assert kinds == [(0, "lost_node"), (0, "lost_node"), (1, "hung"), (2, "lost_node"), (2, "lost_node")]
     assert [each["phase"] for each in job.records("phase")] == ["joined", "restored", "first_step"] * 4
-    assert job.records("began")[-1]["world_size"] == 3
+    assert job.records("began")[-1]["world_size"] == 2
     wait_until(lambda: not job.processes())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import resource
 import signal
@@ -9,6 +10,7 @@ import socket
 import sys
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -291,6 +293,43 @@ def test_a_standby_takes_over(seat: ToyController) -> None:
     seat.order("leave", code=0)
     assert exit_code_of(seat) == 0
     assert not is_alive(second["pid"])
+
+
+def children(seat: ToyController) -> list[int]:
+    assert seat.runner is not None
+    pid = seat.runner.pid
+    return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def has_others(seat: ToyController, known: set[int]) -> bool:
+    """Whether the runner has children that are not known."""
+    return bool(set(children(seat)) - known)
+
+
+@pytest.mark.parametrize("is_killed_early", [False, pytest.param(True, marks=pytest.mark.long)])
+def test_standbys_that_are_killed_cost_nothing_but_themselves(
+    seat: ToyController, tmp_path: Path, is_killed_early: bool
+) -> None:
+    """Those that are killed before they are ready are tried three times. The seat serves on, and recovers without."""
+    program = [sys.executable, str(PROGRAMS / "seat_steps.py"), str(tmp_path)]
+    seat.start_seat("--survive", "in_place", "--standby", program=program)
+    seat.wait_for("ready", generation=None)
+    seat.begin(0)
+    serving, killed = seat.serving(0)["pid"], set[int]()
+    for _ in range(3):
+        wait_until(partial(has_others, seat, {serving, *killed}))
+        if not is_killed_early:
+            seat.wait_for("rank", word="standby", generation=0)
+            time.sleep(0.3)
+        killed |= set(children(seat)) - {serving}
+        for pid in killed:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: not killed & set(children(seat)))
+    assert seat.serving(0)["pid"] == serving and not [each for each in seat.said if each["say"] == "ended"]
+    os.kill(serving, signal.SIGKILL)
+    assert seat.wait_for("ended", generation=0)["rank"] == 1
+    seat.wait_for("ready", generation=0)
 
 
 def test_a_process_that_does_not_leave_is_killed(seat: ToyController) -> None:

@@ -9,6 +9,7 @@ import json
 import re
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +20,8 @@ import pytest
 
 from bigsci_launch.data.indexed import IndexedWriter
 from bigsci_launch.runs.events import read_events
-from bigsci_launch.runs.layout import RunDir
+from bigsci_launch.runs.layout import RunDir, node_memory
+from tests.listening import Listener, allowed_places, listeners, processes_of, table
 
 from .conftest import SlurmCluster, _start, _stop
 from .test_submit import MODEL, PROGRAM, Run
@@ -49,6 +51,8 @@ class Loss:
 
     run: Run
     victim: str
+    listening: list[Listener]
+    """Where the processes of the cluster and of the run have listened before."""
 
 
 @pytest.fixture(scope="module")
@@ -57,9 +61,10 @@ def lost_node(cluster: SlurmCluster, folder: Path) -> Loss:
     run = write_survivor(cluster, folder, "ddp", sys.executable, str(DDP), "320", "0.1", nodes=2, spare_nodes=1)
     run.submit()
     run.wait_for(lambda: "step 12 " in run.log(3))
+    listening = listeners(processes_of(cluster.directory, run.directory))
     victim = nodes_of(events(run, "began")[0])[3]
     assert cluster.bsl("cluster", "kill-node", victim).returncode == 0
-    return Loss(run, victim)
+    return Loss(run, victim, listening)
 
 
 def write_survivor(cluster: Any, folder: Path, name: str, *command: str, **slurm: Any) -> Run:
@@ -89,22 +94,52 @@ def ranks_of(cluster: Any, folder: Path, name: str, *words: str, **slurm: Any) -
 
 
 def events(run: Run, kind: str) -> list[dict[str, Any]]:
+    return [record for record in all_events(run) if record["event"] == kind]
+
+
+def all_events(run: Run) -> list[dict[str, Any]]:
     path = run.directory / "attempts" / "0001" / "recover" / "generations.jsonl"
-    lines = path.read_text().splitlines() if path.exists() else []
-    return [record for record in map(json.loads, lines) if record["event"] == kind]
+    return list(map(json.loads, path.read_text().splitlines() if path.exists() else []))
 
 
 def nodes_of(began: dict[str, Any]) -> list[str]:
     return [member["node"] for member in began["members"]]
 
 
-def kill_rank(run: Run, rank: int) -> None:
-    """KILL a rank on its node, whose processes have numbers of their own."""
+def kill_rank(run: Run, rank: int, which: str = "pid") -> None:
+    """KILL a rank on its node, or its runner. The processes of a node have numbers of their own."""
     attempt = run.directory / "attempts" / "0001"
     record = json.loads((attempt / "pids" / f"rank-{rank:04d}.json").read_text())
     step = ("srun", "--overlap", f"--jobid={record['job_id']}", f"--nodelist={record['node']}", "-N1", "-n1")
-    done = run.cluster.run(*step, "--gres=gpu:0", "kill", "-9", str(record["pid"]))
+    done = run.cluster.run(*step, "--gres=gpu:0", "kill", "-9", str(record[which]))
     assert done.returncode == 0, done.stderr
+
+
+ROWS = (
+    ("bigsci_launch.recover.controller", "controller of `survive`", "otherwise"),
+    ("srun ", "`srun` of a step", ""),
+    ("slurmctld", "`bsl cluster`", "slurmctld and slurmd"),
+    ("slurmd ", "`bsl cluster`", "slurmctld and slurmd"),
+    ("munged", "`bsl cluster`", "munge and the steps"),
+    ("slurmstepd", "`bsl cluster`", "munge and the steps"),
+)
+"""What the command of a process holds, its row in the table of ports, and which of its clauses."""
+
+
+def row_of(listener: Listener) -> tuple[str, str]:
+    if str(DDP) in listener.command and "rank_runner.py" not in listener.command:
+        return ("torch's store" if "everywhere" in listener.kinds else "gloo"), ""
+    return next((row, clause) for words, row, clause in ROWS if words in listener.command)
+
+
+def test_a_job_and_its_cluster_listen_where_security_md_says(lost_node: Loss) -> None:
+    ports, seen = table("Which port listens, where and when"), set()
+    for listener in lost_node.listening:
+        row, clause = row_of(listener)
+        seen.add((row, clause))
+        assert listener.kinds & allowed_places(ports, row, clause), (listener, row)
+        assert row in ("torch's store", "gloo") or "loopback" not in listener.kinds, listener
+    assert seen == {(row, clause) for _, row, clause in ROWS} | {("torch's store", ""), ("gloo", "")}
 
 
 def test_a_killed_rank_starts_again_where_it_was_and_a_cancelled_job_does_not(
@@ -195,6 +230,38 @@ def losses_of(run: Run) -> dict[int, str]:
     attempt = RunDir(run.directory).attempt("0001")
     records = [each for rank in range(4) for each in read_events(attempt.event_file(rank)) if each["kind"] == "step"]
     return {each["step"]: each["loss_hex"] for each in sorted(records, key=lambda each: each["time"])}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("pause_s", [18.0, 40.0])
+def test_a_suspended_job_loses_no_node(pause_s: float, cluster: SlurmCluster, folder: Path) -> None:
+    name = f"suspended{pause_s:.0f}"
+    run = ranks_of(cluster, folder, name, "stop-on-usr2", nodes=2)
+    job_id = run.status()["job"]["job_id"]
+    assert cluster.run("scontrol", "suspend", job_id).returncode == 0
+    time.sleep(pause_s)
+    assert cluster.run("scontrol", "resume", job_id).returncode == 0
+    time.sleep(5.0)
+    assert cluster.run("scancel", "--signal=USR2", "--batch", job_id).returncode == 0
+    run.wait_for_state("COMPLETED")
+    assert (run.exit()["reason"], run.exit()["exit_code"]) == ("stopped", 0)
+    assert [record["event"] for record in all_events(run)] == ["began", "finished"]
+    assert not node_memory(run.directory.parent).exists(), "no node is left out"
+
+
+@pytest.mark.long
+def test_a_killed_runner_is_started_again_on_its_node(cluster: SlurmCluster, folder: Path) -> None:
+    """Slurm does not know the new one as a task, and its signals reach it all the same."""
+    run = ranks_of(cluster, folder, "agents", "stop-on-usr2", nodes=2)
+    kill_rank(run, 3, "runner_pid")
+    run.wait_for(lambda: all(run.log(rank).count("iteration 1\n") == 2 for rank in range(4)))
+    first, second = events(run, "began")
+    assert nodes_of(second) == nodes_of(first)
+    assert cluster.run("scancel", "--signal=USR2", "--batch", run.status()["job"]["job_id"]).returncode == 0
+    run.wait_for_state("COMPLETED")
+    assert (run.exit()["reason"], run.exit()["exit_code"]) == ("stopped", 0)
+    assert [(each["kind"], each["rank"]) for each in events(run, "failed")] == [("lost_runner", 3)]
+    assert not events(run, "left_out") and not node_memory(run.directory.parent).exists()
 
 
 @pytest.mark.long

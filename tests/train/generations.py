@@ -240,10 +240,14 @@ class Generations:
             self.recover(fates.pop(0) if fates and gone else None)
 
     def _gone(self) -> list[Seat]:
-        return [seat for seat in self.members if seat.process.poll() not in (None, 0)]
+        return [seat for seat in self.members if seat.process.poll() is not None and not self._has_finished(seat)]
+
+    def _has_finished(self, seat: Seat) -> bool:
+        """Whether a process has ended well: with 0, and after it has said so."""
+        return seat.process.poll() == 0 and bool(seat.said("finished"))
 
     def _is_done(self) -> bool:
-        return all(seat.process.poll() == 0 for seat in self.members)
+        return all(self._has_finished(seat) for seat in self.members)
 
     def _is_lost(self) -> bool:
         """Whether ranks have said for a while that a peer is gone, and none is known to be."""

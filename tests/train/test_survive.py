@@ -97,7 +97,7 @@ def evaluations(attempt: Attempt) -> dict[int, str]:
 
 def test_killed_ranks_are_replaced_and_nothing_else_changes(lead: Lead, undisturbed: Attempt) -> None:
     run = lead("pp=2,dp=2", {3: "optimizer:8:die"}, **BF16)
-    run.lead({0: "words:4:raise"})
+    run.lead({0: "words:4:leave"})
     assert (run.number, run.stuck) == (2, [])
     require_same(run, undisturbed)
 
@@ -109,7 +109,7 @@ def test_killed_ranks_are_replaced_and_nothing_else_changes(lead: Lead, undistur
     [
         *("step:1:die", "optimizer:1:die", "words:1:die", "step:5:die", "optimizer:10:die", "optimizer:11:die"),
         *("words:5:die", "copy:3:die", "save:1:die", "save:2:die", "commit:1:die", "evaluation:1:die"),
-        *("words:6:raise", "optimizer:9:exit", "joining:1:die", "meeting:1:die"),
+        *("words:6:raise", "optimizer:9:exit", "optimizer:9:leave", "joining:1:die", "meeting:1:die"),
     ],
 )
 def test_any_rank_may_be_lost_at_any_moment(fate: str, rank: int, lead: Lead, undisturbed: Attempt) -> None:

@@ -13,7 +13,7 @@ from bigsci_launch.topology import Topology
 
 JOINED, RESTORED, FIRST_STEP = "joined", "restored", "first_step"
 PHASES = (JOINED, RESTORED, FIRST_STEP)
-CAUSES = ("died", "lost_node", "hung", "stopped", "asked")
+CAUSES = ("died", "left_early", "lost_runner", "lost_node", "hung", "stopped", "asked")
 CONSEQUENCES = ("lost_peer", "stuck")
 """Kinds of failures that follow from another one, if there is one."""
 TOLD_TO_END = "the job was told to end"

@@ -9,7 +9,7 @@ from typing import Any
 
 from bigsci_launch.runs.layout import AttemptDir
 from bigsci_launch.safe_files import read_json
-from bigsci_launch.units import format_age
+from bigsci_launch.units import ago
 
 LARGEST_RECORD = 16 << 20
 
@@ -63,7 +63,7 @@ def stranger_facts(found: Strangers, asked: float) -> list[tuple[str, str]]:
     places = (("survive", found.survive), ("the node check", found.node_check))
     text = ", ".join(f"{count} at the port of {place}" for place, count in places if count)
     if found.newest_host is not None and found.newest_time is not None:
-        text += f", the newest {format_age(max(0.0, asked - found.newest_time))} ago from {found.newest_host}"
+        text += f", the newest {ago(found.newest_time, asked)} from {found.newest_host}"
     return [("strangers", f"{text}: sent away")]
 
 

@@ -18,7 +18,7 @@ from bigsci_launch.runs.generations.records import (
 )
 from bigsci_launch.runs.generations.samples import RecordedStep, lost_samples, replayed_steps
 from bigsci_launch.topology.words import agree, name_ranks
-from bigsci_launch.units import format_age
+from bigsci_launch.units import age_s, format_age
 
 LONG_RECOVERY_S = 60.0
 """A recovery that lasts longer than this is worth a word."""
@@ -40,6 +40,10 @@ def failure_words(failure: RankFailure | None, generation: Generation) -> str:
     said = f": {shorten(failure.words, MOST_WORDS, placeholder=' ...')}" if failure.words else ""
     if failure.kind == "died":
         return f"{who} died{how}{said}"
+    if failure.kind == "left_early":
+        return f"{who} left with exit code 0 before the others{said}"
+    if failure.kind == "lost_runner":
+        return f"{who} lost its runner{said}"
     if failure.kind == "lost_node":
         return f"node {failure.node or '(unknown)'} was lost{said}"
     if failure.kind == "hung":
@@ -132,7 +136,7 @@ def left_out_words(left_out: NodeLeftOut) -> str:
 def recovering_words(found: Generations, asked: float) -> str:
     """Return what a recovery in progress has come to, and for how long it has lasted."""
     newest, since = found.newest, found.recovering_since
-    lasts_s = None if since is None else max(0.0, asked - since)
+    lasts_s = None if since is None else age_s(since, asked)
     lasts = "recovering" if lasts_s is None else f"recovering for {format_age(lasts_s)}"
     failed = newest if newest.is_disturbed else found.all[-2]
     long = f", longer than {LONG_RECOVERY_S:.0f} s" if (lasts_s or 0.0) > LONG_RECOVERY_S else ""

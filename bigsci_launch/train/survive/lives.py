@@ -40,6 +40,8 @@ def live(descriptor: int) -> None:
     channel.say("warm")
     while not survivor.finishes(channel.wait_for_begin()):
         pass
+    # Without this word, a process that ends with 0 has left in the middle.
+    channel.say("finished")
     leave()
     end_finished()
 

@@ -1,6 +1,7 @@
 """A process of a seat that takes a step every 50 ms: `python seat_steps.py FOLDER`.
 
-It stays when its generation ends. When FOLDER/finish exists, it ends with 0.
+It stays when its generation ends. When FOLDER/finish exists, it says that it has finished, and ends with 0. The rank
+that finds its number in FOLDER/leave takes the file away and ends with 0 without a word.
 """
 
 import json
@@ -13,7 +14,7 @@ from pathlib import Path
 
 def main(folder: Path) -> None:
     channel = socket.socket(fileno=int(os.environ["BSL_SEAT_FD"]))
-    received, generation, step = b"", None, 0
+    received, generation, step, rank = b"", None, 0, None
 
     def say(word: str, **fields: object) -> None:
         channel.sendall(json.dumps({"word": word, "generation": generation, **fields}).encode() + b"\n")
@@ -27,7 +28,7 @@ def main(folder: Path) -> None:
             *lines, received = (received + data).split(b"\n")
             for order in map(json.loads, lines):
                 if order["do"] == "begin":
-                    generation = order["generation"]
+                    generation, rank = order["generation"], order["rank"]
                     say("joined", seconds=0.0)
                     say("restored", step=step, source="memory", why=None, seconds=0.0)
                 else:
@@ -36,7 +37,11 @@ def main(folder: Path) -> None:
         elif generation is not None:
             step += 1
             say("stepped", step=step)
+            if (folder / "leave").exists() and (folder / "leave").read_text() == str(rank):
+                (folder / "leave").unlink()
+                sys.exit(0)
             if (folder / "finish").exists():
+                say("finished")
                 sys.exit(0)
 
 

@@ -2,7 +2,8 @@
 
 With SUFFER=POINT:COUNT:HOW in the environment, something happens to the rank right after it has passed that point for
 the COUNT-th time: HOW is `die` (SIGKILL), `stop` (SIGSTOP), `raise` (an exception), `memory` (torch's own, for a
-shortage of memory), `exit` (exit code 7), or `damage` (a bit of each copy that it holds changes; at `manifest`).
+shortage of memory), `exit` (exit code 7), `leave` (exit code 0), or `damage` (a bit of each copy that it holds changes;
+at `manifest`).
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ POINTS = {
     "optimizer": ("bigsci_launch.train.optimizer", "EagerAdamW.step"),
     "words": ("bigsci_launch.train.guards.step_word", "exchange_words"),
     "copy": ("bigsci_launch.train.survive.engine_state", "read_state"),
-    "save": ("bigsci_launch.train.state.checkpoint", "DurableCheckpointEngine.save"),
+    "save": ("bigsci_launch.train.state.durable", "DurableCheckpointEngine.save"),
     "commit": ("bigsci_launch.train.state.checkpoint", "save_checkpoint"),
     "evaluation": ("bigsci_launch.train.batches", "Batches.held_out"),
     "manifest": ("bigsci_launch.train.survive.snapshot", "Memory.manifest"),
@@ -69,8 +70,8 @@ def suffer(how: str, *args: Any) -> None:
         import torch
 
         raise torch.OutOfMemoryError("another shortage, while one is handled")
-    if how == "exit":
-        os._exit(7)
+    if how in ("exit", "leave"):
+        os._exit(7 if how == "exit" else 0)
     os.kill(os.getpid(), {"die": signal.SIGKILL, "stop": signal.SIGSTOP}[how])
 
 

@@ -27,6 +27,7 @@ from bigsci_launch.recover.orders import (
     SeatLost,
     SeatOrder,
     SeatReady,
+    StartRunner,
     TellSeat,
     WatcherWish,
     WishAnswer,
@@ -54,6 +55,7 @@ class Job:
         self.answers: list[str | None] = []
         self.said: list[str] = []
         self.dropped: list[int] = []
+        self.restarted: list[int] = []
         self.archived: list[int] = []
         self.bad_nodes: list[str] = []
         self.code: int | None = None
@@ -94,6 +96,8 @@ class Job:
                     self.answers.append(order.refused)
                 case SayLine():
                     self.said.append(order.text)
+                case StartRunner():
+                    self.restarted.append(order.seat)
                 case DropSeat():
                     self.dropped.append(order.seat)
                 case LeaveOut():
@@ -131,7 +135,7 @@ class Job:
 
     def lose(self, *seats: int, is_silent: bool = False) -> None:
         for seat in seats:
-            self.take(SeatLost(seat, "its connection was closed", is_silent))
+            self.take(SeatLost(seat, "the connection to its runner was closed", is_silent))
 
     def say(self, rank: int, word: str, **fields: Any) -> None:
         self.take(RankSaid(self.seat_of(rank), self.number, word, fields))
@@ -193,9 +197,10 @@ def make_job() -> Any:
         shrink: bool = True,
         batches: BatchSizes | None = None,
         wait_s: float = 60.0,
+        suffix: str | None = "-ib",
     ) -> Job:
         seats = seats_on(*nodes)
         wanted = WantedLayout(Topology(pp=pp, dp=dp), shrink, batches)
-        return Job(Rules(level, wanted, len(seats), wait_s, address_suffix="-ib"), seats)
+        return Job(Rules(level, wanted, len(seats), wait_s, address_suffix=suffix), seats)
 
     return make

@@ -127,14 +127,56 @@ def test_without_a_spare_the_seat_itself_is_waited_for(make_job: MakeJob) -> Non
     assert (job.number, job.generation) == (1, [0, 1, 2, 3])
 
 
-def test_a_seat_that_is_lost_is_replaced_at_once_by_a_spare(make_job: MakeJob) -> None:
+def starts(job: Job, seat: int) -> list[dict[str, Any]]:
+    """The runners of other seats that a seat was asked to start."""
+    return [message for message in job.told[seat] if message["do"] == "start_runner"]
+
+
+def test_a_seat_that_has_lost_its_runner_gets_another_one_from_its_node(make_job: MakeJob) -> None:
+    job = make_job("in_place")
+    job.start()
+    job.lose(1)
+    job.leave()
+    job.wait(1.1)
+    assert starts(job, 0) == [{"do": "start_runner", "seat": 1, "local_rank": 1, "runner_pid": 101, "place": {}}]
+    assert job.number == 0
+    job.join(1)
+    assert (job.number, job.generation) == (1, [0, 1, 2, 3])
+    assert job.failures == [(0, "lost_runner", 1)]
+    assert not job.records_of("left_out"), "another seat of the node is there"
+
+
+def test_a_spare_replaces_a_seat_whose_new_runner_takes_its_time(make_job: MakeJob) -> None:
     job = make_job("in_place", nodes=(2, 2, 2))
     job.start()
     job.lose(1)
     job.leave()
+    job.wait(2.9)
+    assert job.number == 0
+    job.wait(0.2)
     assert (job.number, job.generation) == (1, [0, 5, 2, 3])
-    assert job.failures == [(0, "lost_node", 1)]
-    assert not job.records_of("left_out"), "another seat of the node is there"
+
+
+def test_a_runner_that_does_not_come_is_started_three_times(make_job: MakeJob) -> None:
+    job = make_job("in_place", shrink=False)
+    job.start()
+    job.lose(1)
+    job.leave()
+    job.wait(45)
+    assert (len(starts(job, 0)), job.code) == (3, None)
+    job.wait(2)
+    assert (len(starts(job, 0)), job.code) == (3, 1)
+    assert "seat 1: the connection to its runner was closed" in job.records_of("gave_up")[0]["why"]
+
+
+def test_on_this_machine_the_controller_starts_a_runner_again(make_job: MakeJob) -> None:
+    job = make_job("restart", pp=1, dp=1, nodes=(1,), suffix=None)
+    job.start()
+    job.lose(0)
+    assert job.restarted == [0]
+    job.join(0)
+    assert (job.number, job.failures) == (1, [(0, "lost_runner", 0)])
+    assert not job.records_of("left_out"), "it is where the controller is"
 
 
 def test_a_whole_spare_node_replaces_a_lost_one_which_is_left_out(make_job: MakeJob) -> None:
@@ -178,8 +220,12 @@ def test_only_the_seat_that_failed_a_check_is_avoided_if_the_others_are_needed(m
 def test_a_node_whose_runners_closed_their_connections_is_not_called_bad(make_job: MakeJob) -> None:
     job = make_job("in_place", nodes=(2, 2, 2))
     job.start()
-    job.lose(0, 1)
-    assert job.records_of("left_out")
+    job.lose(0)
+    job.leave()
+    job.wait(0.5)
+    job.lose(1)
+    assert job.failures == [(0, "lost_node", 0), (0, "lost_node", 1)]
+    assert [(each["node"], each["until"]) for each in job.records_of("left_out")] == [("n0", None)]
     assert job.bad_nodes == []
 
 
@@ -214,14 +260,14 @@ def test_a_late_seat_does_not_end_a_generation_of_programs_that_would_start_agai
 
 
 def test_the_job_ends_where_the_layout_may_not_shrink(make_job: MakeJob) -> None:
-    job = make_job("in_place", shrink=False)
+    job = make_job("in_place", nodes=(2, 1, 1), shrink=False)
     job.start()
     job.lose(3)
     job.leave()
     assert (job.code, job.archived) == (1, []), "what the ranks have left says how the job ended"
     (gave_up,) = job.records_of("gave_up")
     assert "survive.shrink is false" in gave_up["why"]
-    assert "seat 3: its connection was closed" in gave_up["why"]
+    assert "seat 3: the connection to its runner was closed" in gave_up["why"]
     assert (gave_up["exit_code"], gave_up["rank"]) == (1, 3)
     assert all(job.told[seat][-1] == {"do": "leave", "code": 1} for seat in (0, 1, 2))
 
@@ -333,13 +379,13 @@ def test_a_second_failure_while_the_next_generation_forms_ends_that_too(make_job
 
 
 def test_a_rank_that_is_lost_between_two_generations_is_replaced(make_job: MakeJob) -> None:
-    job = make_job("in_place", nodes=(2, 2, 2))
+    job = make_job("in_place", nodes=(2, 1, 1, 2))
     job.start()
     job.end(1, 1)
     job.leave()
     job.lose(3)
     job.ready(1)
-    assert (job.number, job.generation) == (1, [0, 1, 2, 5])
+    assert (job.number, job.generation) == (1, [0, 1, 2, 4])
     assert job.failures == [(0, "died", 1), (0, "lost_node", 3)]
 
 

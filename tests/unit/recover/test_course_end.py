@@ -60,8 +60,45 @@ def test_three_generations_that_end_at_one_step_are_the_end(make_job: MakeJob) -
     assert job.code == 41
     (gave_up,) = job.records_of("gave_up")
     assert gave_up["rank"] == 2
-    assert gave_up["why"].startswith("3 generations in a row ended at step ")
+    assert gave_up["why"].startswith("3 generations in a row got no further than step 6")
     assert len(job.records_of("ended")) == 4
+
+
+@pytest.mark.parametrize("steps", [(38, 40, 40, 38), (38, 40, 39, 38), (40, 38, 40)])
+def test_a_generation_that_gets_no_further_than_the_furthest_is_no_progress(
+    make_job: MakeJob, steps: tuple[int, ...]
+) -> None:
+    job = make_job("in_place")
+    job.start()
+    for step in steps:
+        assert job.code is None
+        fail_in_place(job, 1, step)
+    assert job.code == 1
+
+
+def test_a_rank_that_ends_with_0_before_it_has_finished_is_replaced(make_job: MakeJob) -> None:
+    job = make_job("in_place")
+    job.start()
+    job.end(2, 0)
+    job.ready(2)
+    job.leave()
+    assert (job.number, job.failures, job.code) == (1, [(0, "left_early", 2)], None)
+    for rank in range(4):
+        job.say(rank, "finished")
+        job.end(rank, 0)
+    assert job.code == 0
+
+
+def test_a_program_that_ends_with_0_is_the_cause_of_peers_that_are_only_lost(make_job: MakeJob) -> None:
+    job = make_job("restart", pp=1, dp=3, nodes=(3,))
+    job.words = {0: "RuntimeError: Connection closed by peer [10.0.0.2]:4711"}
+    job.start()
+    job.end(2, 0)
+    job.end(0, 7)
+    job.end(1, 143, was_told=True)
+    assert job.failures == [(0, "left_early", 2), (0, "died", 0)]
+    (gave_up,) = job.records_of("gave_up")
+    assert (job.code, gave_up["rank"]) == (7, 2)
 
 
 def test_a_finished_step_is_progress(make_job: MakeJob) -> None:
@@ -242,5 +279,5 @@ def test_when_every_runner_has_ended_the_job_is_over(make_job: MakeJob) -> None:
     job.start()
     job.take(RunnersEnded(9))
     assert job.code == 9
-    job.take(SeatLost(0, "its connection was closed"))
+    job.take(SeatLost(0, "the connection to its runner was closed"))
     assert [record["event"] for record in job.records] == ["began", "gave_up"]

@@ -11,7 +11,7 @@ import pytest
 from bigsci_launch.nodes.memory import read_nodes
 from bigsci_launch.recover.generation import Instant
 from bigsci_launch.recover.orders import JobEvent, LeaveOut, LookAtRanks, RanksSeen, RecordLine, WatcherWish
-from bigsci_launch.recover.records import Records
+from bigsci_launch.recover.records import Records, last_words
 from bigsci_launch.recover.wishes import WishReader
 from bigsci_launch.runs.layout import AttemptDir, RunDir, node_memory, write_json
 
@@ -43,6 +43,23 @@ def test_last_words_are_the_exception_or_the_last_line_of_the_log(attempt: Attem
     records.carry_out(LookAtRanks(0, (0, 1, 2), None), NOW)
     assert answers.get(timeout=10) == RanksSeen(0, None, {0: "KeyError: 7", 1: "ValueError: 8"})
     records.close()
+
+
+CUT_OFF = """OSError: [Errno 28] No space left on device
+
+The above exception was the direct cause of the following exception:
+
+Traceback (most recent call last):
+  File "/site-packages/torch/serialization.py", line 967, in save
+    self.module.save_state_dict(self._curr_ckpt_path,
+"""
+
+
+def test_a_traceback_that_a_full_disk_has_cut_off_is_not_quoted_by_its_code(attempt: AttemptDir) -> None:
+    attempt.log_file(1).write_text("".join(f"2026-01-01T00:00:00.000000Z {line}\n" for line in CUT_OFF.splitlines()))
+    assert last_words(attempt, 1) == "OSError: [Errno 28] No space left on device"
+    attempt.log_file(2).write_text("2026-01-01T00:00:00.000000Z   nothing else\n")
+    assert last_words(attempt, 2) == "nothing else"
 
 
 def test_a_record_that_cannot_be_written_does_not_end_the_writer(attempt: AttemptDir) -> None:

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+import random
 import socket
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from bigsci_launch import awake_clock
+from bigsci_launch.awake_clock import AwakeClock
 from bigsci_launch.door import call, listen_at
 from bigsci_launch.recover import seats as module
 from bigsci_launch.recover.generation import Seat
@@ -45,7 +49,7 @@ class Runner:
 
 @pytest.fixture
 def seats() -> Iterator[Seats]:
-    seats = Seats(TOKEN, listen_at("127.0.0.1"), 8)
+    seats = Seats(TOKEN, listen_at("127.0.0.1"), 8, AwakeClock())
     yield seats
     seats.close()
 
@@ -156,7 +160,7 @@ def test_a_closed_connection_is_a_lost_seat_after_what_it_said_last(seats: Seats
     runner.link.close()
     events = poll(seats, 2)
     assert [type(event) for event in events] == [RankEnded, SeatLost]
-    assert events[-1] == SeatLost(3, "its connection was closed", is_silent=False)
+    assert events[-1] == SeatLost(3, "the connection to its runner was closed", is_silent=False)
 
 
 @pytest.mark.parametrize(
@@ -191,12 +195,63 @@ def test_what_came_while_the_controller_was_held_up_counts(
     seats: Seats, connect: Runners, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "LEASE_S", 0.3)
-    runner = connect(HELLO)
+    runner, _ = connect(HELLO), connect({**HELLO, "seat": 4})
     time.sleep(0.4)
     runner.say(say="beat")
     time.sleep(0.05)
-    assert seats.poll(0.0) == []
+    assert seats.poll(0.0) == [SeatLost(4, "nothing was heard from it for 0.3 s", is_silent=True)]
     assert seats.numbers == [3]
+
+
+class Moment:
+    """Runners that beat twice a second, and a time that only the test moves."""
+
+    def __init__(self, seats: Seats, connect: Runners, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = time.monotonic()
+        monkeypatch.setattr(awake_clock, "time", SimpleNamespace(monotonic=lambda: self.now))
+        self.runners = {number: connect({**HELLO, "seat": number}) for number in range(4)}
+        self._seats = seats
+
+    def let_pass(self, seconds: float, *silent: int) -> list[JobEvent]:
+        """Let time pass while some runners are silent; return what happens."""
+        events: list[JobEvent] = []
+        for _ in range(int(seconds * 2)):
+            self.now += 0.5
+            for number in self._seats.numbers:
+                if number not in silent:
+                    self.runners[number].say(say="beat")
+            events += self._seats.poll(0.0)
+        return events
+
+
+@pytest.mark.parametrize("seed", range(100))
+def test_a_pause_of_the_controller_or_of_all_seats_loses_none(
+    seed: int, seats: Seats, connect: Runners, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chance, moment = random.Random(seed), Moment(seats, connect, monkeypatch)
+    for _ in range(8):
+        pause_s, seat = chance.uniform(1, 120), chance.randrange(4)
+        match chance.choice(("controller", "seats", "both", "one")):
+            case "controller":
+                moment.now += pause_s
+            case "seats":
+                assert moment.let_pass(pause_s, *range(4)) == []
+            case "both":
+                assert moment.let_pass(chance.uniform(0, 14), *range(4)) == []
+                moment.now += pause_s
+            case "one":
+                assert moment.let_pass(chance.uniform(1, 9), seat) == []
+        assert moment.let_pass(chance.uniform(1, 20)) == []
+    silence_s = chance.uniform(18, 40)
+    moment.now += chance.uniform(0, 100)
+    assert moment.let_pass(silence_s, 2) == [SeatLost(2, "nothing was heard from it for 15 s", is_silent=True)]
+
+
+def test_seats_that_are_all_silent_for_very_long_do_not_come_back(
+    seats: Seats, connect: Runners, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lost = Moment(seats, connect, monkeypatch).let_pass(module.ALL_SILENT_S + 1, *range(4))
+    assert lost == [SeatLost(seat, "nothing was heard from any seat for 600 s") for seat in range(4)]
 
 
 def test_beats_go_out_each_second(seats: Seats, connect: Runners) -> None:
