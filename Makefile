@@ -1,6 +1,6 @@
 # make demo   set up, then show the whole tool on this machine (no Slurm, no root)
 # make quick  the tests of the inner loop: no ranks, no Slurm, two minutes
-# make test   set up, install Slurm's packages when allowed, then run every test but the long tier
+# make test   set up, install Slurm's packages when allowed (on a terminal it asks), then run every test but the long tier
 # make long   set up, then run the tests that make test leaves out: further variants of expensive kinds
 # make gpu    what one card shows in ten minutes: tests, speed, memory, hangs (docs/how-to/gpu.md)
 # make check  lint, types

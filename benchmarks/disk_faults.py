@@ -3,6 +3,9 @@
     unshare --mount python3 benchmarks/disk_faults.py [NAME ...]
     unshare --mount python3 benchmarks/disk_faults.py server_gone --root DIR --stop COMMAND --back COMMAND
 
+`server_gone` without a server of yours, and `read_write`, run in a user-mode Linux with an NFS server (packages
+user-mode-linux, nfs-kernel-server, nfs-common, kmod). Nothing of this machine is changed there.
+
 In a mount namespace of its own, because another process that copies the mounts of this machine would hold its disks.
 
 Two gloo ranks train a tiny GPT and save every 10 steps. In the middle, the fault is done; after it, the run is
@@ -13,6 +16,7 @@ table in Markdown.
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import shlex
 import struct
@@ -22,8 +26,9 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 from ranks import draw_corpus
 from recovering.cases import Layout
@@ -33,46 +38,17 @@ from bigsci_launch.runs.events import read_events
 from bigsci_launch.runs.layout import RunDir
 
 STEPS, SAVE_EVERY, FAULT_AT = 60, 10, 23
-OUTAGE_S, LIMIT_S, LEAVES_S, POLL_S = 60.0, 400.0, 60.0, 0.1
+OUTAGE_S, LIMIT_S, LEAVES_S, POLL_S = 60.0, 900.0, 60.0, 0.1
 SMALL_QUOTA_KIB, QUOTA_KIB = 300, 6000
 PROJECT = "7"
 NO_ROOM_FOR_ROOT = ("setpriv", "--bounding-set", "-sys_resource", "--inh-caps", "-sys_resource")
 """root may exceed quotas, but not without this capability."""
-CLOCK_SOURCE = r"""
-#define _GNU_SOURCE
-#include <fcntl.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/mman.h>
-#include <sys/syscall.h>
-#include <sys/time.h>
-#include <time.h>
-#include <unistd.h>
-static volatile long *jump;
-static int is_meant(const char *word) {
-  char text[65536]; int n = 0, r, d = open("/proc/self/cmdline", O_RDONLY | O_CLOEXEC);
-  while (n < 65535 && (r = read(d, text + n, 65535 - n)) > 0) n += r;
-  close(d); text[n] = 0; char *at = text;
-  for (int k = 0; k < 6 && at < text + n; at += strlen(at) + 1, k++) if (strstr(at, word)) return 1;
-  return 0;
-}
-__attribute__((constructor)) static void begin(void) {
-  const char *file = getenv("JUMP_FILE"), *word = getenv("JUMP_WORD");
-  int d = file && word && is_meant(word) ? open(file, O_RDONLY | O_CLOEXEC) : -1;
-  if (d < 0) return;
-  void *map = mmap(0, 8, PROT_READ, MAP_SHARED, d, 0); close(d);
-  if (map != MAP_FAILED) jump = map;
-}
-int clock_gettime(clockid_t c, struct timespec *t) {
-  int r = syscall(SYS_clock_gettime, c, t);
-  if (!r && jump && (c == CLOCK_REALTIME || c == CLOCK_REALTIME_COARSE)) t->tv_sec += *jump;
-  return r;
-}
-int gettimeofday(struct timeval *restrict t, void *restrict z) {
-  struct timespec s; clock_gettime(CLOCK_REALTIME, &s); t->tv_sec = s.tv_sec; t->tv_usec = s.tv_nsec / 1000; return 0;
-}
-time_t time(time_t *t) { struct timespec s; clock_gettime(CLOCK_REALTIME, &s); if (t) *t = s.tv_sec; return s.tv_sec; }
-"""
+FAULTS_FOLDER = Path(__file__).resolve().parent / "faults"
+STOP_NFS, START_NFS = "rpc.nfsd 0", "rpc.nfsd --no-udp -N 3 4"
+ROW = "row "
+"""What a line begins with in which a guest says a row."""
+SLOW = {"faults": [{"kind": "slow", "rank": 0, "step": FAULT_AT, "seconds": 0.6}]}
+"""Steps that last long enough to look at them."""
 CLOCKS = {
     "launcher": "scheduler.local",
     "runner": "rank_runner.py",
@@ -102,6 +78,7 @@ class Trial:
     before: tuple[str, ...] = ()
     more: dict[str, str] | None = None
     survive: bool = False
+    changes: dict[str, Any] = field(default_factory=dict)
 
     @property
     def run(self) -> RunDir:
@@ -112,13 +89,15 @@ class Trial:
             "run": {"root": str(self.root)},
             "training": {"steps": STEPS},
             "checkpoint": {"save_interval": SAVE_EVERY},
+            **self.changes,
         }
         layout = Layout(1, 1, 2, "fp32", 0.1)
         corpus = self.folder / "corpus"
         return write_run_file(self.folder, self.name, layout, corpus, {} if self.survive else None, changes)
 
     def start(self) -> subprocess.Popen[str]:
-        command = [*self.before, sys.executable, "-c", BSL, "submit", str(self.write()), "--local"]
+        how = ("--wait",) if "slurm" in self.changes else ("--local",)
+        command = [*self.before, sys.executable, "-c", BSL, "submit", str(self.write()), *how]
         environment = {**os.environ, **(self.more or {})}
         return subprocess.Popen(
             command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd="/"
@@ -127,7 +106,9 @@ class Trial:
     def ask(self, *arguments: str) -> str:
         """Return the exit code and the last lines of what another `bsl` says now."""
         begun = time.monotonic()
-        done = subprocess.run([sys.executable, "-c", BSL, *arguments], capture_output=True, text=True, check=False)
+        known = {**os.environ, **{name: value for name, value in (self.more or {}).items() if name == "SLURM_CONF"}}
+        command = [sys.executable, "-c", BSL, *arguments]
+        done = subprocess.run(command, env=known, capture_output=True, text=True, check=False)
         words = [line for line in (done.stdout + done.stderr).splitlines() if line.split(" ")[0] in SAYINGS]
         return f"`{arguments[0]}` {done.returncode} after {time.monotonic() - begun:.0f} s: {'; '.join(words)}"
 
@@ -258,23 +239,62 @@ def full_memory_disk(folder: Path, sound: Trial, _options: argparse.Namespace) -
 
 
 def clock(folder: Path, sound: Trial, _options: argparse.Namespace) -> Iterator[Row]:
-    """The clock of one kind of process jumps by one hour, and by two hours back."""
-    source, library = folder / "jump.c", folder / "jump.so"
-    source.write_text(CLOCK_SOURCE)
-    run_quietly("cc", "-shared", "-fPIC", "-O1", "-o", library, source)
+    """The clock of one kind of process is one hour ahead, and then one hour behind."""
     for kind, word in CLOCKS.items():
-        jump = folder / f"{kind}.jump"
-        jump.write_bytes(struct.pack("<q", 0))
-        more = {"LD_PRELOAD": str(library), "JUMP_FILE": str(jump), "JUMP_WORD": word}
-        trial = Trial(folder, folder / "runs", f"clock-{kind}", more=more)
-        process, said = trial.start(), []
-        for step, shift in ((FAULT_AT, 3600), (2 * FAULT_AT, -3600)):
-            wait_for_step(trial, step)
-            with jump.open("r+b") as stream:
-                stream.write(struct.pack("<q", shift))
-            time.sleep(1.5)
-            said.append(trial.status())
-        yield Row(f"clock of the {kind}: +1 h, -1 h", end(process), lost(trial, sound), " / ".join(said))
+        more = preloaded(folder, f"{kind}.jump", JUMP_WORD=word)
+        trial = Trial(folder, folder / "runs", f"clock-{kind}", more=more, changes=SLOW)
+        yield from jumps(trial, sound, folder / f"{kind}.jump", f"clock of the {kind}")
+
+
+def clock_of_node(folder: Path, sound: Trial, _options: argparse.Namespace) -> Iterator[Row]:
+    """The clock of one node of a Slurm job does: that of every process of the job there. It needs the mini cluster."""
+    more = preloaded(folder, "node.jump", JUMP_NODE="1")
+    variables = {name: {"value": value, "reason": "a clock that jumps"} for name, value in more.items()}
+    one = {"OMP_NUM_THREADS": {"value": "1", "reason": "all nodes share the cores of one machine"}}
+    site = {"description": "two nodes", "scheduler": "slurm", "ranks_per_node": 1, "environment": {**one, **variables}}
+    (folder / "site.yaml").write_text(json.dumps(site))
+    changes = {**SLOW, "slurm": {"site": str(folder / "site.yaml"), "nodes": 2, "time_limit": "00:10:00"}}
+    with two_nodes(folder) as environment:
+        for survive in (False, True):
+            (folder / "node.jump").write_bytes(bytes(8))
+            name = f"node-{'survive' if survive else 'plain'}"
+            trial = Trial(folder, folder / "runs", name, more=environment, changes=changes, survive=survive)
+            yield from jumps(trial, sound, folder / "node.jump", f"clock of one of two nodes, {name}")
+
+
+def preloaded(folder: Path, file: str, **chosen: str) -> dict[str, str]:
+    """Return variables that let the clock of the chosen processes follow `file`."""
+    library = folder / "jump.so"
+    run_quietly("cc", "-shared", "-fPIC", "-O1", "-o", library, FAULTS_FOLDER / "jump.c")
+    (folder / file).write_bytes(bytes(8))
+    return {"LD_PRELOAD": str(library), "JUMP_FILE": str(folder / file), **chosen}
+
+
+def jumps(trial: Trial, sound: Trial, file: Path, what: str) -> Iterator[Row]:
+    process, said = trial.start(), []
+    for step, shift in ((FAULT_AT + 2, 3600), (2 * FAULT_AT, -3600)):
+        wait_for_step(trial, step)
+        with file.open("r+b") as stream:
+            stream.write(struct.pack("<q", shift))
+        time.sleep(3)
+        said.append(f"{shift:+d} s: {trial.status()}")
+    yield Row(f"{what}: +1 h, -1 h", end(process), lost(trial, sound), " / ".join(said))
+
+
+@contextmanager
+def two_nodes(folder: Path) -> Iterator[dict[str, str]]:
+    """Yield the environment of a Slurm with two nodes, each with namespaces of its own."""
+    with tempfile.TemporaryDirectory(prefix="bsl-", dir="/tmp") as short:
+        environment = {"BSL_CLUSTER_DIR": f"{short}/cluster"}
+        command = [sys.executable, "-c", BSL, "cluster"]
+        known = {**os.environ, **environment}
+        up = subprocess.run([*command, "up", "--nodes", "2", "--isolated"], env=known, capture_output=True, text=True)
+        if up.returncode:
+            raise OSError(up.stderr)
+        try:
+            yield {**environment, "SLURM_CONF": up.stdout.partition("SLURM_CONF=")[2].strip().strip("'")}
+        finally:
+            subprocess.run([*command, "down"], env=known, check=False, capture_output=True)
 
 
 def two_hosts(folder: Path, sound: Trial, _options: argparse.Namespace) -> Iterator[Row]:
@@ -298,25 +318,65 @@ def two_hosts(folder: Path, sound: Trial, _options: argparse.Namespace) -> Itera
 
 
 def server_gone(folder: Path, sound: Trial, options: argparse.Namespace) -> Iterator[Row]:
-    """The server of the file system of `--root` is away for a minute."""
-    if not (options.root and options.stop and options.back):
-        raise OSError("it needs --root, --stop and --back")
+    """The server of the file system is away for a minute: of `--root`, else an NFS server in a guest."""
+    if not options.in_guest and not options.root:
+        yield from in_guest("server_gone")
+        return
+    places = {"hard": Path("/tmp/hard"), "soft": Path("/tmp/soft")} if options.in_guest else {"given": options.root}
+    stop, back = (STOP_NFS, START_NFS) if options.in_guest else (options.stop, options.back)
+    for kind, place in places.items():
+        for survive in (False, True):
+            trial = Trial(folder, place, f"{kind}-{'survive' if survive else 'plain'}", survive=survive)
+            process = trial.start()
+            wait_for_step(trial, FAULT_AT)
+            subprocess.run(shlex.split(stop), check=True)
+            returns = subprocess.Popen(["bash", "-c", f"sleep {OUTAGE_S}; {back}"])
+            said = trial.status()
+            returns.wait()
+            code = end(process)
+            after = trial.status()
+            finish(trial)
+            yield Row(f"server away for {OUTAGE_S:.0f} s, {trial.name}", code, lost(trial, sound), f"{said} / {after}")
+
+
+def read_write(folder: Path, sound: Trial, options: argparse.Namespace) -> Iterator[Row]:
+    """A disk is read-only for ten seconds and then writable again, without being unmounted. In a guest: the kernel does
+    that to all its disks at once."""
+    if not options.in_guest:
+        yield from in_guest("read_write")
+        return
     for survive in (False, True):
-        trial = Trial(folder, options.root, f"server-{'survive' if survive else 'plain'}", survive=survive)
+        trial = Trial(folder, Path("/tmp/served"), f"rw-{'survive' if survive else 'plain'}", survive=survive)
         process = trial.start()
         wait_for_step(trial, FAULT_AT)
-        subprocess.run(shlex.split(options.stop), check=True)
-        back = subprocess.Popen(["bash", "-c", f"sleep {OUTAGE_S}; {options.back}"])
+        Path("/proc/sysrq-trigger").write_text("u")
+        time.sleep(10)
         said = trial.status()
-        back.wait()
+        run_quietly("mount", "-o", "remount,rw", "/tmp/served")
         code = end(process)
+        after = trial.status()
         finish(trial)
-        yield Row(trial.name, code, lost(trial, sound), f"{said} / {trial.status()}")
+        yield Row(f"read-only for 10 s, {trial.name}", code, lost(trial, sound), f"{said} / {after}")
+
+
+def in_guest(name: str) -> Iterator[Row]:
+    """Do a fault in a user-mode Linux, whose kernel this process may break: its files are this machine's, read-only."""
+    words = ["linux.uml", "mem=6G", "root=/dev/root", "rootfstype=hostfs", "rootflags=/", "ro", "quiet"]
+    words += ["con=null", "con0=fd:0,fd:1", f"init={FAULTS_FOLDER / 'guest.sh'}"]
+    words += [f"FAULTS={name}", f"PYTHON={sys.executable}", f"PROGRAM={Path(__file__).resolve()}"]
+    with subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True) as guest:
+        assert guest.stdout is not None
+        for line in guest.stdout:
+            if line.startswith(ROW):
+                yield Row(**json.loads(line.removeprefix(ROW)))
+            elif "rror" in line:
+                print(line.rstrip(), file=sys.stderr)
 
 
 Fault = Callable[[Path, Trial, argparse.Namespace], Iterator[Row]]
 FAULTS: dict[str, Fault] = {
-    each.__name__: each for each in (read_only, quota, full_memory_disk, clock, two_hosts, server_gone)
+    each.__name__: each
+    for each in (read_only, read_write, quota, full_memory_disk, clock, clock_of_node, two_hosts, server_gone)
 }
 
 
@@ -337,17 +397,21 @@ def main() -> None:
     parser.add_argument("--root", type=Path, help="a folder on the server that is stopped")
     parser.add_argument("--stop", help="the command that stops the server")
     parser.add_argument("--back", help="the command that brings it back")
+    parser.add_argument("--in-guest", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="bsl-sound-") as name:
         folder = Path(name)
         draw_corpus(folder / "corpus")
         sound = Trial(folder, folder / "runs", "sound")
-        if end(sound.start()):
-            sys.exit("the undisturbed run failed")
-        print("| fault | exit code | lost | said |\n|---|---|---|---|", flush=True)
+        said, _ = (process := sound.start()).communicate(timeout=LIMIT_S)
+        if process.returncode:
+            sys.exit(f"error: the undisturbed run failed: {said}")
+        if not options.in_guest:
+            print("| fault | exit code | lost | said |\n|---|---|---|---|", flush=True)
         for fault in options.names or FAULTS:
             for row in rows(fault, sound, options):
-                print(f"| {row.fault} | {row.exit_code} | {row.lost} | {row.said} |", flush=True)
+                text = f"| {row.fault} | {row.exit_code} | {row.lost} | {row.said} |"
+                print(ROW + json.dumps(asdict(row)) if options.in_guest else text, flush=True)
 
 
 if __name__ == "__main__":

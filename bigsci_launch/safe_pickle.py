@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import pickle
 from collections.abc import Callable, Container
 from types import ModuleType
@@ -53,13 +54,19 @@ class SafeUnpickler(pickle.Unpickler):
         return self._load(pid)
 
 
-def pickle_module(allowed: Container[str]) -> ModuleType:
+def pickle_module(allowed: Container[str], look: Callable[[bytes], None]) -> ModuleType:
     """Return what `torch.load` takes as `pickle_module`, with an unpickler that builds only `allowed` names.
 
-    It raises ForbiddenPickle for any other `MODULE.NAME`.
+    It raises ForbiddenPickle for any other `MODULE.NAME`, and whatever `look` raises for the pickle: that is called
+    before anything is built, with the very bytes that are then read.
     """
 
     class AllowedUnpickler(pickle.Unpickler):
+        def __init__(self, stream: IO[bytes], **options: Any) -> None:
+            content = stream.read()
+            look(content)
+            super().__init__(io.BytesIO(content), **options)
+
         def find_class(self, module: str, name: str) -> Any:
             return super().find_class(module, name) if f"{module}.{name}" in allowed else refuse_name(module, name)
 

@@ -1,10 +1,27 @@
-"""Files whose path the user typed, the only ones where links are followed; all others are written by `safe_files`."""
+"""Files whose path the user typed, or wrote into a configuration: here links are followed, and `<(command)` is read.
+
+All others are written by `safe_files`.
+"""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import BinaryIO
 
-from bigsci_launch.safe_files import write_file
+from bigsci_launch.safe_files import open_stream, write_file
+
+OWN_STREAMS = (Path("/dev/fd"), Path("/proc/self/fd"))
+"""Where the shell names the pipe of `<(command)`."""
+STDIN = Path("/dev/stdin")
+
+
+def open_typed(path: Path) -> BinaryIO:
+    """Open a file to be read. A pipe is read only where it is one that the shell has opened for this command.
+
+    Raises:
+        OSError: as `open_stream`.
+    """
+    return path.open("rb") if path == STDIN or path.parent in OWN_STREAMS else open_stream(path, follow=True)
 
 
 def write_typed(path: Path, text: str) -> None:

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import re
 
+CLOCK_SLACK_S = 10.0
+"""A moment that is farther ahead than this is by another clock."""
+OTHER_CLOCK = "at an unknown time (its clock differs)"
+
 _SLURM_TIME = re.compile(
     r"(?:(?P<days>\d+)-(?P<day_hours>\d{1,2})(?::(?P<day_minutes>\d{1,2}))?(?::(?P<day_seconds>\d{1,2}))?"
     r"|(?P<hours>\d+):(?P<hms_minutes>\d{1,2}):(?P<hms_seconds>\d{1,2})"
@@ -49,6 +53,18 @@ def format_age(seconds: float) -> str:
     if whole < 86400:
         return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
     return f"{whole // 86400} d {whole % 86400 // 3600:02d} h"
+
+
+def age_s(moment: float, now: float) -> float | None:
+    """Return the seconds from `moment`, by the clock of another host, to `now`; None if it lies ahead."""
+    age = now - moment
+    return None if age < -CLOCK_SLACK_S else max(0.0, age)
+
+
+def ago(moment: float, now: float, *, differs: bool = False) -> str:
+    """Return how long ago something was, for people; that this is not known, if clocks differ."""
+    age = None if differs else age_s(moment, now)
+    return OTHER_CLOCK if age is None else f"{format_age(age)} ago"
 
 
 def format_bytes(size_bytes: float) -> str:

@@ -198,7 +198,7 @@ def keep_copy(trace: Trace) -> None:
     try:
         os.makedirs(folder, exist_ok=True)
         handle, part = tempfile.mkstemp(prefix=f".rank-{rank:04d}.calls.", dir=folder)
-        with open(trace.path, "rb") as source, os.fdopen(handle, "wb") as stream:
+        with safe_files.open_stream(trace.path) as source, os.fdopen(handle, "wb") as stream:
             shutil.copyfileobj(source, stream)
             os.fchmod(handle, 0o644)
         os.replace(part, copy)

@@ -120,7 +120,7 @@ def newest_files(paths: list[Path]) -> list[Path]:
 
 def tail(path: Path) -> bytes:
     try:
-        with path.open("rb") as stream:
+        with safe_files.open_stream(path, follow=True) as stream:
             stream.seek(max(0, stream.seek(0, os.SEEK_END) - TAIL_BYTES))
             return stream.read()
     except OSError:
@@ -132,7 +132,7 @@ def newest_checkpoint(run: Path) -> Mark | None:
     marks = []
     for path in (run / "checkpoints").glob("latest*"):
         with contextlib.suppress(OSError):
-            match = TAG.fullmatch(path.read_text(encoding="utf-8", errors="replace").strip())
+            match = TAG.fullmatch(safe_files.read_file(path, follow=True).decode("utf-8", "replace").strip())
             step = int(match[1] or match[2]) if match else None
             marks.append(Mark(step, path.stat().st_mtime))
     return max(marks, key=lambda mark: (mark.step is not None, mark.step or 0, mark.time), default=None)

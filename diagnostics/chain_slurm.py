@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 import safe_files
 from chain_records import base_of, queued_attempts, read_json, write_record
+from own_place import why_not_ours
 
 TIMEOUT_S = 60
 SUBMISSION_GRACE_S = 180.0
@@ -148,10 +149,12 @@ def queue_next(attempt: Path, behind: list[str]) -> tuple[Link, Answer]:
     numbers = [int(path.name.partition(".")[0]) for path in attempt.parent.iterdir() if path.name[:1].isdigit()]
     following = attempt.parent / f"{max(numbers) + 1:04d}"
     try:
+        require_ours(frozen)
         following.mkdir(mode=0o755)  # frozen: a umask that lets the group write is for data
         safe_files.write_file(following / "queued", f"behind {attempt.name}, jobs {' '.join(behind)}\n")
         copy_frozen(frozen, attempt, following)
         wait = f"--dependency=afterany:{':'.join(behind)}"
+        require_ours(frozen)
         done = ask("sbatch", "--parsable", wait, str(following / "script.sh"))
         if done.is_done:
             job_id = done.words.splitlines()[-1].partition(";")[0].strip()
@@ -165,6 +168,12 @@ def queue_next(attempt: Path, behind: list[str]) -> tuple[Link, Answer]:
     return Link(following.name, None), done
 
 
+def require_ours(attempt: Path) -> None:
+    """Require that nobody else has written what an attempt runs, or could exchange it; OSError says why not."""
+    if (why := why_not_ours(attempt / "tools")) is not None:
+        raise OSError(0, why)
+
+
 def copy_frozen(frozen: Path, attempt: Path, following: Path) -> None:
     for name in FROZEN:
         if (frozen / name).exists():
@@ -172,10 +181,11 @@ def copy_frozen(frozen: Path, attempt: Path, following: Path) -> None:
     shutil.copytree(str(frozen / "tools"), str(following / "tools"))
     for name in FOLDERS:
         (following / name).mkdir(mode=0o755)
+    (following / "job.out").touch(mode=0o644)  # Slurm appends to it; it would make it as the umask says
     chain = read_json(attempt / "chain.json")
     fresh = {**chain, "after": attempt.name, "num_starts": None, "started": None, "checkpoint": None}
     write_record(following / "chain.json", {**fresh, "first": chain.get("first") or frozen.name})
-    script = (frozen / "script.sh").read_text(encoding="utf-8")
+    script = safe_files.read_file(frozen / "script.sh").decode()
     mode = stat.S_IMODE((frozen / "script.sh").stat().st_mode)
     safe_files.write_file(following / "script.sh", renamed(script, frozen.name, following.name), mode)
 

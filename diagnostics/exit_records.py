@@ -242,7 +242,7 @@ def stamp_of(line: bytes) -> float | None:
 
 def tail(path: Path, size: int) -> list[bytes]:
     try:
-        with path.open("rb") as stream:
+        with safe_files.open_stream(path, follow=True) as stream:
             stream.seek(max(0, stream.seek(0, os.SEEK_END) - size))
             return stream.read().splitlines()
     except OSError:

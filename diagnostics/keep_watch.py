@@ -18,6 +18,12 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+if "__file__" in globals():
+    sys.path.append(str(Path(__file__).resolve().parent))  # -I leaves it out
+sys.dont_write_bytecode = True  # nothing is left in the attempt's tools
+
+from own_place import why_not_ours
+
 if TYPE_CHECKING:
     from types import FrameType
     from typing import IO
@@ -66,6 +72,9 @@ class Keeper:
         return 0
 
     def _watch(self) -> int:
+        if (why := why_not_ours(Path(__file__).absolute().parent)) is not None:
+            say(f"the watcher is not started: {why}")
+            return 127
         try:
             with self._open_log() as stream:
                 self._process = subprocess.Popen(

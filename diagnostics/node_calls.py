@@ -13,6 +13,7 @@ if "__file__" in globals():
 
 from calls_file import read_calls_file
 from node_ring import print_files
+from safe_files import open_stream
 
 TYPE_CHECKING = False  # typing costs start-up time, and annotations are never evaluated
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ def read_rank_calls(rank: Facts, _request: Facts, _known: Facts) -> Iterator[tup
     """Yield the newest calls of a rank that traces some, or why they cannot be read."""
     path = os.path.join(rank["rings"], f"{rank['pid']}.calls")
     try:
-        with open(path, "rb") as stream:
+        with open_stream(path) as stream:
             trace = read_calls_file(stream.read())
         ticks = rank.get("start_ticks")
         if not (ticks and trace["start_ticks"] and trace["start_ticks"] != ticks):
@@ -42,7 +43,7 @@ def read_rank_calls(rank: Facts, _request: Facts, _known: Facts) -> Iterator[tup
 
 def read_file(path: str, num_last: int) -> Facts:
     """Return what a call trace says, of each thread the newest calls."""
-    with open(path, "rb") as stream:
+    with open_stream(path) as stream:
         return summarize(read_calls_file(stream.read()), num_last)
 
 

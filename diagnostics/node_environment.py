@@ -12,6 +12,7 @@ import os
 from struct import calcsize, iter_unpack, unpack, unpack_from
 
 from node_processes import read_text
+from safe_files import open_stream
 
 TYPE_CHECKING = False  # typing costs start-up time, and annotations are never evaluated
 if TYPE_CHECKING:
@@ -83,7 +84,7 @@ def address_of_environ(pid: int, path: str, regions: Regions, known: dict[str, A
 def find_environ(path: str) -> Symbol | None:
     """Return the address of `environ` that the ELF file at `path` defines, or None."""
     try:
-        with open(path, "rb") as file:
+        with open_stream(path, follow=True) as file:
             return find_symbol(file)
     except (OSError, ValueError, LookupError):
         return None

@@ -17,9 +17,9 @@ import os
 import struct
 import time
 
-from node_processes import parse_stat, read_text
+from node_processes import owner_of, parse_stat, peer_of, read_text
 from node_recorder import LARGEST_DUMP, compact_records
-from safe_files import parse_json
+from safe_files import open_stream, parse_json
 
 TYPE_CHECKING = False  # typing costs start-up time, and annotations are never evaluated
 if TYPE_CHECKING:
@@ -97,12 +97,6 @@ def pull(pid: int, known: Facts) -> bytes:
     return b"".join(parts)
 
 
-def owner_of(pid: int) -> int:
-    """The user that a process acts as."""
-    lines = (read_text(f"/proc/{pid}/status") or "").splitlines()
-    return next((int(line.split()[2]) for line in lines if line.startswith("Uid:")), -1)
-
-
 def accept_from(server: Any, owner: int) -> Any:
     """Accept a connection from a process of `owner`. Names of this kind have no owner and are no secret: others may
     connect too, and are sent away.
@@ -110,14 +104,11 @@ def accept_from(server: Any, owner: int) -> Any:
     Raises:
         OSError: none came in time.
     """
-    import socket
-
     deadline = time.monotonic() + ANSWER_TIMEOUT_S
     while True:
         server.settimeout(max(0.001, deadline - time.monotonic()))
         connection, _ = server.accept()
-        _, user, _ = struct.unpack("iII", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
-        if user == owner:
+        if peer_of(connection) == owner:
             return connection
         connection.close()
 
@@ -220,7 +211,7 @@ def address_of(pid: int, known: Facts) -> int:
         raise OSError("it has not loaded torch")
     path = f"/proc/{pid}/root{maps[0][4]}"
     if maps[0][4] not in known:
-        with open(path, "rb") as stream:
+        with open_stream(path, follow=True) as stream:
             known[maps[0][4]] = offset_of(stream, FUNCTION)
     offset = known[maps[0][4]]
     for start, end, _, in_file, _ in maps:

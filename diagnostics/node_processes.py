@@ -12,6 +12,8 @@ import os
 import select
 import time
 
+from safe_files import read_json
+
 TYPE_CHECKING = False  # typing costs start-up time, and annotations are never evaluated
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
     Facts = dict[str, Any]
     Produce = Callable[[list[Any]], Iterable[tuple[Any, str, Any]]]
 
+LARGEST_RECORD = 1 << 22
 SIGKILL = 9  # the signal module takes 5 ms to import
 PATIENCE_S = 0.7  # a reader that reports nothing for this long is stuck: the others continue without it
 
@@ -31,6 +34,29 @@ def read_text(path: str, limit: int = 1 << 16) -> str | None:
             return stream.read(limit).decode("utf-8", "replace")
     except OSError:
         return None
+
+
+def read_record(path: str) -> Any:
+    """Return what a JSON file of a run says, or None if it cannot be read. Raises ValueError if it is no JSON."""
+    try:
+        return read_json(path, LARGEST_RECORD)
+    except OSError:
+        return None
+
+
+def owner_of(pid: int) -> int:
+    """Return the user that a process acts as; -1 if it is gone."""
+    lines = (read_text(f"/proc/{pid}/status") or "").splitlines()
+    return next((int(line.split()[2]) for line in lines if line.startswith("Uid:")), -1)
+
+
+def peer_of(connection: Any) -> int:
+    """Return the user at the other end of a Unix socket, as the kernel says."""
+    import socket
+    import struct
+
+    _, user, _ = struct.unpack("iII", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    return int(user)
 
 
 def parse_stat(text: str) -> Facts:

@@ -33,8 +33,7 @@ from node_numbers import (
     tell_others,
 )
 from node_peek import peek
-from node_processes import ask_one, descendants, parents, read_text, run_program
-from safe_files import parse_json
+from node_processes import ask_one, descendants, parents, read_record, read_text, run_program
 
 TYPE_CHECKING = False  # typing costs start-up time, and annotations are never evaluated
 if TYPE_CHECKING:
@@ -82,7 +81,7 @@ def from_pid_files(folder: str, node: str, host: str | None, problems: list[str]
 def read_pid_files(folder: str, node: str, host: str | None) -> Iterator[tuple[str, list[Facts]]]:
     """Yield the documents of all PID files of `node`, or of `host` if given."""
     names = sorted(name for name in os.listdir(folder) if name.startswith("rank-") and name.endswith(".json"))
-    documents = [parse_json(read_text(f"{folder}/{name}") or "null") for name in names]
+    documents = [read_record(f"{folder}/{name}") for name in names]
     yield "files", [each for each in documents if each and (each["node"] == node or (host and each["host"] == host))]
 
 
@@ -310,7 +309,7 @@ def pid_of_run(rank: int, env: dict[str, str]) -> int | None:
 
 def read_pid(path: str) -> int | None:
     """Return the PID in a PID file, or None."""
-    pid = parse_json(read_text(path) or "{}").get("pid")
+    pid = (read_record(path) or {}).get("pid")
     return pid if isinstance(pid, int) else None
 
 

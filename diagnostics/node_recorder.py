@@ -6,8 +6,8 @@ import os
 import time
 
 from node_motion import exec_start, last_cpu, visit
-from node_processes import read_text
-from safe_files import parse_json
+from node_processes import LARGEST_RECORD, owner_of, peer_of
+from safe_files import open_stream, others_may_write, parse_json, read_file_of
 
 TYPE_CHECKING = False  # typing costs start-up time, and annotations are never evaluated
 if TYPE_CHECKING:
@@ -39,19 +39,25 @@ def has_recorder(rank: Facts, request: Facts) -> bool:
 def read_rank_recorder(rank: Facts, request: Facts, _known: Facts) -> Iterator[tuple[str, Any]]:
     """Yield the collectives that torch recorded, or why they could not be read."""
     try:
-        yield "recorder", ask_recorder(recorder_folder(rank, request) or "", rank["rank"])
+        yield "recorder", ask_recorder(recorder_folder(rank, request) or "", rank["rank"], owner_of(rank["pid"]))
     except (OSError, ValueError, KeyError) as error:
         yield "recorder_why", str(error) or type(error).__name__
 
 
-def ask_recorder(folder: str, rank: int) -> Facts:
-    """Ask a rank's worker server for the collectives that torch recorded; works while the GIL is held."""
+def ask_recorder(folder: str, rank: int, owner: int) -> Facts:
+    """Ask a rank's worker server for the collectives that torch recorded; works while the GIL is held.
+
+    Raises:
+        OSError: nobody answers, or somebody else than `owner`, the user of the rank.
+    """
     import socket
 
     os.chdir(folder)  # the path of a socket is limited to 107 bytes, that of a run directory is not
     with socket.socket(socket.AF_UNIX) as connection:
         connection.settimeout(RECORDER_TIMEOUT_S)
         connection.connect(f"rank-{rank:04d}.sock")
+        if (peer := peer_of(connection)) != owner:
+            raise OSError(f"user {peer} answers there, not user {owner}, whose rank it is")
         connection.sendall(RECORDER_REQUEST)
         parts = [connection.recv(1 << 18)]
         while parts[-1]:
@@ -60,8 +66,17 @@ def ask_recorder(folder: str, rank: int) -> Facts:
     if b" 200 " not in head[:20]:
         raise OSError(f"answer {head[:40]!r}")
     records = compact_records(parse_json(body, LARGEST_DUMP)["entries"])
-    groups = parse_json(read_text(f"rank-{rank:04d}.json", 1 << 22) or "{}")
-    return dict(records, members=groups.get("members", {}))
+    return dict(records, members=read_members(f"rank-{rank:04d}.json", owner))
+
+
+def read_members(path: str, owner: int) -> Facts:
+    """Return which ranks belong to which group; nothing if `owner` has not written it."""
+    try:
+        content, found = read_file_of(path, LARGEST_RECORD)
+    except OSError:
+        return {}
+    is_own = found.st_uid == owner and not others_may_write(found)
+    return dict(parse_json(content).get("members", {})) if is_own else {}
 
 
 def compact_records(entries: list[Facts]) -> Facts:
@@ -138,7 +153,7 @@ def read_dump(path: str) -> Facts:
         def find_class(self, module: str, name: str) -> None:
             raise ValueError(f"it is a pickle that would run {module}.{name}")
 
-    with open(path, "rb") as stream:
+    with open_stream(path, follow=True) as stream:
         is_json = stream.read(1) == b"{"
         stream.seek(0)
         document = parse_json(stream.read(), LARGEST_DUMP) if is_json else PlainUnpickler(stream).load()

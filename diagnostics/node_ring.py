@@ -13,6 +13,7 @@ if "__file__" in globals():
     sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))  # -I leaves it out
 
 from ring_file import read_ring
+from safe_files import open_stream
 
 TYPE_CHECKING = False  # typing costs start-up time, and annotations are never evaluated
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ def read_rank_ring(rank: Facts, _request: Facts, _known: Facts) -> Iterator[tupl
     """Yield what the ring says, or why there is none."""
     path = os.path.join(rank["rings"], f"{rank['pid']}.ring")
     try:
-        with open(path, "rb") as stream:
+        with open_stream(path) as stream:
             ring = read_ring(stream.read())
         ticks = rank.get("start_ticks")
         if ticks and ring["start_ticks"] and ring["start_ticks"] != ticks:
@@ -60,7 +61,7 @@ def read_rank_ring(rank: Facts, _request: Facts, _known: Facts) -> Iterator[tupl
 def read_stacks(ring_path: str) -> Facts:
     """Return {stacks: {text, written}}: what faulthandler has written next to a ring, if it has."""
     try:
-        with open(os.path.splitext(ring_path)[0] + ".stacks", "rb") as stream:
+        with open_stream(os.path.splitext(ring_path)[0] + ".stacks") as stream:
             text = stream.read(STACKS_BYTES).decode("utf-8", "replace")
             return {"stacks": {"text": text, "written": os.fstat(stream.fileno()).st_mtime}} if text else {}
     except OSError:
@@ -82,7 +83,7 @@ def print_files(paths: list[str], read: Callable[[str], Facts]) -> None:
 
 def read_file(path: str, num_last: int) -> Facts:
     """Return what a ring says, of each thread `num_last` calls in full, and the stacks next to it."""
-    with open(path, "rb") as stream:
+    with open_stream(path) as stream:
         return dict(summarize(read_ring(stream.read()), num_last), **read_stacks(path))
 
 

@@ -13,6 +13,7 @@ from node_numbers import GUESS, STORE
 from node_processes import ask_one, descendants, parents, read_text
 from node_ranks import number_ranks
 from ring_file import read_ring
+from safe_files import open_stream
 
 TYPE_CHECKING = False  # typing costs start-up time, and annotations are never evaluated
 if TYPE_CHECKING:
@@ -59,7 +60,7 @@ def rings_of(task: Facts) -> list[Facts]:
         names = []
     for name in names if names != [f"{task['pid']}.ring"] else []:
         try:
-            with open(f"{folder}/{name}", "rb") as stream:
+            with open_stream(f"{folder}/{name}") as stream:
                 ring = read_ring(stream.read())
         except (OSError, ValueError):
             continue

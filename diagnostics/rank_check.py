@@ -14,6 +14,7 @@ import threading
 from pathlib import Path
 
 import safe_files
+from own_place import why_not_ours
 from rank_log import say
 from rank_process import node_name
 
@@ -56,8 +57,11 @@ class NodeCheck:
         self.is_running, self.is_unfit = False, fault is not None
 
     def _find_fault(self) -> str | None:
-        program = str(Path(__file__).resolve().with_name("check_node.py"))
-        command = [sys.executable, "-I", program, "--limit-s", str(LIMIT_S), "--hosts", self._node]
+        tools = Path(__file__).resolve().parent
+        if (why := why_not_ours(tools)) is not None:
+            say(f"rank_runner: {self._node} could not be checked: {why}")
+            return None
+        command = [sys.executable, "-I", str(tools / "check_node.py"), "--limit-s", str(LIMIT_S), "--hosts", self._node]
         try:
             done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, env=self._environment,
                                   timeout=LIMIT_S + START_S, check=False)  # fmt: skip

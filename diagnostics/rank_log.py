@@ -43,7 +43,7 @@ class StampedLog:
         self._path = path
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+            self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NONBLOCK, 0o644)
             self._room = max(0, self._room - os.fstat(self._descriptor).st_size)
         except OSError as error:
             complain(path, error)

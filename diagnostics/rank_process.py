@@ -17,6 +17,7 @@ from pathlib import Path
 import rank_recorder
 import rank_stacks
 import safe_files
+from own_place import why_not_ours
 from rank_log import StampedLog, complain, say
 from rank_rings import Rings
 
@@ -107,7 +108,13 @@ def start_program(
     program: list[str], environment: dict[str, str], stop_signal: int, *, is_seated: bool = False, keep: int = -1
 ) -> subprocess.Popen[bytes]:
     """Start a program with its output in a pipe. One that is `is_seated` does not outlive its runner, and inherits the
-    descriptor `keep`."""
+    descriptor `keep`.
+
+    Raises:
+        OSError: it cannot be started, or the tools of the attempt, which it may use, may be somebody else's by now.
+    """
+    if (why := why_not_ours(Path(__file__).absolute().parent)) is not None:
+        raise PermissionError(0, why)
     runner = os.getpid()
 
     def prepare() -> None:
@@ -258,7 +265,7 @@ class Rank:
     def has_ended(self) -> bool:
         """Whether the last event of the rank is `end`: the training was over."""
         try:
-            with (self.attempt / "events" / f"{self.name}.jsonl").open("rb") as stream:
+            with safe_files.open_stream(self.attempt / "events" / f"{self.name}.jsonl") as stream:
                 stream.seek(max(0, stream.seek(0, os.SEEK_END) - EVENT_TAIL_BYTES))
                 lines = stream.read().splitlines()
             return bool(safe_files.parse_json(lines[-1], allow_nan=True)["kind"] == "end")

@@ -25,7 +25,7 @@ def variables(attempt: Path) -> dict[str, str]:
         return {}
     prefix = attempt / "recorder" / "nccl_trace_rank_"
     with contextlib.suppress(OSError):
-        prefix.parent.mkdir(parents=True, exist_ok=True)
+        prefix.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
     wanted = {**dict.fromkeys(DUMP_VARIABLES, str(prefix)), DUMP_ON_TIMEOUT: "1"}
     return {name: value for name, value in wanted.items() if name not in os.environ}
 

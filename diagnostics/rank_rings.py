@@ -99,10 +99,10 @@ class Rings:
 
     def _copy(self, ring: Path, name: str) -> None:
         """Copy a ring, unless the attempt has a newer one of that rank: it may have been restarted on another node."""
-        self._copies.mkdir(parents=True, exist_ok=True)
+        self._copies.mkdir(mode=0o755, parents=True, exist_ok=True)
         copy = self._copies / f"{name}.ring"
         with contextlib.suppress(OSError, ValueError):
-            if written(read_ring(copy.read_bytes())) > written(read_ring(ring.read_bytes())):
+            if written(read_ring(safe_files.read_file(copy))) > written(read_ring(safe_files.read_file(ring))):
                 return
         stacks = ring.with_suffix(STACKS)
         copy.with_suffix(STACKS).unlink(missing_ok=True)
@@ -133,7 +133,7 @@ class Rings:
             names = {str(pid): self.name}
             names.update({ring.stem: name for name, ring in chosen(self._inside, self.name).items()})
             for trace in sorted(self._inside.glob("*.calls")):
-                self._copies.mkdir(parents=True, exist_ok=True)
+                self._copies.mkdir(mode=0o755, parents=True, exist_ok=True)
                 name = names.get(trace.stem, f"{self.name}-{trace.stem}")
                 self._replace(trace, self._copies / f"{name}.calls")
         except (OSError, ValueError) as error:
@@ -169,7 +169,7 @@ def chosen(folder: Path, task: str) -> dict[str, Path]:
 def readable(folder: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
     for path in folder.glob("*.ring"):
         with contextlib.suppress(ValueError):
-            yield path, read_ring(path.read_bytes())
+            yield path, read_ring(safe_files.read_file(path))
 
 
 def takes_part(ring: dict[str, Any]) -> bool:
@@ -230,7 +230,7 @@ def names_in(base: int) -> Iterator[str]:
 def copy_file(source: str, name: str, folder: int) -> None:
     """Copy a file to a new one in an open folder, with its time: that of stacks is their age."""
     handle = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=folder)
-    with open(source, "rb") as original, os.fdopen(handle, "wb") as copy:
+    with safe_files.open_stream(source) as original, os.fdopen(handle, "wb") as copy:
         shutil.copyfileobj(original, copy)
         copy.flush()
         found = os.fstat(original.fileno())

@@ -27,7 +27,8 @@ from types import FrameType
 
 sys.dont_write_bytecode = True  # others could replace it, under a umask that lets them
 if "__file__" in globals():
-    sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))  # -I leaves it out
+    # -I leaves it out. What is imported hours later, from Python's own folders, is not looked for here first.
+    sys.path.append(os.path.dirname(os.path.abspath(__file__)))
 
 from rank_log import StampedLog
 from rank_process import TERMINATION_LAG_S, Output, Rank, end_with_parent, parse_topology, start_program, watch_stacks
@@ -61,6 +62,7 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--standby", action="store_true", help="keep a second process ready, with --survive in_place")
     parser.add_argument("--check", action="store_true", help="try the node after a rank has died, with --survive")
     parser.add_argument("--seat", type=int, help="number of the seat; default: Slurm's variables")
+    parser.add_argument("--again", type=int, help="PID of the runner of this seat that this one follows")
     parser.add_argument("--stop-signal", choices=STOP_SIGNALS, default="USR2", help="asks the program to save and stop")
     parser.add_argument("--log-limit-mib", type=int, default=0, help="largest size of a log; 0: no limit")
     parser.add_argument("--ring", default="none", help="folder on this node for the last calls; auto: found; none")

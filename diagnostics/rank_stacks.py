@@ -14,6 +14,7 @@ import signal
 import time
 from pathlib import Path
 
+import safe_files
 from ring_file import HEADER, MAGIC, VERSION
 
 LOOK_S = 10.0
@@ -48,7 +49,7 @@ class Standstill:
 
 def look(path: Path, seen: dict[Path, Standstill]) -> None:
     """Look at the process of a ring; if it stands still for long enough, it is asked for its stacks, once."""
-    with path.open("rb") as stream:
+    with safe_files.open_stream(path) as stream:
         data = stream.read(HEADER.size)
     if len(data) < HEADER.size or data[: len(MAGIC)] != MAGIC or HEADER.unpack(data)[1] != VERSION:
         return

@@ -15,7 +15,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from pathlib import Path
     from types import TracebackType
-    from typing import Any
+    from typing import Any, BinaryIO
 
 LARGEST_TEXT = 64 << 20
 """Bytes of the largest file that is read as a whole."""
@@ -23,7 +23,7 @@ DEEPEST = 200
 """The deepest nesting of JSON that is read."""
 OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
-_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_READ = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 
@@ -146,39 +146,63 @@ def _share(handle: int, folder: os.stat_result) -> None:
     os.fchmod(handle, 0o600 | writers | writers << 1)
 
 
-def read_file(path: Path | str, limit: int = LARGEST_TEXT, *, folder: int | None = None) -> bytes:
-    """Return the content of a regular file, `path` relative to the open `folder` if given.
+def open_stream(path: Path | str, *, follow: bool = False, folder: int | None = None) -> BinaryIO:
+    """Open a regular file to be read, without waiting: opening a pipe waits until somebody writes to it.
+
+    `path` is relative to the open `folder` if given. A link is refused unless `follow`; the folders above may be links.
 
     Raises:
-        OSError: it is missing, a link, a pipe or a device, or larger than `limit` bytes.
+        OSError: it is missing, a link, a pipe, a socket, a device or a folder.
     """
-    content, _ = read_file_of(path, limit, folder=folder)
+    try:
+        handle = os.open(path, _READ if follow else _READ | os.O_NOFOLLOW, dir_fd=folder)
+    except OSError as error:
+        if error.errno == errno.ENXIO:  # a socket, or a device that is not there
+            raise _not_regular(str(path)) from None
+        if error.errno != errno.ELOOP or follow:
+            raise
+        raise OSError(errno.ELOOP, "a symbolic link, which is not followed here", str(path)) from None
+    try:
+        _require_regular(handle, str(path))
+        os.set_blocking(handle, True)
+        return os.fdopen(handle, "rb")
+    except BaseException:
+        os.close(handle)
+        raise
+
+
+def read_file(path: Path | str, limit: int = LARGEST_TEXT, *, follow: bool = False, folder: int | None = None) -> bytes:
+    """Return the content of a regular file that `open_stream` opens.
+
+    Raises:
+        OSError: as `open_stream`, or it is larger than `limit` bytes.
+    """
+    content, _ = read_file_of(path, limit, follow=follow, folder=folder)
     return content
 
 
 def read_file_of(
-    path: Path | str, limit: int = LARGEST_TEXT, *, folder: int | None = None
+    path: Path | str, limit: int = LARGEST_TEXT, *, follow: bool = False, folder: int | None = None
 ) -> tuple[bytes, os.stat_result]:
     """Return the content of a regular file, and what was read is whose; see `read_file`."""
-    try:
-        handle = os.open(path, _READ, dir_fd=folder)
-    except OSError as error:
-        if error.errno != errno.ELOOP:
-            raise
-        raise OSError(errno.ELOOP, "a symbolic link, which is not followed here", str(path)) from None
-    with os.fdopen(handle, "rb") as stream:
-        found = _require_regular(handle, str(path))
+    with open_stream(path, follow=follow, folder=folder) as stream:
+        found = os.fstat(stream.fileno())
         content = stream.read(limit + 1)
     if len(content) > limit:
         raise OSError(errno.EFBIG, f"larger than {limit} bytes", str(path))
     return content, found
 
 
-def _require_regular(handle: int, name: str) -> os.stat_result:
-    found = os.fstat(handle)
-    if not stat.S_ISREG(found.st_mode):
-        raise OSError(errno.EINVAL, "not a regular file", name)
-    return found
+def _require_regular(handle: int, name: str) -> None:
+    mode = os.fstat(handle).st_mode
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), name)
+    if not stat.S_ISREG(mode):
+        raise _not_regular(name)
+
+
+def _not_regular(name: str) -> OSError:
+    return OSError(errno.EINVAL, "not a regular file", name)
 
 
 def read_json(path: Path | str, limit: int = LARGEST_TEXT, *, folder: int | None = None) -> Any:

@@ -15,6 +15,7 @@ from typing import Any, TypeAlias
 import yaml
 
 from bigsci_launch.errors import ConfigError, Problem
+from bigsci_launch.typed_path import open_typed
 
 Scalar: TypeAlias = str | int | float | bool | None
 KeyPath: TypeAlias = tuple[str | int, ...]
@@ -99,7 +100,7 @@ def read_document(path: Path) -> Node:
     """
     name = str(path)
     try:
-        with path.open("rb") as stream:
+        with open_typed(path) as stream:
             data = stream.read(MAX_BYTES + 1)
     except OSError as error:
         raise _error(name, f"cannot be read: {error.strerror or error}") from error

@@ -16,6 +16,7 @@ from xxhash import xxh3_128
 
 from bigsci_launch.data.indexed import IndexedDataset, Tokens, idx_path, tokenizer_path
 from bigsci_launch.errors import DataError
+from bigsci_launch.safe_files import open_stream
 
 _NUM_WINDOWS = 64
 _WINDOW = 32_768
@@ -98,7 +99,7 @@ def file_digest_if_any(path: Path) -> str | None:
     """
     digest = xxh3_128()
     try:
-        with path.open("rb") as file:
+        with open_stream(path, follow=True) as file:
             while chunk := file.read(_CHUNK):
                 digest.update(chunk)
     except FileNotFoundError:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from bigsci_launch.data.indexed import IndexedWriter, token_dtype, tokenizer_path, write_beside
 from bigsci_launch.errors import DataError
 from bigsci_launch.progress import Progress, no_progress
+from bigsci_launch.safe_files import open_stream
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -133,7 +134,8 @@ def read_text(path: Path) -> str:
         DataError: the file cannot be read.
     """
     try:
-        return path.read_bytes().decode("utf-8", errors="replace")
+        with open_stream(path, follow=True) as stream:
+            return stream.read().decode("utf-8", errors="replace")
     except OSError as error:
         raise DataError(
             f"{path}: {error.strerror or error}", hint="make it readable, or exclude it with --glob"

@@ -15,6 +15,7 @@ from bigsci_launch.hang_lab.catalogue import Stand
 from bigsci_launch.hang_lab.processes import rest_marks
 from bigsci_launch.runs.events import read_last_events
 from bigsci_launch.runs.layout import AttemptDir, read_json
+from bigsci_launch.safe_files import read_file
 
 POLL_S = 0.05
 REST_S = 0.4
@@ -63,7 +64,7 @@ class Job:
     def last_words(self, rank: int) -> str:
         """Return the last line of the rank's log."""
         log = self.attempt.log_file(rank)
-        lines = log.read_text(encoding="utf-8", errors="replace").splitlines() if log.exists() else []
+        lines = read_file(log).decode("utf-8", "replace").splitlines() if log.exists() else []
         return lines[-1] if lines else "its log is empty"
 
 

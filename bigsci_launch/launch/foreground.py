@@ -26,6 +26,23 @@ class Ending:
     exit_code: int
     was_interrupted: bool
 
+    def status(self, *, is_known: bool) -> int:
+        """Return the exit status of the command: never 0 if no record says how the attempt ended."""
+        if self.was_interrupted:
+            return 130
+        return abs(self.exit_code) + 128 if self.exit_code < 0 else self.exit_code or (0 if is_known else 4)
+
+
+def tell_unknown_end(submission: Submission, ending: Ending, tell: Callable[[str], None]) -> None:
+    """Say it if the attempt has left no record of its end: on a full disk, its output does not say it either."""
+    attempt = submission.request.attempt
+    if not attempt.exit.is_file():
+        known = "its output has the record" if exit_of(submission) is not None else "why it ended is not known"
+        tell(
+            f"attempt {attempt.name} has ended with {ending.exit_code}, but {attempt.exit} was not written: {known}; "
+            "see whether its disk is full or read-only"
+        )
+
 
 def follow(submission: Submission, *, wait: bool, detach: bool, tell: Callable[[str], None]) -> int | None:
     """Return the exit code of the training after its end, or None if nobody waits for it.
@@ -37,7 +54,8 @@ def follow(submission: Submission, *, wait: bool, detach: bool, tell: Callable[[
         if detach:
             return None
         ending = watch(submission, tell)
-        return 130 if ending.was_interrupted else ending.exit_code
+        tell_unknown_end(submission, ending, tell)
+        return ending.status(is_known=exit_of(submission) is not None)
     if not wait:
         return None
     try:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from bigsci_launch import safe_files
+from bigsci_launch import own_place, safe_files
 from bigsci_launch.config.load import LoadedRun, dump_resolved
 from bigsci_launch.content import packaged
 from bigsci_launch.errors import RunDirError
@@ -21,22 +21,25 @@ from bigsci_launch.launch.provenance import collect_provenance
 from bigsci_launch.runs.chain.records import write_chain
 from bigsci_launch.runs.changes import NOTHING_ACCEPTED, write_accepted
 from bigsci_launch.runs.control.calls import TraceWish, write_trace_wish
-from bigsci_launch.runs.layout import AttemptDir, write_json
+from bigsci_launch.runs.layout import AttemptDir, RunDir, write_json
 from bigsci_launch.runs.ownership import user_name
 
 FOR_GROUP = 0o640
 """Mode of files that hold values of a run file, or what may be a secret that nobody recognised."""
 TOOLS = (
     "safe_files.py",
+    "own_place.py",
     "rank_runner.py",
     "rank_process.py",
     "rank_log.py",
     "rank_check.py",
     "rank_seat.py",
+    "rank_again.py",
     "rank_levels.py",
     "rank_program.py",
     "rank_link.py",
     "door.py",
+    "awake_clock.py",
     "rank_orphan.py",
     "rank_rings.py",
     "rank_recorder.py",
@@ -78,6 +81,7 @@ def freeze(request: JobRequest, loaded: LoadedRun, command: Sequence[str]) -> No
     attempt = request.attempt
     for folder in (attempt.path, attempt.pids, attempt.logs, attempt.events, attempt.errors, attempt.exits):
         make_own_folder(folder)
+    attempt.job_output.touch(mode=0o644)  # Slurm appends to it; it would make it as the umask says
     if request.chain is not None:
         if request.chain.after is not None:
             safe_files.write_file(attempt.queued_mark, f"behind {request.chain.after}\n")
@@ -127,7 +131,7 @@ def within_umask(mode: int) -> int:
 
 
 def make_own_folder(path: Path) -> None:
-    """Make a folder in which nobody else may write, whatever the umask; those above it are as the umask says.
+    """Make a folder in which nobody else may write, and those above it, whatever the umask.
 
     One that is there and is ours is closed to others too. A stricter umask and an inherited group are kept.
 
@@ -135,7 +139,7 @@ def make_own_folder(path: Path) -> None:
         OSError: it cannot be made, or is no folder.
         RunDirError: it belongs to somebody else.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
+    own_place.make_folders(path.parent)
     with suppress(FileExistsError):
         path.mkdir(mode=0o755)
     with safe_files.open_folder(path) as folder:
@@ -149,18 +153,40 @@ def make_own_folder(path: Path) -> None:
             os.fchmod(folder, found.st_mode & 0o7777 & ~safe_files.OTHERS_WRITE)
 
 
-def shared_root_note(root: Path) -> list[str]:
-    """Return one line if others may write to the folder of all runs, which is made as the umask says if it is new."""
+def require_own_place(run: RunDir) -> None:
+    """Require that nobody else can put a run of theirs in the place of this one, where the user can see to that.
+
+    Raises:
+        RunDirError: others may rename folders in the folder of all runs, or in one above it that is ours.
+    """
+    folders = own_place.mendable(run.path, own_place.open_above(run.path))
+    if not folders:
+        return
+    folder = folders[0]
+    is_ours = folder.stat().st_uid == os.geteuid()
+    remedy = f"`chmod +t {folder}` lets each user rename only what is theirs" if is_ours else _other_root(folder)
+    raise RunDirError(
+        f"{folder}: others may rename folders in it, and put a run of theirs in the place of this one: "
+        "it would then run as you",
+        hint=remedy,
+    )
+
+
+def _other_root(folder: Path) -> str:
+    owner = user_name(folder.stat().st_uid)
+    return f"set run.root to a folder of your own in it, or ask {owner} for `chmod +t {folder}`"
+
+
+def open_place_notes(run: RunDir) -> list[str]:
+    """Return a warning for each folder of other people, above the folder of all runs, in which others may rename."""
     try:
-        found = root.stat()
-        is_open = safe_files.others_may_write(found)
-    except FileNotFoundError:
-        is_open = bool(within_umask(0o777) & safe_files.OTHERS_WRITE)
+        folders = own_place.open_above(run.path)
+        mendable = own_place.mendable(run.path, folders)
     except OSError:
         return []
-    if not is_open:
-        return []
     return [
-        f"warning: others may write to {root}, so they may replace a whole run in it: `chmod +t` lets each user remove "
-        "only what is theirs, `chmod go-w` keeps others out"
+        f"warning: others may rename folders in {folder}, also the one that leads to this run, and put one of theirs "
+        f"in its place: ask {user_name(folder.stat().st_uid)} for `chmod +t {folder}`"
+        for folder in folders
+        if folder not in mendable
     ]

@@ -16,6 +16,7 @@ from bigsci_launch.nodes.show import entry_document
 from bigsci_launch.plan.price.stages import StageLayout, layout_lines
 from bigsci_launch.runs.find import run_argument
 from bigsci_launch.runs.layout import RunDir
+from bigsci_launch.runs.resume import find_next_start
 from bigsci_launch.runs.show.ending import ending_advice, ending_facts
 from bigsci_launch.scheduler.job import JobInfo, JobState
 from bigsci_launch.scheduler.slurm import submit_argv
@@ -113,7 +114,8 @@ def end_lines(run: RunDir, job: JobInfo, ended: dict[str, Any] | None) -> list[s
     shown = run_argument(run)
     if ended is None:
         return [f"next: bsl status {shown}"]
-    advice = ending_advice(ended, shown)
+    attempt = run.latest_attempt()
+    advice = ending_advice(ended, shown, find_next_start(run, attempt) if attempt else "unknown")
     return [f"{name}: {text}" for name, text in ending_facts(ended)] + ([f"next: {advice}"] if advice else [])
 
 

@@ -17,7 +17,7 @@ from bigsci_launch.config.masking import is_secret
 from bigsci_launch.config.schema.run import RunConfig
 from bigsci_launch.errors import RunDirError, SlurmError, SlurmUnanswered, SlurmUnavailable, SubmissionUnknown
 from bigsci_launch.launch.claim import new_attempt, require_same_run
-from bigsci_launch.launch.freeze import freeze, shared_root_note
+from bigsci_launch.launch.freeze import freeze, open_place_notes, require_own_place
 from bigsci_launch.launch.job.request import JobRequest, make_request
 from bigsci_launch.launch.rehearsed import rehearsal_note
 from bigsci_launch.launch.turn import Turn, behind, find_turn, require_silent
@@ -61,8 +61,8 @@ def submit(loaded: LoadedRun, request: JobRequest, command: Sequence[str], *, fo
     still run elsewhere, and gives no sign of life, counts as ended.
 
     Raises:
-        RunDirError: the run has an active attempt and the next one may not wait, belongs to another model, or cannot be
-            written.
+        RunDirError: the run has an active attempt and the next one may not wait, belongs to another model, is where
+            others could exchange it, or cannot be written.
         SlurmUnavailable, SlurmRefused: sbatch failed. Nothing is left of the attempt.
         SubmissionUnknown: sbatch got no answer. The attempt stays, because it may have a job.
     """
@@ -73,6 +73,7 @@ def submit(loaded: LoadedRun, request: JobRequest, command: Sequence[str], *, fo
 
 
 def _submit(loaded: LoadedRun, request: JobRequest, command: Sequence[str], *, force: bool) -> Submission:
+    require_own_place(request.run)
     require_same_run(request.run, loaded.config, request.topology)
     if request.scheduler == "slurm":
         adopt_jobs(request.run)
@@ -247,7 +248,7 @@ def notes(loaded: LoadedRun, *, is_local: bool) -> list[str]:
         for name, variable in loaded.config.env.items()
         if variable.value and is_secret(name, variable.value)
     ]
-    found += _shared_root(loaded.config)
+    found += _shared_place(loaded.config)
     found += _missing_webhook(loaded.config)
     found += [*_missing_data(loaded.config), *(() if is_local else _missing_files(loaded.config))]
     found += [] if is_local else rehearsal_note(loaded, Path.cwd())
@@ -259,10 +260,10 @@ def notes(loaded: LoadedRun, *, is_local: bool) -> list[str]:
     return [*found, f"starting {ranks} ranks on this machine{without}"]
 
 
-def _shared_root(config: RunConfig) -> list[str]:
-    """Return a warning for a run that is new, if others may write to the folder of all runs."""
-    root = Path.cwd() / config.run.root
-    return [] if RunDir(root / config.run.name).record.exists() else shared_root_note(root)
+def _shared_place(config: RunConfig) -> list[str]:
+    """Return warnings for a run that is new, if others may rename what leads to it."""
+    run = RunDir((Path.cwd() / config.run.root / config.run.name).resolve())
+    return [] if run.record.exists() else open_place_notes(run)
 
 
 def _missing_webhook(config: RunConfig) -> Iterator[str]:

@@ -27,7 +27,7 @@ from bigsci_launch.minicluster.settings import (
     shared_cluster,
 )
 from bigsci_launch.progress import Progress
-from bigsci_launch.safe_files import write_file
+from bigsci_launch.safe_files import read_file, write_file
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sinfo")
 ISOLATION_PROGRAMS = ("ip", "nsenter", "unshare", "mount", "hostname")
@@ -212,5 +212,5 @@ def _require_running(directory: ClusterDir, daemon: Started) -> None:
 
 
 def _tail(directory: ClusterDir, process: str) -> str:
-    lines = directory.output(process).read_text(encoding="utf-8", errors="replace").splitlines()
+    lines = read_file(directory.output(process)).decode("utf-8", "replace").splitlines()
     return " / ".join(lines[-3:]) or "nothing"

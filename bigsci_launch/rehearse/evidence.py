@@ -18,6 +18,7 @@ from bigsci_launch.runs.events import read_events
 from bigsci_launch.runs.layout import AttemptDir, RunDir, rank_files, read_json
 from bigsci_launch.runs.logs import BATCH
 from bigsci_launch.runs.output.log_reader import LogReader
+from bigsci_launch.safe_files import read_file
 
 _EVALUATED = re.compile(r"validation loss at iteration (\d+)")
 _SAVED = re.compile(r"successfully saved checkpoint (?:at|from) iteration\s+(\d+)")
@@ -128,7 +129,7 @@ class EvidenceReader:
     def _saved_iteration(self) -> int | None:
         """The step in Megatron's file in the run's own folder of checkpoints; None if the program saves elsewhere."""
         try:
-            return int(CheckpointsDir(self._run.checkpoints).latest_iteration.read_text(encoding="utf-8"))
+            return int(read_file(CheckpointsDir(self._run.checkpoints).latest_iteration, follow=True))
         except (OSError, ValueError):
             return None
 

@@ -28,6 +28,7 @@ from pathlib import Path
 from types import FrameType
 
 from bigsci_launch.errors import RunDirError
+from bigsci_launch.own_place import why_not_ours
 from bigsci_launch.procfs import PROC, start_ticks
 from bigsci_launch.scheduler.lease import kept_lease
 
@@ -197,7 +198,12 @@ class Children:
 
     def kill(self) -> None:
         """Send KILL to every remaining session."""
-        for process in list(self._running.values()):
+        for number in self.numbers:
+            self.end(number)
+
+    def end(self, number: int) -> None:
+        """Send KILL to the session of one, if it has not been reaped."""
+        if (process := self._running.get(number)) is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
 
@@ -308,7 +314,13 @@ def write_exit(
     terminated: float | None,
     stop_requested: bool,
 ) -> int:
-    """Have the same helper as on Slurm write `exit.json`. Returns the training's exit code, as the helper found it."""
+    """Have the same helper as on Slurm write `exit.json`. Returns the training's exit code, as the helper found it.
+
+    Hours have passed since the script looked whose it is, so it is asked again.
+    """
+    if (why := why_not_ours(helper.parent)) is not None:
+        say(f"the program that writes exit.json is not started: {why}")
+        return code
     argv = [sys.executable, "-I", "-S", str(helper), "--attempt-dir", str(attempt)]
     argv += ["--world-size", str(world_size), "--started", str(started), "--exit-code", str(code)]
     argv += ["--terminated", str(terminated)] if terminated else []

@@ -196,7 +196,9 @@ class Training:
         (folder / f"{name}.json").write_text(json.dumps({"members": members}))
         with inside(folder):  # the path of a socket is limited to 107 bytes, that of a run is not
             Path(f"{name}.sock").unlink(missing_ok=True)  # that of the generation before
+            mask = os.umask(0o177)  # only the owner may connect: the server asks nobody who they are
             self.recorder = _WorkerServer(f"{name}.sock")
+            os.umask(mask)
 
     # ------------------------------------------------------------------------------------------------ steps
 

@@ -20,6 +20,8 @@ VARIABLES = {
     "BSL_ATTEMPT": "Set for every rank: the name of the attempt, such as `0001`.",
     "BSL_TOPOLOGY": "Set for every rank: the sizes of the axes, such as `tp=2,dp=4`.",
     "BSL_GENERATION": "Set for every rank of a run with `survive`: the number of the generation, from 0 on.",
+    "BSL_SEAT": "Set for every rank of a run with `survive`: the number of its seat, by which a new runner knows what "
+    "an earlier one has left there.",
     "BSL_SEAT_FD": "Set for every process of `bsl train` with `survive`: the descriptor that tells it its rank.",
     "BSL_CONTROLLER": "Set for the runners of a job with `survive`: the address of the controller.",
     "BSL_CONTROLLER_TOKEN": "Set for the runners of a job with `survive`: what proves to the controller who they are.",
@@ -63,10 +65,12 @@ exit.reason | `finished`, `stopped`, `crashed`, `left_early` or another [reason]
 exit.exit_code | the training's exit code
 exit.first_failure | {rank, node, coordinate, signal, code, step, error, last_words, time}; null if nobody is named
 exit.failed_ranks | numbers of the ranks that failed
-exit.suspects | list of {rank, node, coordinate}: the ranks that a hang points at; empty if they are not known
+exit.suspects | list of {rank, node, coordinate}: ranks that a hang points at, or that a guard's finding is about if \
+it accuses none or several of them; empty if they are not known
 exit.collectives | list of {backend, group, operation, sequence, timeout_ms, ranks}: what timed out, and who says so
 exit.evidence | what supports the reason, and what is not known, one sentence each
-exit.cause | why nothing was started, in the words of the shell or of Slurm, or what a full disk refused; else null
+exit.cause | why nothing was started, in the words of the shell or of Slurm, what a full disk refused, or what a guard \
+found without accusing a rank; else null
 exit.clocks | list of {node, ahead_s, corrected}: clocks that differ by more than 2 s, and whether times were corrected
 exit.spy_bundle | evidence of a hang that `bsl spy` stored during the attempt; null if there is none
 exit.world_size | ranks in all
@@ -156,16 +160,29 @@ step.consumed_samples | samples consumed so far
 step.source | `record`, or `log` for a line that a program without records has printed
 step.every_s | seconds between two such lines; null if they are not known
 step.total_steps | steps of the whole run
-step.age_s | seconds since it was reported
+step.clock_differs | whether `time` is by a clock that is known to be wrong
+step.age_s | seconds since it was reported; null if a clock is known to be wrong
 slowest_rank.rank | the rank whose newest heartbeat is oldest; the object is null if no rank writes heartbeats
 slowest_rank.node | its node
 slowest_rank.coordinate | its coordinate
 slowest_rank.phase | the phase that it is in; null if it has written no heartbeat
 slowest_rank.step | the step that it is in
-slowest_rank.heartbeat_age_s | seconds since its newest heartbeat
+slowest_rank.heartbeat_age_s | seconds since its newest heartbeat; null if its clock is known to be wrong
 slowest_rank.output_age_s | seconds since its log was last written; null if it is empty
 last_output | {rank, age_s}: what was printed last; rank is null for the batch script; null if nothing was printed
 checkpoint | {path, age_s}: the newest complete checkpoint
+refused_saves | saves that the disk refuses now; null if the last one worked, or none was due
+refused_saves.since | the step after which the first of them was due
+refused_saves.step | the step after which the last of them was tried
+refused_saves.newest | the step of the newest checkpoint; null if there is none
+refused_saves.ranks[] | ranks whose parts the disk refused
+refused_saves.node | the node of the first of them
+refused_saves.path | the file that it refused
+refused_saves.errno | the name of the error, such as `ENOSPC`; null if it said none
+refused_saves.text | what it refused, as a sentence
+refused_saves.hint | what to do
+refused_saves.time | when the last of them was tried, in seconds since the epoch
+refused_saves.retry | when the next one is due at the latest, in seconds since the epoch
 restart | how the loss moved where the attempt continued the run; null if it began at step 1
 restart.verdict | `spike`, `other loss` (for the same step), `equal`, `no jump` or `unknown`
 restart.checkpoint | the checkpoint that it loaded; null if that is not recorded

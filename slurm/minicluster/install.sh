@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Installs what a mini cluster needs (Slurm, munge, iproute2), and shellcheck for the tests. It needs Debian or Ubuntu,
-# and root or passwordless sudo. If it cannot install, it says why and exits 1. If nothing is missing, it is quick.
+# and root or passwordless sudo. On a terminal it asks first; without one it installs as root, and in CI. If it does not
+# install, it says why and exits 1. If nothing is missing, it is quick.
 set -euo pipefail
 
 programs=(sbatch slurmctld slurmd munged ip nsenter unshare shellcheck)
@@ -29,6 +30,16 @@ elif command -v sudo >/dev/null && sudo -n true 2>/dev/null; then
 else
     refuse "You are not root, and sudo does not work without a password."
 fi
+
+may_install() {
+    local answer
+    if [ -t 0 ]; then
+        read -r -p "bsl: install ${packages[*]} on this machine? [y/N] " answer && [[ "$answer" == [yY]* ]]
+    else
+        [ "${#as_root[@]}" -eq 0 ] || [ -n "${CI:-}" ]
+    fi
+}
+may_install || refuse "Nobody has agreed to that."
 
 echo "bsl: installing ${packages[*]}" >&2
 # Installing the packages does not start slurmctld and slurmd: there is no /etc/slurm/slurm.conf. With systemd running it

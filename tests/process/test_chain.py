@@ -192,6 +192,7 @@ def test_the_next_attempt_is_queued_from_inside(carried: Carried) -> None:
     assert [each.name for each in carried.run.queued_attempts()] == ["0002"]
     text = second.script.read_text()
     assert "0001" not in text and "first_attempt=0002\n" in text and "attempts/0002/job.out" in text
+    assert second.job_output.stat().st_mode & 0o022 == 0, "Slurm would make it as the umask says"
     assert json.loads(second.job.read_text())["job_id"] == "13"
     chain = read_chain(second)
     assert chain is not None and (chain.first, chain.after, chain.num_starts) == ("0001", "0001", None)

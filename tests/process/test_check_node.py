@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from bigsci_launch.content import packaged
+from tests.listening import listeners
 from tests.unit.house.conftest import standalone
 
 PROGRAM = packaged("diagnostics", "check_node.py")
@@ -117,7 +118,7 @@ def test_strangers_are_counted_and_change_no_exchange(scontrol: Path) -> None:
     nodes = [start(scontrol, index, 3, step=6) for index in range(3)]
     called, crowd = set(), []
     while any(node.poll() is None for node in nodes):
-        for port in {port for node in nodes for port in ports_of(node.pid)}:
+        for port in {each.port for each in listeners([node.pid for node in nodes])}:
             for data in (b"", b"GET / HTTP/1.1\r\n\r\n", b"[" * 100_000 + b"\n", b'{"token": "0", "index": 1e999}\n'):
                 with contextlib.suppress(OSError):
                     crowd.append(socket.create_connection(("127.0.0.1", port), timeout=1))
@@ -136,16 +137,6 @@ def test_strangers_are_counted_and_change_no_exchange(scontrol: Path) -> None:
     argv = [sys.executable, "-I", "-S", str(JUDGE), "--json", "--nodes", "n0 n1 n2"]
     done = subprocess.run(argv, input="\n".join(lines), capture_output=True, text=True, timeout=20, check=True)
     assert json.loads(done.stdout)["strangers"] == sum(each["strangers"] for each in found)
-
-
-def ports_of(pid: int) -> list[int]:
-    """Return the TCP ports at which a process listens."""
-    try:
-        links = [os.readlink(f"/proc/{pid}/fd/{name}") for name in os.listdir(f"/proc/{pid}/fd")]  # noqa: PTH115, PTH208
-        rows = [line.split() for line in Path(f"/proc/{pid}/net/tcp").read_text().splitlines()[1:]]
-    except OSError:
-        return []
-    return [int(row[1].partition(":")[2], 16) for row in rows if row[3] == "0A" and f"socket:[{row[9]}]" in links]
 
 
 def test_a_node_without_slurm_is_alone() -> None:

@@ -20,9 +20,9 @@ def poor_path(tmp_path: Path) -> str:
     return str(tmp_path)
 
 
-def run(path: str) -> subprocess.CompletedProcess[str]:
-    install = str(MINICLUSTER / "install.sh")
-    return subprocess.run(["bash", install], env={"PATH": path}, capture_output=True, text=True, timeout=30)
+def run(path: str, stdin: int = subprocess.DEVNULL, **more: str) -> subprocess.CompletedProcess[str]:
+    argv, environment = ["bash", str(MINICLUSTER / "install.sh")], {"PATH": path, **more}
+    return subprocess.run(argv, env=environment, stdin=stdin, capture_output=True, text=True, timeout=30)
 
 
 def test_where_nothing_may_be_installed_it_says_why(poor_path: str) -> None:
@@ -34,12 +34,48 @@ def test_where_nothing_may_be_installed_it_says_why(poor_path: str) -> None:
 
 def test_an_ordinary_user_without_sudo_is_told_so(poor_path: str) -> None:
     (Path(poor_path) / "apt-get").symlink_to("/bin/false")
-    (Path(poor_path) / "id").unlink()
-    (Path(poor_path) / "id").write_text("#!/bin/sh\necho 1000\n")
-    (Path(poor_path) / "id").chmod(0o755)
+    make_program(poor_path, "id", "echo 1000")
     done = run(poor_path)
     assert done.returncode == 1
     assert "You are not root, and sudo does not work without a password." in done.stderr
+
+
+def make_program(folder: str, name: str, does: str) -> None:
+    path = Path(folder) / name
+    path.unlink(missing_ok=True)
+    path.write_text(f"#!/bin/bash\n{does}\n")
+    path.chmod(0o755)
+
+
+@pytest.mark.parametrize(
+    ("answer", "uid", "more", "installs"),
+    [
+        (b"n\n", 0, {}, False),
+        (b"\n", 1000, {"CI": "1"}, False),
+        (b"y\n", 1000, {}, True),
+        (None, 1000, {}, False),
+        (None, 1000, {"CI": "1"}, True),
+        (None, 0, {}, True),
+    ],
+)
+def test_it_asks_on_a_terminal_and_takes_no_rights_without_one(
+    poor_path: str, answer: bytes | None, uid: int, more: dict[str, str], installs: bool
+) -> None:
+    for name in ("sudo", "env"):
+        make_program(poor_path, name, 'while [[ "$1" == -* || "$1" == *=* ]]; do shift; done; "$@"')
+    (Path(poor_path) / "true").symlink_to("/bin/true")
+    make_program(poor_path, "id", f"echo {uid}")
+    make_program(poor_path, "apt-get", f"echo >> {poor_path}/called")
+    typed, terminal = os.openpty()
+    try:
+        if answer is not None:
+            os.write(typed, answer)
+        done = run(poor_path, subprocess.DEVNULL if answer is None else terminal, **more)
+    finally:
+        os.close(typed)
+        os.close(terminal)
+    assert (Path(poor_path) / "called").exists() is installs, done.stderr
+    assert done.returncode == (0 if installs else 1) and ("Nobody has agreed to that." in done.stderr) is not installs
 
 
 def test_where_all_is_installed_it_is_silent(tmp_path: Path) -> None:

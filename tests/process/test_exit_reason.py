@@ -383,3 +383,12 @@ def test_a_torn_record_of_who_ended_the_ranks_says_nothing(attempt: Attempt) -> 
     attempt.exits(*range(8), code=None, signal="SIGTERM", terminated=91.0)
     attempt.dir.ended_by.write_text('{"act": "end_ra')
     assert attempt.describe("--terminated", "91", code=143)["reason"] == "cancelled"
+
+
+def test_how_long_before_the_limit_ranks_were_told_is_not_by_the_wall_clock(attempt: Attempt) -> None:
+    attempt.exits(*range(8), code=None, signal="SIGTERM", terminated=91.0)
+    facts = ("--stop-requested", "--terminated", "99999", "--slurm-reason", "TimeLimit")
+    found = attempt.describe(*facts, "--told-before-s", "30", code=143)
+    assert found["reason"] == "time_limit"
+    assert "the ranks did not stop, although told to 30 s before the time limit" in found["evidence"]
+    assert "nothing says that the ranks were told" in " ".join(attempt.describe(*facts, code=143)["evidence"])

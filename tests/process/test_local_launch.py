@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -23,6 +24,8 @@ from bigsci_launch.demo.folder import end_run
 from bigsci_launch.runs.layout import RunDir
 from bigsci_launch.scheduler import local as local_launcher
 from bigsci_launch.scheduler.local import is_free, reserved_port, split_command
+
+from ..unit.other_users import AS_ROOT, MALLORY, PROJECT, acting_as
 
 MODEL = {"num_layers": 2, "hidden_size": 8, "num_attention_heads": 2, "sequence_length": 8, "vocab_size": 64}
 PRELUDE = "import json, os, signal, sys, time\nRANK = int(os.environ['RANK'])\n"
@@ -129,6 +132,33 @@ def test_ranks_find_each_other_and_the_answer_is_the_pid_alone(local: Local) -> 
 
 
 GREETING = {"GREETING": {"value": "it's $HOME", "reason": "a test"}}
+
+
+@AS_ROOT
+def test_nothing_of_a_colleague_runs_at_the_end_of_an_attempt_whose_run_they_exchange() -> None:
+    """The root of the runs is loosened while the ranks run: before that, nobody can rename anything in it."""
+    with TemporaryDirectory(prefix="bsl-test-", dir="/tmp") as folder:
+        local, root, mark = Local(Path(folder)), Path(folder) / "runs", Path(folder) / "mark"
+        local.folder.chmod(0o711)
+        root.mkdir()
+        os.chown(root, 0, PROJECT)
+        local.write(WAIT, ranks=2)
+        root.chmod(0o2775)
+        assert f"`chmod +t {root}`" in local.submit("--detach", rc=2).stderr
+        root.chmod(0o3775)
+        local.submit("--detach")
+        local.wait_for_ranks(2)
+        launcher, away = local.launcher(), root / "away"
+        root.chmod(0o2775)
+        with acting_as(MALLORY):
+            local.directory.rename(away)
+            (local.attempt / "tools").mkdir(parents=True)
+            (local.attempt / "tools" / "exit_reason.py").write_text(f"open({str(mark)!r}, 'w')")
+        os.kill(launcher, signal.SIGTERM)
+        wait_until(lambda: not Path(f"/proc/{launcher}").exists())
+        output = (away / "attempts" / "0001" / "job.out").read_text()
+        assert not mark.exists(), "it ran as the owner of the run"
+        assert f"exit.json is not started: somebody else may have written {local.directory}\n" in output
 
 
 def test_everything_is_frozen_in_the_attempt(local: Local) -> None:
@@ -264,6 +294,7 @@ def test_ranks_end_with_a_launcher_that_was_killed(local: Local) -> None:
     local.wait_for_silence()
     job = json.loads(local.bsl("status", "--json").stdout)["job"]
     assert job["state"] == "UNKNOWN" and "killed" in job["reason"]
+    assert "\nnext: bsl submit" in local.bsl("status").stdout
 
 
 def test_usr2_to_the_launcher_asks_ranks_to_stop(local: Local) -> None:

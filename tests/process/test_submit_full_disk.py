@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from bigsci_launch.launch.foreground import Ending
+
 from .conftest import fill
 
 MODEL = {"num_layers": 2, "hidden_size": 8, "num_attention_heads": 2, "sequence_length": 8, "vocab_size": 64}
@@ -28,6 +30,32 @@ def write_run_file(folder: Path, disk: Path) -> Path:
     path = folder / "trial.yaml"
     path.write_text(json.dumps(config))
     return path
+
+
+def run_here(path: Path, program: str) -> subprocess.CompletedProcess[str]:
+    """Submit a run of this shell program, and wait for its end."""
+    document = json.loads(path.read_text())
+    document["run"]["command"] = ["/bin/sh", "-c", program]
+    path.write_text(json.dumps({**document, "monitor": {"watch": "off"}}))
+    argv = [sys.executable, "-m", "bigsci_launch", "submit", str(path)]
+    return subprocess.run(argv, cwd=path.parent, capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_an_end_that_only_the_output_records_is_said(small_disk: Path, tmp_path: Path) -> None:
+    subprocess.run(["mount", "-o", "remount,size=4m", str(small_disk)], check=True)
+    done = run_here(write_run_file(tmp_path, small_disk), f"cat /dev/zero >> {small_disk}/ballast; exit 0")
+    record = small_disk / "runs" / "mine" / "trial" / "attempts" / "0001" / "exit.json"
+    assert (done.returncode, record.exists()) == (0, False)
+    assert f"{record} was not written: its output has the record" in done.stderr
+
+
+def test_an_end_that_nothing_records_is_said_and_is_no_success(tmp_path: Path) -> None:
+    kill_the_launcher = "read _ _ _ launcher _ </proc/$PPID/stat; kill -9 $launcher"
+    done = run_here(write_run_file(tmp_path, tmp_path), kill_the_launcher)
+    record = tmp_path / "runs" / "mine" / "trial" / "attempts" / "0001" / "exit.json"
+    assert (done.returncode, record.exists()) == (137, False)
+    assert f"{record} was not written: why it ended is not known" in done.stderr
+    assert [Ending(code, False).status(is_known=False) for code in (0, 3)] == [4, 3]
 
 
 def submit(path: Path) -> subprocess.CompletedProcess[str]:

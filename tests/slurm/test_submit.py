@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -13,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from ..unit.other_users import MALLORY, PROJECT, acting_as
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(240)]
 PROGRAM = Path(__file__).parent / "programs" / "rank.py"
@@ -252,6 +255,30 @@ def test_a_hostile_run_directory(make_run: MakeRun) -> None:
     assert run.exit()["reason"] == "finished"
     assert json.loads(run.bsl("status", "--jobid", job_id, "--json"))["run"]["directory"] == str(run.directory)
     assert "bsl: end" in run.output()
+
+
+def test_nothing_of_a_colleague_runs_at_the_end_of_a_job_whose_run_they_exchange(
+    isolated_cluster: Any, short_tmp_path: Path
+) -> None:
+    short_tmp_path.chmod(0o711)
+    run = write_run(isolated_cluster, short_tmp_path, name="shared", nodes=1)
+    root, away, mark = run.directory.parent, run.directory.with_name("away"), short_tmp_path / "mark"
+    root.mkdir()
+    os.chown(root, 0, PROJECT)
+    root.chmod(0o3775)
+    job_id = run.submit()
+    run.wait_for_ranks(num=2)
+    root.chmod(0o2775)
+    with acting_as(MALLORY):
+        run.directory.rename(away)
+        (run.directory / "attempts" / "0001" / "tools").mkdir(parents=True)
+        for name in ("exit_reason.py", "bad_nodes.py"):
+            (run.directory / "attempts" / "0001" / "tools" / name).write_text(f"open({str(mark)!r}, 'w')")
+    isolated_cluster.run("scancel", job_id)
+    output = away / "attempts" / "0001" / "job.out"
+    run.wait_for(lambda: "bsl: end attempt=0001" in output.read_text())
+    assert not mark.exists(), "it ran as the owner of the run"
+    assert f"exit.json is not started: somebody else may have written {run.directory}, which" in output.read_text()
 
 
 def test_a_refused_submission_leaves_nothing(make_run: MakeRun) -> None:

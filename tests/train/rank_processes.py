@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import Protocol
 
 SERVER = Path(__file__).parent / "programs" / "forked_ranks.py"
+SHARED = 0o002
+"""The umask of ranks, as where a project shares its files."""
 START_TIMEOUT_S = 120.0
 
 
@@ -112,7 +114,9 @@ class ForkedProcess:
 
 def start_new(program: Sequence[str], environment: Mapping[str, str], log: Path) -> RankProcess:
     with log.open("wb") as output:
-        return subprocess.Popen([sys.executable, *program], env=environment, stdout=output, stderr=subprocess.STDOUT)
+        return subprocess.Popen(
+            [sys.executable, *program], env=environment, stdout=output, stderr=subprocess.STDOUT, umask=SHARED
+        )
 
 
 @contextmanager
@@ -123,7 +127,7 @@ def rank_starter() -> Iterator[StartRank]:
         return
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}
     with subprocess.Popen(
-        [sys.executable, str(SERVER)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment
+        [sys.executable, str(SERVER)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, umask=SHARED
     ) as process:
         try:
             yield ForkServer(process).start

@@ -60,3 +60,5 @@ def logs(
             console.answer_output(safe(line))
     elif tail is None:
         console.answer_lines(map(safe, merged.lines()), console.answer_output)
+    for trouble in merged.troubles():
+        console.talk(trouble)

@@ -52,7 +52,7 @@ def _check_webhook(url: str) -> Iterator[Finding]:
         yield Finding("notify", "error", (WEBHOOK,), "must be a URL that begins with https:// or http://")
         return
     text = (
-        "its value will be stored in the run directory, where others may read it and post in your name; "
+        "its value will be stored in the run directory, where your group may read it and post in your name; "
         "put it into an environment variable, and name that in webhook_variable"
     )
     yield Finding("notify", "warning", (WEBHOOK, VARIABLE), text)

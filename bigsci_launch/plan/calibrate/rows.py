@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import date
+from io import TextIOWrapper
 from pathlib import Path
 from typing import Literal
 
@@ -31,6 +32,7 @@ from bigsci_launch.plan.calibrate.columns import (
 from bigsci_launch.plan.shape.partition import PartitionRule
 from bigsci_launch.plan.shape.setup import Setup, Technique
 from bigsci_launch.topology import AXIS_NAMES, Topology
+from bigsci_launch.typed_path import open_typed
 
 REQUIRED = ("nlayers", "nhidden", "nheads", "seq", "vocab", "dp", "tp", "pp", "mbs", "gbs")
 
@@ -91,7 +93,7 @@ def read_rows(path: Path) -> tuple[list[str], list[MeasuredRow]]:
         DataError: the file cannot be read, is not CSV, or lacks columns that a setup needs.
     """
     try:
-        with path.open(newline="", encoding="utf-8-sig") as stream:
+        with TextIOWrapper(open_typed(path), encoding="utf-8-sig", newline="") as stream:
             reader = csv.DictReader(stream)
             columns = list(reader.fieldnames or [])
             lines = [(_cells(line), f"{path}:{reader.line_num}") for line in reader]

@@ -17,6 +17,7 @@ from bigsci_launch.plan.price.memory import GIB
 from bigsci_launch.plan.shape.setup import Setup, require_framework
 from bigsci_launch.runs.events import read_events
 from bigsci_launch.runs.layout import AttemptDir, open_run
+from bigsci_launch.typed_path import open_typed
 
 _LOGS: tuple[tuple[tuple[str, ...], Callable[[str], dict[str, str]]], ...] = (
     (megatron.STEP_SIGNS, megatron.read_megatron),
@@ -125,7 +126,8 @@ def _read_log(path: Path) -> tuple[list[Measurement], list[str]]:
         DataError: the file cannot be read.
     """
     try:
-        text = path.read_text(encoding="utf-8", errors="replace")
+        with open_typed(path) as stream:
+            text = stream.read().decode("utf-8", "replace")
     except OSError as error:
         raise DataError(f"{path}: {error.strerror or error}") from error
     read = next((read for signs, read in _LOGS if any(sign in text for sign in signs)), None)

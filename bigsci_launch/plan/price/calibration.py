@@ -22,6 +22,7 @@ from bigsci_launch.plan.price.hardware import A100, NETWORK, GpuModel, is_same_g
 from bigsci_launch.plan.price.neighbours import MEMORY_SCALES, TIME_SCALES, Neighbours, Point
 from bigsci_launch.plan.shape.setup import Setup
 from bigsci_launch.safe_files import parse_json
+from bigsci_launch.typed_path import open_typed
 
 SCHEMA_VERSION = 2
 DOCUMENT_KIND = "bsl plan calibration"
@@ -272,7 +273,8 @@ def read_calibration(path: Path) -> Calibration:
     """
     hint = "`bsl plan calibrate ROWS.csv --site NAME -o FILE` makes one"
     try:
-        document = parse_json(path.read_bytes())
+        with open_typed(path) as stream:
+            document = parse_json(stream.read())
         if document["kind"] == DOCUMENT_KIND and document["schema_version"] == 1:
             sources = " ".join(map(str, document["sources"]))
             raise DataError(

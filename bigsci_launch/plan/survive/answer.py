@@ -23,6 +23,7 @@ from bigsci_launch.plan.survive.trace import HINT, FailureTrace, Replay, Strateg
 from bigsci_launch.progress import Progress, no_progress
 from bigsci_launch.scheduler.hostlist import expand_hostlist
 from bigsci_launch.scheduler.slurm import partition_nodes
+from bigsci_launch.typed_path import open_typed
 from bigsci_launch.units import parse_slurm_duration
 
 REBUILD_S = 30.0
@@ -227,7 +228,8 @@ def read_trace(path: Path, num_nodes: int) -> FailureTrace:
         DataError: it cannot be read, or is no trace.
     """
     try:
-        text = path.read_text(encoding="utf-8")
+        with open_typed(path) as stream:
+            text = stream.read().decode("utf-8")
     except (OSError, UnicodeDecodeError) as problem:
         raise DataError(f"{path}: {problem}") from problem
     found = parse_trace(text, str(path), num_nodes)

@@ -114,7 +114,7 @@ def write_bundle(folder: Path, bundle: Bundle, verdict: Mapping[str, Any], repor
     """
     try:
         _clear(folder)
-        folder.parent.mkdir(parents=True, exist_ok=True)
+        folder.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
         for made in (folder, folder / "nodes"):
             made.mkdir(mode=FOLDER_MODE, exist_ok=True)
         texts = {f"nodes/{node['node']}.json": _dump(node) for node in bundle.nodes}

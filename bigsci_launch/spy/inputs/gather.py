@@ -19,6 +19,7 @@ from bigsci_launch.spy.inputs.looks import moment_of, natural, order_looks, says
 from bigsci_launch.spy.inputs.nccl_ras import read_ras, repair
 from bigsci_launch.spy.inputs.pyspy_text import read_pyspy_text
 from bigsci_launch.spy.inputs.reading import Damaged, Found, NotThis, Reading
+from bigsci_launch.typed_path import open_typed
 
 MAX_FILE_BYTES = 1 << 28
 PARALLEL_BYTES = 1 << 25
@@ -88,7 +89,8 @@ def read_file(path: Path) -> Found | None:
     Raises:
         EvidenceError: it is evidence that cannot be used.
     """
-    data = path.read_bytes()
+    with open_typed(path) as stream:
+        data = stream.read()
     for read in (read_recorder_pickle, read_json, read_pyspy_text):
         try:
             found, moment = read(path, data), moment_of(path)

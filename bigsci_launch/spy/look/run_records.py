@@ -19,6 +19,7 @@ from bigsci_launch.runs.attempts import read_exit
 from bigsci_launch.runs.events import read_last_events
 from bigsci_launch.runs.generations.read import read_generations
 from bigsci_launch.runs.layout import AttemptDir, rank_files, read_json
+from bigsci_launch.safe_files import open_stream
 
 LOG_TAIL_BYTES = 65536
 EVENT_TAIL_BYTES = 8192
@@ -143,7 +144,7 @@ def _stamped_lines(log: Path, begin: int = 0) -> Iterator[tuple[float, str]]:
     """Yield the lines in the tail of a log, from byte `begin` on, each with its time stamp in seconds; 0 for a line
     without one."""
     try:
-        with log.open("rb") as stream:
+        with open_stream(log, follow=True) as stream:
             size = stream.seek(0, os.SEEK_END)
             stream.seek(max(begin, size - LOG_TAIL_BYTES))
             text = stream.read().decode("utf-8", "replace")

@@ -15,6 +15,7 @@ from pathlib import Path
 from threading import Lock
 
 from bigsci_launch.errors import CheckpointError
+from bigsci_launch.safe_files import open_stream
 from bigsci_launch.weights.compare.work import Piece
 from bigsci_launch.weights.files.mapped import FilePool
 from bigsci_launch.weights.files.tensors import Segment, os_reason
@@ -22,6 +23,14 @@ from bigsci_launch.weights.files.tensors import Segment, os_reason
 HEADER = b"bsl diff-weights journal 1\n"
 # A file that was written this short a time ago may change again without another time of change.
 SETTLED_S = 2.0
+
+
+def _read(path: Path) -> bytes:
+    try:
+        with open_stream(path, follow=True) as stream:
+            return stream.read()
+    except FileNotFoundError:
+        return b""
 
 
 class Journal:
@@ -36,11 +45,11 @@ class Journal:
         try:
             if path.exists() and not path.is_file():
                 raise CheckpointError(f"{path}: not a regular file", hint="name another journal")
-            known = path.read_bytes() if path.exists() else b""
+            known = _read(path)
             if known and not known.startswith(HEADER):
                 raise CheckpointError(f"{path}: not a journal of `bsl diff-weights`", hint="name another journal")
             self._known = frozenset(known.splitlines()[1:])
-            self._handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+            self._handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NONBLOCK, 0o666)
             # The last line may be half written, if the call that wrote it was killed.
             os.write(self._handle, b"" if known.endswith(b"\n") else b"\n" if known else HEADER)
         except OSError as error:

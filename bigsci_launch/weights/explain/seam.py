@@ -12,6 +12,7 @@ from typing import Any
 from bigsci_launch.errors import CheckpointError
 from bigsci_launch.iteration_line import parse_iterations
 from bigsci_launch.loss_jump import RECENT, LossJump, describe_jump, measure_jump
+from bigsci_launch.typed_path import open_typed
 from bigsci_launch.weights.compare.comparison import Comparison, WeightsFinding, names_text
 from bigsci_launch.weights.files.tensors import os_reason
 
@@ -41,7 +42,8 @@ def read_log(path: Path) -> dict[int, Iteration]:
         CheckpointError: the file cannot be read, or contains no step line.
     """
     try:
-        text = path.read_text(encoding="utf-8", errors="replace")
+        with open_typed(path) as stream:
+            text = stream.read().decode("utf-8", "replace")
     except OSError as error:
         raise CheckpointError(f"{path}: {os_reason(error)}") from error
     found = {

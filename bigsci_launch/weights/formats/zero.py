@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any
 
+from bigsci_launch.safe_files import open_stream
 from bigsci_launch.weights.files.sources import CheckpointMetadata, Contents, OptimizerGroup, Source
 from bigsci_launch.weights.files.tensors import (
     DTYPE_BYTES,
@@ -296,7 +297,7 @@ def _scalar(file: TorchFile, value: Any) -> float | None:
     at = record.offset + value.offset * DTYPE_BYTES[value.dtype]
     if record.inflated is not None:
         return float(struct.unpack_from(code, record.inflated.memory, at)[0])
-    with file.path.open("rb") as stream:
+    with open_stream(file.path, follow=True) as stream:
         stream.seek(at)
         return float(struct.unpack(code, stream.read(DTYPE_BYTES[value.dtype]))[0])
 

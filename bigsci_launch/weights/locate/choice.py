@@ -9,6 +9,7 @@ from typing import Literal
 
 from bigsci_launch.errors import CheckpointError
 from bigsci_launch.file_names import LATEST, moment_of_dump
+from bigsci_launch.safe_files import open_stream
 
 SideName = Literal["a", "b"]
 Moment = tuple[int, str]
@@ -58,7 +59,7 @@ def _is_one_of_series(name: str) -> bool:
 
 
 def _named_by(pointer: Path, checkpoints: Collection[str]) -> str:
-    with pointer.open("rb") as stream:
+    with open_stream(pointer, follow=True) as stream:
         text = stream.read(MAX_POINTER_BYTES).decode("utf-8", "replace").strip()
     tag = PurePosixPath(f"iter_{int(text):07d}" if pointer.name == MEGATRON_LATEST and text.isdecimal() else text)
     is_inside = bool(tag.parts) and not tag.is_absolute() and ".." not in tag.parts and text.isprintable()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from bigsci_launch.safe_files import open_stream
 from bigsci_launch.weights.files.sources import Component
 from bigsci_launch.weights.formats.torch_file import LEGACY_START, ZIP_MAGIC
 
@@ -45,7 +46,7 @@ def is_plain_name(name: str) -> bool:
 def is_torch_file(path: Path) -> bool:
     """Whether a file of any name begins as `torch.save` begins one."""
     try:
-        with path.open("rb") as stream:
+        with open_stream(path, follow=True) as stream:
             start = stream.read(512)
     except OSError:
         return False

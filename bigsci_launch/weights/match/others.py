@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bigsci_launch.file_names import CHECKPOINT_RECORD
+from bigsci_launch.safe_files import open_stream
 from bigsci_launch.weights.files.mapped import MANY_FILES, FilePool, equal_segments
 from bigsci_launch.weights.files.sources import OtherFile, Weights
 from bigsci_launch.weights.files.tensors import NotRead, Segment, UnreadableFile
@@ -70,7 +71,7 @@ def holds_no_weights(file: OtherFile) -> bool:
     if file.is_plain:
         return True
     try:
-        with file.path.open("rb") as stream:
+        with open_stream(file.path, follow=True) as stream:
             start = stream.read(START_BYTES)
     except OSError:
         return False

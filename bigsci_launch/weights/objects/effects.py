@@ -87,7 +87,13 @@ def is_plain_key(key: Any) -> bool:
 
 
 def with_state(owner: Any, state: Any) -> Any:
-    """Return an object after its `__setstate__`. Attributes that are set on a function or class change nothing."""
+    """Return an object after its `__setstate__`.
+
+    Raises:
+        BadPickle: it is a function or class itself, which would stay changed in the process that loads the file.
+    """
+    if isinstance(owner, Named):
+        raise BadPickle(f"its pickle sets attributes of {owner} itself")
     if isinstance(owner, Instance):
         owner.states.append(state)
     elif isinstance(owner, Dictionary):
@@ -98,7 +104,7 @@ def with_state(owner: Any, state: Any) -> Any:
         owner.extras[f"state {len(owner.extras)}"] = state
     elif isinstance(owner, TensorNode):
         return DressedTensor(owner, {"state": state})
-    elif not isinstance(owner, Named):
+    else:
         return Instance(Named("", "an object with attributes"), (owner,), states=[state])
     return owner
 

@@ -63,6 +63,8 @@ class PickleMachine:
     ) -> None:
         self.names: set[Named] = set()
         """All that the pickle has named so far."""
+        self.built: set[Named] = set()
+        """What has made those objects whose attributes the pickle has set so far."""
         self._data = data
         self._at = start
         self._refer = refer
@@ -306,6 +308,8 @@ class PickleMachine:
 
     def _build(self) -> None:
         state, owner = self._stack.pop(), self._stack.pop()
+        if isinstance(owner, Instance):
+            self.built.add(owner.made_by)
         made = with_state(owner, state)
         if made is owner:
             self._push(made)

@@ -46,14 +46,48 @@ frozen="$run_dir/attempts/$first_attempt"
 open_to_others() {
   find "$@" \( ! -uid "$EUID" ! -uid 0 -o -perm /022 \) -print -quit
 }
-if ! unsafe="$(open_to_others "$run_dir" "$run_dir/attempts" "$frozen" "$frozen/config.yaml" "$frozen/script.sh" -maxdepth 0 &&
-  open_to_others "$frozen/tools")"; then
-  say "nothing is started: the files of attempt 0001 cannot be checked, see above"
-  exit 77
-elif [ -n "$unsafe" ]; then
-  say "nothing is started: somebody else may have written ${unsafe%%$'\n'*}, which this job would run; look what is in it, chmod go-w it, and submit again"
-  exit 77
-fi
+
+# Prints a folder above the run in which others may rename, so that they could put a run of theirs in its place: the
+# folder of all runs, or one that is ours. A group of the user alone does not count, and nothing below a closed folder.
+place_for_others() {
+  local folder="${run_dir%/*}" above facts found="" user own_group=-1 uid gid mode at=0
+  above=("${folder:-/}")
+  while [ "${above[-1]}" != / ]; do
+    folder="${above[-1]%/*}"
+    above+=("${folder:-/}")
+  done
+  facts="$(stat -c '%u %g %a' -- "${above[@]}")" || return 1
+  user="$(id -un)" && [ "$(id -gn "$user")" = "$user" ] && own_group="$(id -g "$user")"
+  while read -r uid gid mode; do
+    folder="${above[at]}" at="$((at + 1))" mode="$((8#$mode))"
+    if [ "$uid" = "$EUID" ] && ! ((mode & 0011)); then
+      found=""
+    elif ((mode & 01000)) || { [ "$at" -gt 1 ] && [ "$uid" != "$EUID" ]; }; then
+      continue
+    elif ((mode & 0002)) || { ((mode & 0020)) && [ "$gid" != "$own_group" ]; }; then
+      found="${found:-$folder}"
+    fi
+  done <<<"$facts"
+  printf '%s' "$found"
+}
+
+# Says what is not started, and why, unless all that this job runs is still its owner's. It is called right before each
+# start: where nobody else may rename a folder above, nothing can be exchanged between this look and the start.
+own_files() {
+  local unsafe place
+  if ! unsafe="$(open_to_others "$run_dir" "$run_dir/attempts" "$frozen" "$frozen/config.yaml" "$frozen/script.sh" -maxdepth 0 &&
+    open_to_others "$frozen/tools")" || ! place="$(place_for_others)"; then
+    say "$1 started: the files of attempt ${frozen##*/} cannot be checked, see above"
+  elif [ -n "$unsafe" ]; then
+    say "$1 started: somebody else may have written ${unsafe%%$'\n'*}, which this job would run; look what is in it, chmod go-w it, and submit again"
+  elif [ -n "$place" ]; then
+    say "$1 started: others may rename folders in $place, so what is there may be theirs; chmod +t it, or set run.root to a folder of your own, and submit again"
+  else
+    return 0
+  fi
+  return 1
+}
+own_files "nothing is" || exit 77
 
 # Two jobs of one run would train at once and write the same files. sbatch may submit a job without an answer, and people
 # submit scripts by hand. So a job ends here if job.json names another one, or names none and a later attempt was made.
@@ -84,10 +118,12 @@ attempt_dir="$run_dir/attempts/$attempt"
 rm -f -- "$attempt_dir/queued"
 started="$(date +%s)"
 facts=(--restart-count "$restarts")
+told_at=""
 watcher=""
 
 # Writes exit.json: why the attempt ended, and the first rank and node that failed. Prints the training's exit code.
 conclude() {
+  own_files "the program that writes exit.json is not" >&2 || return 0
   "$host_python" -I -S "$frozen/tools/exit_reason.py" --attempt-dir "$attempt_dir" \
     --world-size 384 --job-id "$SLURM_JOB_ID" --started "$started" \
     "${facts[@]}" "$@" || say "exit.json could not be written" >&2
@@ -113,12 +149,20 @@ on_exit() {
   exit "$code"
 }
 
+# Seconds since the host booted: unlike its clock, this never jumps.
+uptime_s() {
+  local seconds
+  read -r seconds _ </proc/uptime
+  echo "${seconds%%.*}"
+}
+
 # The time limit is near: ranks save at the next step and exit with 0. Slurm signals every process of a job step, and
 # SIGUSR2 would kill those that do not handle it. So the step gets SIGURG, and each rank runner turns it into
 # SIGUSR2 for its own program only.
 on_time_limit_near() {
   say "the time limit is near: telling ranks to save and stop"
-  facts+=(--stop-requested --stop-requested-at "$(date +%s)")
+  facts+=(--stop-requested)
+  told_at="$(uptime_s)"
   scancel --signal=URG "$SLURM_JOB_ID" || say "the ranks could not be signalled"
 }
 
@@ -132,6 +176,7 @@ on_termination() {
   read -r reason slurm_restarts _ <<<"$known" || true
   lost="$(timeout 5 sinfo --noheader --Node --nodes="$SLURM_JOB_NODELIST" --states=down --format=%N || true)"
   ask_preemption
+  [ -z "$told_at" ] || facts+=(--told-before-s "$(($(uptime_s) - told_at))")
   facts+=(--terminated "$(date +%s)" --lost-nodes "$lost" --slurm-reason "${reason:-}" --slurm-restarts "${slurm_restarts:-0}")
   conclude
 }
@@ -171,6 +216,7 @@ if command -v getent >/dev/null && ! getent hosts "$MASTER_ADDR" >/dev/null; the
   say "the name $MASTER_ADDR has no address on this node: Slurm's is ${address:-not known either}"
   MASTER_ADDR="${address:-$MASTER_ADDR}"
 fi
+own_files "nothing is" || exit 77
 derived_port="$((10000 + SLURM_JOB_ID % 20000))"
 MASTER_PORT="$("$host_python" -I -S "$frozen/tools/free_port.py" "$derived_port")" || MASTER_PORT="$derived_port"
 export MASTER_PORT
@@ -194,6 +240,8 @@ step_options=(
 )
 # monitor.ring: each rank keeps its last calls in a file on its node, where they outlive it. A sitecustomize.py that the
 # runner puts first on PYTHONPATH records them; one of your own still runs.
+# The check and the files for the nodes took their time.
+own_files "nothing is" || exit 77
 # The runner sets RANK, LOCAL_RANK and WORLD_SIZE inside the step: this shell runs once per job, not once per rank.
 srun "${step_options[@]}" "$rank_python" -I -S "$frozen/tools/rank_runner.py" \
   --attempt-dir "$attempt_dir" --topology tp=4,pp=12,dp=8 --ranks-per-node 8 \

@@ -24,14 +24,48 @@ frozen="$attempt_dir"
 open_to_others() {
   find "$@" \( ! -uid "$EUID" ! -uid 0 -o -perm /022 \) -print -quit
 }
-if ! unsafe="$(open_to_others "$run_dir" "$run_dir/attempts" "$frozen" "$frozen/config.yaml" "$frozen/script.sh" -maxdepth 0 &&
-  open_to_others "$frozen/tools")"; then
-  say "nothing is started: the files of attempt 0001 cannot be checked, see above"
-  exit 77
-elif [ -n "$unsafe" ]; then
-  say "nothing is started: somebody else may have written ${unsafe%%$'\n'*}, which this job would run; look what is in it, chmod go-w it, and submit again"
-  exit 77
-fi
+
+# Prints a folder above the run in which others may rename, so that they could put a run of theirs in its place: the
+# folder of all runs, or one that is ours. A group of the user alone does not count, and nothing below a closed folder.
+place_for_others() {
+  local folder="${run_dir%/*}" above facts found="" user own_group=-1 uid gid mode at=0
+  above=("${folder:-/}")
+  while [ "${above[-1]}" != / ]; do
+    folder="${above[-1]%/*}"
+    above+=("${folder:-/}")
+  done
+  facts="$(stat -c '%u %g %a' -- "${above[@]}")" || return 1
+  user="$(id -un)" && [ "$(id -gn "$user")" = "$user" ] && own_group="$(id -g "$user")"
+  while read -r uid gid mode; do
+    folder="${above[at]}" at="$((at + 1))" mode="$((8#$mode))"
+    if [ "$uid" = "$EUID" ] && ! ((mode & 0011)); then
+      found=""
+    elif ((mode & 01000)) || { [ "$at" -gt 1 ] && [ "$uid" != "$EUID" ]; }; then
+      continue
+    elif ((mode & 0002)) || { ((mode & 0020)) && [ "$gid" != "$own_group" ]; }; then
+      found="${found:-$folder}"
+    fi
+  done <<<"$facts"
+  printf '%s' "$found"
+}
+
+# Says what is not started, and why, unless all that this job runs is still its owner's. It is called right before each
+# start: where nobody else may rename a folder above, nothing can be exchanged between this look and the start.
+own_files() {
+  local unsafe place
+  if ! unsafe="$(open_to_others "$run_dir" "$run_dir/attempts" "$frozen" "$frozen/config.yaml" "$frozen/script.sh" -maxdepth 0 &&
+    open_to_others "$frozen/tools")" || ! place="$(place_for_others)"; then
+    say "$1 started: the files of attempt ${frozen##*/} cannot be checked, see above"
+  elif [ -n "$unsafe" ]; then
+    say "$1 started: somebody else may have written ${unsafe%%$'\n'*}, which this job would run; look what is in it, chmod go-w it, and submit again"
+  elif [ -n "$place" ]; then
+    say "$1 started: others may rename folders in $place, so what is there may be theirs; chmod +t it, or set run.root to a folder of your own, and submit again"
+  else
+    return 0
+  fi
+  return 1
+}
+own_files "nothing is" || exit 77
 
 cd -- /home/alice/llm
 

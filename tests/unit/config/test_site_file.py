@@ -58,3 +58,26 @@ def test_it_is_refused_if_it_is_somebody_elses_unless_the_run_file_is_theirs_too
     os.chown(folder / "run.yaml", NOBODY, -1)
     done = check(folder)
     assert done.exit_code == 0 and "not the packaged one" in done.output
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("part", ["sites/local.yaml", "run.yaml"])
+def test_a_pipe_in_its_place_is_not_waited_for(folder: Path, part: str) -> None:
+    (folder / part).unlink()
+    os.mkfifo(folder / part)
+    done = check(folder)
+    assert done.exit_code == 2
+    assert f"{folder / part}: cannot be read: not a regular file" in done.output
+
+
+@pytest.mark.parametrize("path", ["/dev/fd/{}", "/proc/self/fd/{}"])
+def test_the_pipe_of_a_shell_is_read(folder: Path, path: str) -> None:
+    """As in `bsl config check <(command)`."""
+    reader, writer = os.pipe()
+    os.write(writer, (folder / "run.yaml").read_bytes())
+    os.close(writer)
+    try:
+        done = CliRunner().invoke(bsl, ["config", "check", path.format(reader)])
+    finally:
+        os.close(reader)
+    assert done.exit_code == 0, done.output

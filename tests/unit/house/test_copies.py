@@ -16,16 +16,19 @@ import tempfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bigsci_launch import door, procfs, safe_files
+from bigsci_launch import awake_clock, door, own_place, procfs, safe_files
 from bigsci_launch.file_names import LATEST, checkpoint_tag, rank_name
 from bigsci_launch.iteration_line import parse_iterations
 from bigsci_launch.lost_peer import AFTERMATH, LOST_PEER, TIMED_OUT
+from bigsci_launch.recover.generation import FailureKind, GenerationFailure
+from bigsci_launch.runs.generations.records import CAUSES, CONSEQUENCES, Generation, RankFailure
+from bigsci_launch.runs.generations.words import failure_words
 from bigsci_launch.runs.layout import AttemptDir, rank_files, write_json
 from bigsci_launch.scheduler.command import is_scrubbed
 from bigsci_launch.spy.inputs.flight_recorder import read_recorder_json, read_recorder_pickle
@@ -45,6 +48,19 @@ HOSTILE_NAMES = (
     b"\xff)\xfe(",
     b"1 (2) R 3",
 )
+
+# ------------------------------------------------------------------------------------------- failures of generations
+
+
+def test_whatever_ends_a_generation_has_words_everywhere(program: Program) -> None:
+    tool = program("exit_generations")
+    assert set(get_args(FailureKind)) == {*CAUSES, *CONSEQUENCES}
+    assert tool.CONSEQUENCES == CONSEQUENCES
+    for kind in get_args(FailureKind):
+        said = failure_words(RankFailure(kind, 1, "n0"), Generation(0)), tool.failed_text({"kind": kind})
+        assert not any("unknown kind" in text for text in said), said
+        assert str(GenerationFailure(kind, 0.0))
+
 
 # ------------------------------------------------------------------------------------------- /proc/PID/stat
 
@@ -129,9 +145,17 @@ def test_everything_that_listens_has_the_same_door() -> None:
     assert (DIAGNOSTICS / "door.py").read_bytes() == Path(door.__file__).read_bytes()
 
 
+def test_both_ends_of_a_connection_have_the_same_clock() -> None:
+    assert (DIAGNOSTICS / "awake_clock.py").read_bytes() == Path(awake_clock.__file__).read_bytes()
+
+
 def test_files_are_written_and_read_alike() -> None:
     """One file, twice: the package may not import diagnostics/, and its programs do not have the package."""
     assert (DIAGNOSTICS / "safe_files.py").read_bytes() == Path(safe_files.__file__).read_bytes()
+
+
+def test_everything_that_starts_an_attempts_tools_asks_alike_whose_they_are() -> None:
+    assert (DIAGNOSTICS / "own_place.py").read_bytes() == Path(own_place.__file__).read_bytes()
 
 
 # ------------------------------------------------------------------------------------------- lost peers

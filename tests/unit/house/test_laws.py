@@ -213,3 +213,61 @@ def unsafe_calls(tree: ast.Module) -> Iterator[tuple[int, str]]:
 )  # fmt: skip
 def test_unsafe_calls_are_found(line: str) -> None:
     assert len(list(unsafe_calls(ast.parse(line)))) == 1
+
+
+PLAIN_READS = {
+    "a file of the package": (
+        *("gpus.py", "launch/freeze.py", "minicluster/settings.py", "spy/look/collect.py", "spy/show/page.py"),
+        *("weights/show/page.py", "calls_build.py"),
+    ),
+    "a file of the kernel": (
+        *("hang_lab/needs.py", "hang_lab/processes.py", "minicluster/daemons.py", "procfs.py", "scheduler/local.py"),
+        *("free_port.py", "node_environment.py", "node_injection.py", "node_kernel.py", "node_processes.py"),
+        *("rank_again.py", "rank_process.py", "rank_program.py", "rank_rings.py", "rank_stacks.py", "ring_hook.py"),
+    ),
+    "/etc/hosts": ("minicluster/startup.py",),
+    "/dev/null, when the output is closed": ("cli/console.py",),
+    "a pipe that the shell has opened for this command": ("typed_path.py",),
+    "its own file, a moment after it was written": ("train/mischief/defects.py",),
+    "an address": ("watch/tell/ways.py",),
+}
+"""Why a module may open something to read it without `safe_files`, which never waits for the writer of a pipe."""
+
+
+def test_whoever_reads_a_file_of_a_run_never_waits_for_a_pipe() -> None:
+    found = {name: f"{name}:{line}" for name, tree in files_of_runs() for line in plain_reads(tree)}
+    allowed = {name for names in PLAIN_READS.values() for name in names}
+    wrong = sorted(place for name, place in found.items() if name not in allowed and name != "safe_files.py")
+    assert not wrong, "use safe_files.open_stream, read_file, read_json, or typed_path.open_typed: " + ", ".join(wrong)
+    assert not allowed - found.keys(), "strike those that are gone"
+
+
+def plain_reads(tree: ast.Module) -> Iterator[int]:
+    """Yield the lines that open a file to be read, as Python does, which waits for the writer of a pipe."""
+    for node in nodes(tree):
+        if not isinstance(node, ast.Call):
+            continue
+        function = ast.unparse(node.func)
+        method = function.rpartition(".")[2] if isinstance(node.func, ast.Attribute) else ""
+        is_open = function == "open" or (method == "open" and function not in ("os.open", "self.open"))
+        if method in ("read_text", "read_bytes") or (is_open and not writes(node, 1 if function == "open" else 0)):
+            yield node.lineno
+
+
+def writes(call: ast.Call, place: int) -> bool:
+    """Whether a call of `open` with its mode at this place of its arguments only writes."""
+    modes = [*call.args[place : place + 1], *(word.value for word in call.keywords if word.arg == "mode")]
+    return any(isinstance(mode, ast.Constant) and set("wax") & set(str(mode.value)) for mode in modes)
+
+
+@pytest.mark.parametrize(
+    ("line", "number"),
+    [
+        ("path.open()", 1), ("path.open('rb')", 1), ("open(path)", 1), ("open(path, 'r+b')", 1),
+        ("path.read_text()", 1), ("path.read_bytes()", 1), ("path.open(mode)", 1), ("io.open(path)", 1),
+        ("path.open('ab')", 0), ("open(path, 'w')", 0), ("path.open(mode='x')", 0), ("read_text(path)", 0),
+        ("os.open(path, flags)", 0), ("open_stream(path)", 0),
+    ],
+)  # fmt: skip
+def test_plain_reads_are_found(line: str, number: int) -> None:
+    assert len(list(plain_reads(ast.parse(line)))) == number

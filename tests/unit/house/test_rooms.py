@@ -11,6 +11,7 @@ from .conftest import PACKAGE, Parsed, imports, nodes
 
 GROUND = {
     "content",
+    "awake_clock",
     "door",
     "errors",
     "file_names",
@@ -18,6 +19,7 @@ GROUND = {
     "iteration_line",
     "loss_jump",
     "lost_peer",
+    "own_place",
     "procfs",
     "progress",
     "safe_files",
@@ -81,9 +83,10 @@ ROOMS_INSIDE: dict[str, dict[str, set[str]]] = {
         "generations": set(),
         "rehearsals": set(),
         "restart": set(),
+        "saves": {"watching"},
         "sizes": set(),
         "watching": set(),
-        "show": {"chain", "control", "ending", "generations", "restart", "sizes", "watching"},
+        "show": {"chain", "control", "ending", "generations", "restart", "saves", "sizes", "watching"},
     },
     "watch": {
         "read": set(),

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -17,7 +18,9 @@ from click.testing import CliRunner, Result
 
 from bigsci_launch.cli.main import bsl
 from bigsci_launch.errors import RunDirError
-from bigsci_launch.launch.freeze import make_own_folder, shared_root_note
+from bigsci_launch.launch.freeze import make_own_folder
+
+from ..other_users import ALICE, AS_ROOT, MALLORY, PROJECT
 
 RunFile = Callable[..., Path]
 RUN = Path("runs/trial")
@@ -61,6 +64,7 @@ def test_nobody_else_may_write_what_a_job_runs_and_few_may_read_its_values(
     assert invoke("submit", path, "--set", "env.MORE={value: cmdline-secret, reason: it is tried}").exit_code == 0
     found = {**modes(RUN / "attempts"), str(RUN): stat.S_IMODE(RUN.stat().st_mode)}
     assert not [name for name, mode in found.items() if mode & 0o022]
+    assert (RUN / "attempts" / "0001" / "job.out").is_file(), "Slurm would make it as the umask says"
     for name, mode in found.items():
         text = Path(name).read_bytes() if Path(name).is_file() else b""
         if any(secret.encode() in text for secret in (SECRET, HOOK, "cmdline-secret")):
@@ -164,13 +168,128 @@ def test_a_folder_of_somebody_else_is_refused(tmp_path: Path) -> None:
         make_own_folder(tmp_path)
 
 
-def test_a_shared_root_is_said_once(slurm: Any, run_file: RunFile, under: Callable[[int], int]) -> None:
-    path = str(run_file())
-    under(0o002)
-    assert "others may write to" in invoke("submit", path).stderr
-    assert "others may write to" not in invoke("submit", path).stderr
-    Path("runs").chmod(0o1777)
-    assert shared_root_note(Path("runs")) == []
+# ------------------------------------------------------------------------------------------- the folders above
+
+
+@pytest.fixture
+def reachable(run_file: RunFile, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The current folder is one that others can reach: each start of pytest closes the folder of its own ones."""
+    with TemporaryDirectory(prefix="bsl-test-", dir="/tmp") as folder:
+        Path(folder).chmod(0o711)
+        monkeypatch.chdir(folder)
+        yield Path(folder).resolve()
+
+
+def share(folder: Path, owner: int, mode: int) -> Path:
+    """Make a folder of `owner` with the project's group."""
+    folder.mkdir()
+    os.chown(folder, owner, PROJECT)
+    folder.chmod(mode)  # chown takes bits away
+    return folder.resolve()
+
+
+@AS_ROOT
+def test_a_root_in_which_others_may_rename_is_refused_with_the_way_out(
+    slurm: Any, run_file: RunFile, reachable: Path
+) -> None:
+    path, root = str(run_file()), share(Path("runs"), 0, 0o2775)
+    done = invoke("submit", path)
+    assert done.exit_code == 2 and f"{root}: others may rename folders in it" in done.stderr
+    assert f"`chmod +t {root}`" in done.stderr and not list(root.iterdir()) and not slurm.calls("sbatch")
+    os.chown(root, ALICE, PROJECT)
+    said = invoke("submit", path).stderr
+    assert "set run.root to a folder of your own in it, or ask uid 64101 for" in said
+    root.chmod(0o3775)
+    assert invoke("submit", path).exit_code == 0
+    root.chmod(0o2775)
+    assert "trial" in invoke("list").stdout
+    assert "77" in invoke("status", str(RUN)).stdout
+    assert "others may rename folders" in invoke("submit", path).stderr
+
+
+@AS_ROOT
+def test_a_folder_further_up_is_refused_if_it_is_ours_and_said_if_it_is_anothers(
+    slurm: Any, run_file: RunFile, reachable: Path
+) -> None:
+    path, above = str(run_file(run={"name": "trial", "command": ["true"], "root": "project/mine"})), Path("project")
+    above = share(above, 0, 0o2775)
+    assert f"`chmod +t {above}`" in invoke("submit", path).stderr
+    os.chown(above, ALICE, PROJECT)
+    done = invoke("submit", path)
+    assert done.exit_code == 0 and f"others may rename folders in {above}" in done.stderr
+    assert (
+        f"ask uid {ALICE} for `chmod +t {above}`" in done.stderr and "others may" not in invoke("submit", path).stderr
+    )
+
+
+@AS_ROOT
+def test_a_group_without_others_and_a_closed_folder_let_nobody_rename(
+    slurm: Any, run_file: RunFile, reachable: Path
+) -> None:
+    path, root = str(run_file()), share(Path("runs"), 0, 0o775)
+    os.chown(root, 0, 0)
+    assert invoke("submit", path).exit_code == 0, "the group of this user alone, as with umask 002"
+    os.chown(root, 0, PROJECT)
+    another = ("submit", path, "--set", "run.name=another")
+    assert invoke(*another).exit_code == 2
+    root.parent.chmod(0o700)
+    assert invoke(*another).exit_code == 0, "nobody else gets to it"
+
+
+@pytest.mark.parametrize("umask", [0o000, 0o002, 0o077])
+def test_a_root_that_is_made_is_the_users_own(
+    slurm: Any, run_file: RunFile, under: Callable[[int], int], umask: int
+) -> None:
+    path = str(run_file(run={"name": "trial", "command": ["true"], "root": "much/deeper"}))
+    under(umask)
+    assert invoke("submit", path).exit_code == 0
+    assert not [name for name in ("much", "much/deeper") if Path(name).stat().st_mode & 0o022]
+
+
+COLLEAGUE = f"""#!{sys.executable} -IS
+import os, shutil
+run, program = {{run!r}}, "import os; open(os.path.join({{marks!r}}, str(os.getuid())), 'w')"
+os.chmod(os.path.dirname(run), 0o2775)
+os.setgroups([{PROJECT}]); os.setgid({MALLORY}); os.setuid({MALLORY})
+shutil.copytree(run, run + ".theirs")
+for folder, _, names in os.walk(run + ".theirs/attempts/0001/tools"):
+    for name in names:
+        open(os.path.join(folder, name), "w").write(program)
+os.rename(run, run + ".away")
+os.rename(run + ".theirs", run)
+"""
+"""In the place of srun: a colleague who exchanges the run while its ranks run, once its root lets them."""
+
+
+@AS_ROOT
+@pytest.mark.parametrize("chain", [False, True])
+def test_nothing_of_a_colleague_runs_at_the_end_of_a_job_whose_run_they_exchange(
+    slurm: Any, run_file: RunFile, reachable: Path, chain: bool
+) -> None:
+    root, marks = share(Path("runs"), 0, 0o3775), reachable / "marks"
+    marks.mkdir()
+    marks.chmod(0o777)
+    more = {"chain": {"by": "requeue"}} if chain else {}
+    path = run_file(slurm={"site": "minicluster", "nodes": 2, "time_limit": "01:00:00", **more})
+    assert invoke("submit", str(path)).exit_code == 0
+    exchange = COLLEAGUE.format(run=str(root / "trial"), marks=str(marks))
+    for name, program in (("srun", exchange), ("scontrol", "#!/bin/sh\necho n0\n")):
+        (slurm.folder / "bin" / name).write_text(program)
+        (slurm.folder / "bin" / name).chmod(0o755)
+    done = run_script()
+    assert (root / "trial").stat().st_uid == MALLORY, done.stderr
+    assert list(marks.iterdir()) == []
+    refusal = "the program that writes exit.json is not started: somebody else may have written"
+    assert f"{refusal} {root / 'trial'}, which" in done.stderr
+    assert ("whether the run continues could not be decided" in done.stdout) is chain
+
+
+def test_a_job_whose_root_was_opened_since_then_starts_nothing(slurm: Any, run_file: RunFile, reachable: Path) -> None:
+    invoke("submit", str(run_file()))
+    RUN.parent.chmod(0o777)
+    done = run_script()
+    assert done.returncode == 77 and len(done.stdout.splitlines()) == 1
+    assert f"nothing is started: others may rename folders in {RUN.parent.resolve()}, so" in done.stdout
 
 
 def test_no_value_that_may_be_a_secret_is_shown(slurm: Any, run_file: RunFile) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import pytest
 from click.testing import CliRunner, Result
@@ -17,9 +17,11 @@ from bigsci_launch.config.load import load_run
 from bigsci_launch.errors import CheckpointError, ConfigError, RunDirError
 from bigsci_launch.launch.prepare import Prepared, find_start, prepare, require_sound
 from bigsci_launch.plan.choose.check import check_everything
+from bigsci_launch.plan.price import calibration
 from bigsci_launch.runs.checkpoints import write_record
 from bigsci_launch.runs.resume import describe_run
 from bigsci_launch.topology import Topology
+from bigsci_launch.typed_path import open_typed
 
 RunFile = Callable[..., Path]
 ROOT = Path(__file__).parents[3]
@@ -40,18 +42,17 @@ def invoke(*words: str) -> Result:
 def calls(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     """Counts how often the rules across sections ran, and how often a calibration was read."""
     calls: Counter[str] = Counter()
-    read_bytes = Path.read_bytes
 
     def counted_rule(*_: object) -> Iterator[Finding]:
         calls["check_run"] += 1
         yield from ()
 
-    def counted_read(path: Path) -> bytes:
+    def counted_open(path: Path) -> BinaryIO:
         calls["calibration"] += path.resolve().parent == CALIBRATION.parent
-        return read_bytes(path)
+        return open_typed(path)
 
     monkeypatch.setattr(check, "CHECKS", (*check.CHECKS, counted_rule))
-    monkeypatch.setattr(Path, "read_bytes", counted_read)
+    monkeypatch.setattr(calibration, "open_typed", counted_open)
     return calls
 
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
+import subprocess
+import sys
 from ipaddress import IPv4Network
 from itertools import islice
 from pathlib import Path
@@ -22,6 +25,8 @@ from bigsci_launch.minicluster.network import (
     switch_batch,
 )
 from bigsci_launch.minicluster.settings import ClusterShape, isolated_cluster
+
+from ..other_users import AS_ROOT
 
 ROUTES = [
     {"dst": "default", "gateway": "192.0.2.1", "dev": "eth0"},
@@ -83,10 +88,55 @@ def test_more_ports_than_there_are_is_an_error():
         ports.find_ports(4000)
 
 
-def test_two_clusters_do_not_choose_ports_at_once(monkeypatch):
-    monkeypatch.setattr(ports, "MUTEX", "\0bsl-test-of-the-mutex")
+def test_two_clusters_of_one_user_do_not_choose_ports_at_once(monkeypatch, tmp_path):
+    monkeypatch.setattr(ports, "_home", lambda: tmp_path)
     monkeypatch.setattr(ports, "MUTEX_TIMEOUT_S", 0.05)
-    with ports.port_mutex(), pytest.raises(ClusterError, match="another mini cluster"), ports.port_mutex():
+    with ports.port_mutex(), pytest.raises(ClusterError, match="another mini cluster of yours"), ports.port_mutex():
         pass
     with ports.port_mutex():
         pass
+
+
+HOLDS = """
+import fcntl, os, socket, sys, time
+os.setuid(65000)
+name = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+name.bind("\\0bsl-minicluster-ports")
+try:
+    fcntl.flock(os.open(sys.argv[1], os.O_RDONLY), fcntl.LOCK_EX)
+except PermissionError:
+    print("denied", flush=True)
+time.sleep(60)
+"""
+
+
+@AS_ROOT
+def test_nobody_else_can_hold_a_cluster_back(monkeypatch, tmp_path):
+    monkeypatch.setattr(ports, "_home", lambda: tmp_path)
+    monkeypatch.setattr(ports, "MUTEX_TIMEOUT_S", 0.05)
+    for above in (tmp_path, *tmp_path.parents[:3]):
+        above.chmod(above.stat().st_mode | 0o011)
+    with ports.port_mutex():
+        pass
+    argv = [sys.executable, "-c", HOLDS, str(tmp_path / ports.LOCK)]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as stranger:
+        try:
+            assert stranger.stdout.readline() == "denied\n"
+            with ports.port_mutex():
+                pass
+        finally:
+            stranger.kill()
+
+
+def test_a_cluster_does_without_the_lock_where_it_cannot_be(monkeypatch, tmp_path):
+    monkeypatch.setattr(ports, "_home", lambda: tmp_path / "missing")
+    with ports.port_mutex(), ports.port_mutex():
+        pass
+
+
+def test_users_begin_at_different_ports(monkeypatch):
+    found = set()
+    for uid in (1001, 1002, 1003):
+        monkeypatch.setattr(os, "geteuid", lambda uid=uid: uid)
+        found.add(ports.find_ports(3))
+    assert len(found) == 3

@@ -77,6 +77,7 @@ def test_only_the_group_may_read_it(
             write_bundle(tmp_path / "spy" / "b", bundle, {}, "report")
     finally:
         os.umask(before)
+    assert (tmp_path / "spy").stat().st_mode & 0o022 == 0, "others could put a bundle of theirs there"
     found = [tmp_path / "spy" / "b", *(tmp_path / "spy" / "b").rglob("*")]
     assert {path.stat().st_mode & 0o777 for path in found if path.is_dir()} == {folder_mode}
     assert {path.stat().st_mode & 0o777 for path in found if path.is_file()} == {file_mode}
