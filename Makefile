@@ -41,6 +41,7 @@ check: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/mypy diagnostics/*.py diagnostics/lab/*.py
 
 docs: $(READY)
 	$(BIN)/python docs/reference/generate.py

@@ -66,7 +66,7 @@ class Lanes:
         self.by_thread.clear()
 
 
-class Numbers(dict):
+class Numbers(dict):  # type: ignore[type-arg]  # Python 3.8 has no dict[...]
     """The numbers of code objects by their ids, which is much faster than by themselves."""
 
     def __init__(self, number_of: NumberOf) -> None:
@@ -113,7 +113,7 @@ class NativeProfile:
         self._native.begin_profile(False)
 
     def end(self) -> None:
-        threading.setprofile(None)  # type: ignore[arg-type]
+        threading.setprofile(None)
         self._native.end_profile()
 
     def is_ours(self) -> bool:
@@ -213,7 +213,7 @@ class PythonProfile:
     def end(self) -> None:
         """Other threads end when they come to a function that has no number yet."""
         self._is_on = False
-        threading.setprofile(None)  # type: ignore[arg-type]
+        threading.setprofile(None)
         self.renumber()
         in_main_thread(lambda: sys.setprofile(None) if self.is_ours() else None)
 

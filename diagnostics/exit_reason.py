@@ -239,7 +239,7 @@ def was_preempted(options: argparse.Namespace, output: JobOutput) -> bool:
         moment = time.mktime(time.strptime(options.preempted, "%Y-%m-%dT%H:%M:%S"))
     except ValueError:
         return False
-    return moment >= options.started - PREEMPTION_LAG_S  # that of an earlier start of the job stays in squeue
+    return moment >= float(options.started) - PREEMPTION_LAG_S  # that of an earlier start of the job stays in squeue
 
 
 def was_stopped(options: argparse.Namespace, ranks: Ranks) -> bool:

@@ -94,7 +94,8 @@ def has_ended(rank: Record) -> bool:
 
 def node_of(rank: Record) -> str | None:
     known = rank["pid"] or rank["exit"] or rank["error"]
-    return known.get("node")
+    node: str | None = known.get("node")
+    return node
 
 
 class Clock(NamedTuple):

@@ -199,7 +199,7 @@ def collective_text(collective: dict[str, Any]) -> str:
 
 def numbers(text: str) -> list[int]:
     """Return the numbers of `0-2,4`."""
-    found = []
+    found: list[int] = []
     for part in text.split(","):
         first, _, last = part.partition("-")
         found += range(int(first), int(last or first) + 1)

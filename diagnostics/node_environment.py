@@ -134,7 +134,7 @@ def read_variables(memory: BinaryIO, at: int, wanted: tuple[str, ...]) -> dict[s
     array = unpack("<Q", read_memory(memory, at, 8))[0]
     if not array:
         return {}
-    found = {}
+    found: dict[str, str] = {}
     for first in range(0, MAX_VARIABLES, 256):
         block = read_memory(memory, array + 8 * first, 8 * 256, is_exact=False)
         for (address,) in iter_unpack("<Q", block[: len(block) // 8 * 8]):

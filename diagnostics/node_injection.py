@@ -70,7 +70,7 @@ def read_rank_pulled(rank: Facts, _request: Facts, known: Facts) -> Iterator[tup
         text = pull(rank["pid"], known)
         yield "recorder", dict(compact_records(parse_json(text, LARGEST_DUMP)["entries"]), members={})
     except (OSError, ValueError, KeyError, struct.error) as error:
-        yield "recorder_why", f"it could not be pulled: {error.strerror if getattr(error, 'strerror', None) else error}"
+        yield "recorder_why", f"it could not be pulled: {getattr(error, 'strerror', None) or error}"
 
 
 def pull(pid: int, known: Facts) -> bytes:
@@ -213,10 +213,10 @@ def address_of(pid: int, known: Facts) -> int:
     if maps[0][4] not in known:
         with open_stream(path, follow=True) as stream:
             known[maps[0][4]] = offset_of(stream, FUNCTION)
-    offset = known[maps[0][4]]
+    offset: int = known[maps[0][4]]
     for start, end, _, in_file, _ in maps:
         if in_file <= offset < in_file + end - start:
-            return start + offset - in_file
+            return int(start + offset - in_file)
     raise OSError("its torch is not mapped as usual")
 
 

@@ -242,7 +242,7 @@ def may_be_rank(pid: int, known: Known, tasks: Tasks, claims: Claims, ranks: set
     level = claims[pid][0]
     if any(pid in ancestors(rank, known) and claims[rank][0] < level for rank in ranks):
         return False  # it started them
-    if level == TASK and any(tasks.get(rank) == tasks.get(pid) != (None, None) for rank in ranks if tasks):
+    if level == TASK and any(tasks.get(rank) == tasks.get(pid) for rank in ranks if tasks):
         return False  # its task holds ranks with better claims
     if level == ENVIRONMENT:
         return True  # somebody has given it a number of its own

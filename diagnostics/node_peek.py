@@ -17,7 +17,7 @@ from safe_files import parse_json
 
 TYPE_CHECKING = False  # typing costs start-up time, and annotations are never evaluated
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
     from typing import Any
 
     Facts = dict[str, Any]
@@ -172,7 +172,7 @@ def take_frame(frame: Facts, found: Facts, is_main: bool) -> None:
         found["waits"] = True
 
 
-def is_in(table: dict[str, tuple[str, ...]], name: str, file: str) -> bool:
+def is_in(table: Mapping[str, tuple[str, ...]], name: str, file: str) -> bool:
     """Whether the table has the function, by the end of its file's path."""
     return any(name in functions and file.endswith(part) for part, functions in table.items())
 

@@ -226,7 +226,8 @@ def diagnose(family: int) -> list[tuple[str, int, int]]:
 
     header = struct.pack("=IHHII", ATTRIBUTES_AT, SOCK_DIAG_BY_FAMILY, REQUEST_DUMP, 1, 0)
     wanted = struct.pack("=BBBBI", family, IPPROTO_TCP, 1 << (INET_DIAG_INFO - 1), 0, ESTABLISHED_ONLY)
-    rows, until = [], time.monotonic() + DIAGNOSE_TIMEOUT_S
+    rows: list[Any] = []
+    until = time.monotonic() + DIAGNOSE_TIMEOUT_S
     connection = socket(AF_NETLINK, SOCK_RAW, NETLINK_SOCK_DIAG)
     try:
         connection.settimeout(DIAGNOSE_TIMEOUT_S)

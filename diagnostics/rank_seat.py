@@ -125,7 +125,8 @@ class Seat:
         elif isinstance(event, NodeVerdict):
             self.note_verdict(event)
         else:
-            program, message = event
+            program: Program = event[0]
+            message: dict[str, Any] | None = event[1]
             if message is not None:
                 self.hear(program, message)
             elif program is self.serving:
@@ -148,7 +149,7 @@ class Seat:
             if self.generation == generation:
                 self.end(order)
             else:
-                self.over = generation if self.over is None else max(self.over, generation)
+                self.over = order["generation"] if self.over is None else max(self.over, order["generation"])
                 self.say_ready()
         elif what == "kill" and self.generation == generation:
             self.kill(f"killed by the controller: {order.get('why')}", was_told=True)

@@ -91,9 +91,10 @@ def follow_trace() -> None:
             return
         sys.path.append(HERE)
         try:
-            import calls_trace as trace  # type: ignore[no-redef]
+            import calls_trace as trace
         finally:
             sys.path.remove(HERE)
+    assert trace is not None
     trace.follow()
     trace.renew()
 

@@ -19,6 +19,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+import rank_process
 import rank_runner
 import torch.distributed
 
@@ -66,7 +67,7 @@ class ForkedRunner(rank_runner.Runner):
             os.dup2(writer, descriptor)
         os.close(writer)
         os.environ.update(self.rank.environment())
-        torch.distributed.set_debug_level_from_env()  # torch has already read it, before the fork
+        torch.distributed.set_debug_level_from_env()  # type: ignore[attr-defined]  # torch has already read it, before the fork
         if self.rank.rings.folder is not None:
             record_calls()
         raise Become(program[1:])
@@ -108,7 +109,7 @@ def begin_runner(request: dict[str, Any]) -> None:
 
 def run_rank(arguments: list[str]) -> int:
     options = rank_runner.parse_arguments(arguments)
-    rank_runner.end_with_parent(signal.SIGTERM)
+    rank_process.end_with_parent(signal.SIGTERM)
     return ForkedRunner(options).run(options.program)
 
 

@@ -88,7 +88,7 @@ class Place:
         return [other for other in range(self.world_size) if all(self.index_of(other)[a] == at[a] for a in same)]
 
     def groups(self, *axes: str) -> list[list[int]]:
-        return sorted({tuple(self.group_of(rank, *axes)): None for rank in range(self.world_size)})
+        return sorted(map(list, {tuple(self.group_of(rank, *axes)) for rank in range(self.world_size)}))
 
     def neighbour(self, rank: int, axis: str) -> int:
         """Return the next rank after `rank` on `axis`, cyclically."""
