@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from bigsci_launch.config.exit_margin import usual_margin_s
 from bigsci_launch.config.schema.run import RunConfig
-from bigsci_launch.launch.job.request import SLACK_S
 
 RANKS_START_S = 300.0
 """From the start of the job until the last rank runs: containers and shared file systems are slow."""
@@ -42,6 +42,6 @@ class RehearsalLimits:
             first_step_s=step_s + (FIRST_STEP_S if config.run.starts_trainer else 0.0),
             step_s=step_s,
             save_s=max(LEAST_S, SLOWEST * (monitor.save_time_s + monitor.eval_time_s)),
-            stop_s=float(monitor.exit_margin_s or 2 * (monitor.step_time_s + monitor.save_time_s) + SLACK_S),
+            stop_s=float(usual_margin_s(config)),
             teardown_s=TEARDOWN_S,
         )

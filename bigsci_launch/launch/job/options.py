@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from bigsci_launch.config.exit_margin import ExitMargin
 from bigsci_launch.config.schema.node import ResourceLimits
 from bigsci_launch.config.schema.options import name_of
 from bigsci_launch.config.schema.run import RunConfig
@@ -21,14 +22,6 @@ class Option:
     name: str
     value: str | None = None
     reason: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class ExitMargin:
-    """How many seconds before the time limit ranks are told to save and stop, and how that was computed."""
-
-    margin_s: int
-    how: str
 
 
 def sbatch_options(

@@ -5,12 +5,12 @@ A dry run prints the same request that a submission writes and runs.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from bigsci_launch.config.exit_margin import ExitMargin, exit_margin
 from bigsci_launch.config.load import LoadedRun
 from bigsci_launch.config.schema.node import StageIn
 from bigsci_launch.config.schema.program import TRAINER_MODULE
@@ -18,16 +18,13 @@ from bigsci_launch.config.schema.run import RunConfig
 from bigsci_launch.config.schema.site import SiteConfig
 from bigsci_launch.errors import ConfigError, Problem
 from bigsci_launch.launch.job.containers import RankContainer, apptainer_prefix, container_of, pyxis_options
-from bigsci_launch.launch.job.options import ExitMargin, Option, check_options, sbatch_options, step_options
+from bigsci_launch.launch.job.options import Option, check_options, sbatch_options, step_options
 from bigsci_launch.nodes.memory import BadNode
 from bigsci_launch.runs.chain.records import ChainRecord, chain_of
 from bigsci_launch.runs.changes import NOTHING_ACCEPTED, Acceptance
 from bigsci_launch.runs.layout import AttemptDir, RunDir
 from bigsci_launch.topology import Topology
-from bigsci_launch.units import parse_slurm_duration
 
-SLACK_S = 60
-"""Part of the exit margin: Slurm counts time limits in half-minute steps, and ranks need some seconds to exit."""
 ULIMIT_LETTERS = {"core": "c", "memlock": "l", "nofile": "n", "nproc": "u", "stack": "s"}
 
 
@@ -235,25 +232,6 @@ def network_variables(site: SiteConfig) -> tuple[Variable, ...]:
 def run_variables(config: RunConfig) -> tuple[Variable, ...]:
     """Return the variables of the run, which include the site's."""
     return tuple(Variable(name, variable.value, variable.reason) for name, variable in config.env.items())
-
-
-def exit_margin(config: RunConfig) -> ExitMargin | None:
-    """Return how long before the time limit to warn ranks; None if there is no limit.
-
-    The signal may come just after a step and a save have begun. These must end, then the step in which all ranks agree
-    to stop, and the last save. A computed margin is never more than half of the limit.
-    """
-    if config.slurm.time_limit is None:
-        return None
-    monitor = config.monitor
-    if monitor.exit_margin_s is not None:
-        return ExitMargin(monitor.exit_margin_s, f"{monitor.exit_margin_s} s before the limit: monitor.exit_margin_s")
-    margin_s = math.ceil(2 * (monitor.step_time_s + monitor.save_time_s)) + SLACK_S
-    how = f"{margin_s} s = 2 x (step {monitor.step_time_s:g} s + save {monitor.save_time_s:g} s) + slack {SLACK_S} s"
-    half_s = parse_slurm_duration(config.slurm.time_limit) // 2
-    if margin_s > half_s:
-        return ExitMargin(max(half_s, 1), f"{half_s} s: half of the time limit, which is less than {how}")
-    return ExitMargin(margin_s, how)
 
 
 def require_plain_paths(run_directory: Path, working_directory: Path, container: RankContainer | None) -> None:

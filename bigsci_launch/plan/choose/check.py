@@ -14,6 +14,7 @@ from datetime import date, timedelta
 from typing import Any
 
 from bigsci_launch.config.check import check_run
+from bigsci_launch.config.exit_margin import exit_margin
 from bigsci_launch.config.finding import DP, PP, TP, Finding, Severity, finding_document, finding_line, worst_first
 from bigsci_launch.config.schema.run import RunConfig
 from bigsci_launch.config.site import Site
@@ -237,9 +238,10 @@ def check_save_before_eval(case: Case) -> Iterator[Finding]:
 def check_exit_margin(case: Case) -> Iterator[Finding]:
     """An evaluation, a step and a save fit between the signal and the time limit."""
     monitor = case.config.monitor
-    if case.config.slurm.time_limit is None or case.site.is_local or not monitor.eval_time_s:
+    found = exit_margin(case.config)
+    if found is None or case.site.is_local or not monitor.eval_time_s:
         return
-    margin = monitor.exit_margin_s or 2 * (monitor.step_time_s + monitor.save_time_s)
+    margin = found.margin_s
     needed = monitor.eval_time_s + max(case.step_s, monitor.step_time_s) + monitor.save_time_s
     if margin >= needed:
         return

@@ -232,3 +232,14 @@ def test_lines_name_both_keys_and_the_price(bloom_run: tuple[RunConfig, Site]) -
     lines = check_lines("bloom", checked(config, site))
     assert any(line.startswith("warning: checkpoint.save_interval and model.num_layers: ") for line in lines)
     assert check_lines("bloom", []) == ["bloom: the arithmetic holds"]
+
+
+def test_the_exit_margin_is_that_of_the_job_script(bloom_run: tuple[RunConfig, Site]) -> None:
+    """60 s of slack are in it, and it is at most half of the limit."""
+    config, site = (
+        changed(bloom_run[0], "monitor", exit_margin_s=None, step_time_s=100.0, save_time_s=100.0),
+        bloom_run[1],
+    )
+    assert not findings(changed(config, "monitor", eval_time_s=200.0), site, "exit margin"), "460 s for 400 s"
+    short = changed(changed(config, "monitor", eval_time_s=200.0), "slurm", time_limit="00:12:00")
+    assert "360 s before the limit" in only(short, site, "exit margin").text
