@@ -60,6 +60,7 @@ LASTS_S = {
     "hang": DAY_S,
     "by_hand": None,
 }
+NODE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,254}")
 SIGNS = (("exit", "time"), ("exit", "terminated"), ("event", "time"), ("pid", "started"))
 SLURM_TIMEOUT_S = 5
 SETTLED_S = 900
@@ -78,7 +79,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         found, questions = examine(attempt, options.lost_nodes.split())
         known = {(each["node"], each["reason"]) for each in before.get("found", [])}
-        entries = [entry_of(each, attempt, options.cluster) for each in found]
+        entries = [entry_of(each, attempt, options.cluster) for each in found if NODE_NAME.fullmatch(str(each["node"]))]
         new = [entry for entry in entries if (entry["node"], entry["reason"]) not in known and is_in_force(entry)]
         if new:
             remember(memory, new)
@@ -364,7 +365,7 @@ def expand(hostlist: str) -> list[str]:
 def say(text: str) -> None:
     """Write a line at once. Output may be on a disk that is full."""
     with contextlib.suppress(OSError):
-        os.write(2, f"{text}\n".encode())
+        os.write(2, f"{' '.join(text.splitlines())}\n".encode())
 
 
 if __name__ == "__main__":

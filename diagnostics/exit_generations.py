@@ -52,9 +52,9 @@ class Generations(NamedTuple):
 
     @property
     def is_judged(self) -> bool:
-        """Whether the controller gave up because of a failure that it has recorded. Ranks without an exit record then
-        say nothing: they waited for a generation that did not begin, or were ended with the job."""
-        return self.last_cause is not None and self.why_given_up is not None
+        """Whether the controller has recorded what ended the last generation, and began no other one. Ranks without an
+        exit record then say nothing: they waited for a generation that did not begin, or were ended with the job."""
+        return self.last_cause is not None and self.gave_up is not None
 
     @property
     def why_given_up(self) -> str | None:
@@ -152,6 +152,17 @@ def archived(attempt: Path, found: Generations, ranks: Ranks) -> Ranks:
             "exit": read_json(folder / "exits" / f"rank-{number:04d}.json"),
             "error": read_json(folder / "errors" / f"rank-{number:04d}.json"),
         }
+        for number, rank in ranks.items()
+    }
+
+
+def overcome(found: Generations, ranks: Ranks) -> Ranks:
+    """Return the ranks without the failures of a generation that was being replaced when the job was told to end. Their
+    records have not been moved away yet."""
+    if not found.is_judged or found.why_given_up is not None:
+        return ranks
+    return {
+        number: rank if rank["exit"].get("terminated") else {**rank, "exit": {}, "error": {}}
         for number, rank in ranks.items()
     }
 

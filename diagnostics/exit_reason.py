@@ -44,7 +44,7 @@ from exit_blame import (
     may_be_lost,
 )
 from exit_failures import failure_text, find_failures, find_lost, find_silent, ordered, without_marks
-from exit_generations import archived, given_up, present, read_generations, sentence
+from exit_generations import archived, given_up, overcome, present, read_generations, sentence
 from exit_outside import failed_before, find_outside, read_ended_by
 from exit_records import compare_clocks, corrected, read_output, read_ranks
 from exit_words import launch_cause, ranks_text, was_step_cancelled
@@ -112,7 +112,7 @@ def describe(options: argparse.Namespace, ranks: Ranks, output: JobOutput) -> Re
     if generations is not None:
         size = generations.world_size or options.world_size
         options = argparse.Namespace(**{**vars(options), "world_size": size, "is_judged": generations.is_judged})
-        ranks = archived(options.attempt_dir, generations, present(generations, ranks))
+        ranks = overcome(generations, archived(options.attempt_dir, generations, present(generations, ranks)))
     # Ranks of several generations started at several times, which says nothing of clocks.
     clocks = compare_clocks(ranks, options.started) if generations is None or generations.number < 2 else {}
     certain = {node: clock for node, clock in clocks.items() if clock.is_certain}
@@ -317,7 +317,7 @@ def summary(document: Record) -> list[str]:
 def say(descriptor: int, text: str) -> None:
     """Write a line at once. Output may be on the disk that is full, which must change neither code nor record."""
     try:
-        os.write(descriptor, f"{text}\n".encode())
+        os.write(descriptor, f"{' '.join(text.splitlines())}\n".encode())
     except OSError:
         return
 

@@ -51,7 +51,7 @@ NODE_FAILURE = re.compile(r"^srun: error: Node failure on (\S+)")
 STILL_RUN = re.compile(
     r"bsl: (?:giving up: )?ranks \[?([0-9,\- ]+)\]? still run ([0-9.]+) s after the first rank ended"
 )
-START = re.compile(r"bsl: start attempt=(\S+)")
+START = re.compile(r"^(?:\S+Z )?bsl: start attempt=(\S+)")
 UNWRITTEN = re.compile(r"^(?:\d+: )?rank_runner: record (pids|exits)/(rank-\d+) (\{.*\})$")
 NO_ROOM = re.compile(
     r"^(?:\d+: )?rank_runner: cannot write (/.*): \[Errno \d+\] (No space left on device|Disk quota exceeded)"
@@ -102,7 +102,7 @@ def was_step_cancelled(output: JobOutput) -> bool:
 
 def lines_of_attempt(text: str, attempt: str) -> list[str]:
     """Return the lines from the attempt's start to the next one's. All of them, if no line says that it started."""
-    lines = [line.rstrip() for line in text.splitlines()]
+    lines = [line.rstrip() for line in text.split("\n")]
     starts = [(at, match[1]) for at, line in enumerate(lines) if (match := START.search(line))]
     own = [at for at, name in starts if name == attempt]
     first = own[-1] if own else 0

@@ -125,7 +125,7 @@ def say(text: str) -> None:
     """Write a line for job.out, which may be on a full disk."""
     stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     try:
-        os.write(2, f"{stamp} bsl: {text}\n".encode())
+        os.write(2, f"{stamp} bsl: {' '.join(text.splitlines())}\n".encode())
     except OSError:
         return
 

@@ -7,10 +7,11 @@ import time
 
 from node_motion import exec_start, last_cpu, visit
 from node_processes import LARGEST_RECORD, owner_of, peer_of
-from safe_files import open_stream, others_may_write, parse_json, read_file_of
+from safe_files import others_may_write, parse_json, read_file_of
 
 TYPE_CHECKING = False  # typing costs start-up time, and annotations are never evaluated
 if TYPE_CHECKING:
+    import socket
     from collections.abc import Iterator
     from typing import Any
 
@@ -59,14 +60,32 @@ def ask_recorder(folder: str, rank: int, owner: int) -> Facts:
         if (peer := peer_of(connection)) != owner:
             raise OSError(f"user {peer} answers there, not user {owner}, whose rank it is")
         connection.sendall(RECORDER_REQUEST)
-        parts = [connection.recv(1 << 18)]
-        while parts[-1]:
-            parts.append(connection.recv(1 << 18))
-    head, _, body = b"".join(parts).partition(b"\r\n\r\n")
+        answer = read_answer(connection, time.monotonic() + RECORDER_TIMEOUT_S)
+    head, _, body = answer.partition(b"\r\n\r\n")
     if b" 200 " not in head[:20]:
         raise OSError(f"answer {head[:40]!r}")
     records = compact_records(parse_json(body, LARGEST_DUMP)["entries"])
     return dict(records, members=read_members(f"rank-{rank:04d}.json", owner))
+
+
+def read_answer(connection: socket.socket, deadline: float) -> bytes:
+    """Return what comes until the connection is closed.
+
+    Raises:
+        OSError: it is not closed in time, however often something comes, or more than LARGEST_DUMP has come.
+    """
+    answer = bytearray()
+    while True:
+        left_s = deadline - time.monotonic()
+        if left_s <= 0:
+            raise TimeoutError("timed out")
+        connection.settimeout(left_s)
+        part = connection.recv(1 << 18)
+        if not part:
+            return bytes(answer)
+        answer += part
+        if len(answer) > LARGEST_DUMP:
+            raise OSError(f"the answer is larger than {LARGEST_DUMP} bytes")
 
 
 def read_members(path: str, owner: int) -> Facts:
@@ -118,7 +137,7 @@ def read_rank_file(rank: Facts, _request: Facts, _known: Facts) -> Iterator[tupl
             if written < ran:
                 yield "recorder_why", f"{path} was written before the main thread last ran"
                 continue
-            yield "recorder", read_dump(f"/proc/{rank['pid']}/root{path}")
+            yield "recorder", read_dump(f"/proc/{rank['pid']}/root{path}", owner_of(rank["pid"]))
             yield "recorder_file", path
             return
         except FileNotFoundError:
@@ -145,18 +164,25 @@ def last_run(pid: int) -> float | None:
     return time.time() - (time.monotonic() + offset - ran)
 
 
-def read_dump(path: str) -> Facts:
-    """Return the collectives in a dump of torch, pickle or JSON. Only plain data is read from a pickle, no code run."""
+def read_dump(path: str, owner: int) -> Facts:
+    """Return the collectives in a dump of torch, pickle or JSON. Only plain data is read from a pickle, no code run.
+
+    Raises:
+        OSError: it cannot be read, is larger than LARGEST_DUMP, or `owner` has not written it.
+        ValueError, and whatever a damaged pickle raises: it is no dump.
+    """
+    import io
     import pickle
 
     class PlainUnpickler(pickle.Unpickler):
         def find_class(self, module: str, name: str) -> None:
             raise ValueError(f"it is a pickle that would run {module}.{name}")
 
-    with open_stream(path, follow=True) as stream:
-        is_json = stream.read(1) == b"{"
-        stream.seek(0)
-        document = parse_json(stream.read(), LARGEST_DUMP) if is_json else PlainUnpickler(stream).load()
+    content, found = read_file_of(path, LARGEST_DUMP, follow=True)
+    if found.st_uid != owner:
+        raise OSError(f"it is a file of user {found.st_uid}, not of user {owner}, whose rank it is")
+    is_json = content[:1] == b"{"
+    document = parse_json(content, LARGEST_DUMP) if is_json else PlainUnpickler(io.BytesIO(content)).load()
     groups = {name: parse_json(group.get("ranks") or "[]") for name, group in document["pg_config"].items()}
     members = {name: ranks for name, ranks in groups.items() if ranks}
     return dict(compact_records(document["entries"]), members=members)

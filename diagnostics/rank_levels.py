@@ -103,14 +103,32 @@ class InPlaceSeat(Seat):
     num_failed_standbys = 0
     """The same of those that were to wait next to one that serves: without any, the seat serves on."""
     is_standby_told = False
-    is_finished = False
-    """Whether the process has said that the training is over for its rank: without that, 0 is no good end."""
 
     def open(self) -> None:
-        self.serving = self.start()
+        self.serving = self.start_or_give_up()
 
-    def start(self) -> Program | None:
-        """Start a process that waits. If that is not possible, this seat has nothing to offer."""
+    def start_or_give_up(self) -> Program | None:
+        """Start the process that is to serve next. If that is not possible, this seat has nothing to offer."""
+        try:
+            return self.start()
+        except OSError as error:
+            self.give_up(self.why_not_started(error), 127)
+            return None
+
+    def start_standby(self) -> Program | None:
+        """Start a process that waits next to the one that serves. Without it, the seat serves on."""
+        try:
+            return self.start()
+        except OSError as error:
+            self.num_failed_standbys += 1
+            self.note(f"there is no standby: {self.why_not_started(error)}")
+            return None
+
+    def why_not_started(self, error: OSError) -> str:
+        return f"cannot start {self.options.program[0]}: {error.strerror or error}"
+
+    def start(self) -> Program:
+        """Start a process that waits. Raises OSError if that is not possible."""
         rings = self.rings(self.name)
         inherited = {name: value for name, value in os.environ.items() if name not in (*OF_THE_AGENT, *OF_A_RANK)}
         own = {"LOCAL_RANK": str(self.local_rank), "BSL_SEAT": str(self.number)}
@@ -118,10 +136,9 @@ class InPlaceSeat(Seat):
         try:
             return Program(self.options.program, {**inherited, **variables, **own}, self.log(self.name), rings,
                            self.events, stop_signal=self.stop_signal, has_channel=True)  # fmt: skip
-        except OSError as error:
+        except OSError:
             rings.remove()
-            self.give_up(f"cannot start {self.options.program[0]}: {error.strerror}", 127)
-            return None
+            raise
 
     def give_up(self, words: str, code: int) -> None:
         self.words, self.is_final = words, True
@@ -142,7 +159,7 @@ class InPlaceSeat(Seat):
     def end(self, order: dict[str, Any]) -> None:
         if self.serving is not None:
             grace_s = float(order.get("grace_s") or 0)
-            self.was_told, self.words = True, f"did not leave generation {order['generation']} in {grace_s:g} s"
+            self.was_told, self.overdue = True, f"did not leave generation {order['generation']} in {grace_s:g} s"
             self.deadline = self.clock.read() + grace_s
             self.serving.tell(order)
 
@@ -168,7 +185,7 @@ class InPlaceSeat(Seat):
         elif word == "stepped" and self.options.standby:
             if self.standby is None and self.num_failed_standbys < MAX_FAILED_STARTS:
                 # Not before: it would compete for the processor with those that begin.
-                self.standby = self.start()
+                self.standby = self.start_standby()
             self.tell_standby()
 
     def tell_standby(self) -> None:
@@ -193,7 +210,7 @@ class InPlaceSeat(Seat):
         return code == 0 and self.is_finished
 
     def follow(self, program: Program, code: int) -> None:
-        if self.has_finished(code) and not self.was_told:
+        if self.is_finished and not self.was_told:
             return  # the training is over; `leave` comes when that is so for all
         self.num_failed_starts += not program.is_warm
         if not self.may_try():
@@ -203,7 +220,7 @@ class InPlaceSeat(Seat):
             self.serving, self.standby = self.standby, None
             self.log(self.name).feed(f"rank_runner: process {self.serving.pid} takes over\n".encode())
         else:
-            self.serving = self.start()
+            self.serving = self.start_or_give_up()
         self.say_ready()
 
     def note_standby_end(self, program: Program) -> None:

@@ -24,7 +24,7 @@ def complain(path: Path, error: OSError) -> None:
 def say(text: str) -> None:
     """Write a line to stderr in one piece, so that the lines of several runners do not mix."""
     with contextlib.suppress(OSError):
-        os.write(2, f"{text}\n".encode())
+        os.write(2, f"{' '.join(text.splitlines())}\n".encode())
 
 
 class StampedLog:

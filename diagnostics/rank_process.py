@@ -244,14 +244,15 @@ class Rank:
         self.write_exit(None, None)
         self.keep_rings()
 
-    def end(self, status: int) -> int:
-        """Write the exit record for wait status `status` (negative: signal) and return the exit code for the runner."""
+    def end(self, status: int, *, is_finished: bool = False) -> int:
+        """Write the exit record for wait status `status` (negative: signal) and return the exit code for the runner.
+        `is_finished`: the training was over for this rank, so that its end is clean whatever its status is."""
         if status >= 0:
-            self.write_exit(status, None)
-            return status
-        has_ended_cleanly = -status == signal.SIGABRT and self.has_ended()
-        self.write_exit(None, signal_name(-status), clean_end=has_ended_cleanly)
+            self.write_exit(status, None, **({"clean_end": True} if is_finished and status else {}))
+            return 0 if is_finished else status
         # gloo and NCCL may abort while they are torn down, after the training has ended well and recorded it.
+        has_ended_cleanly = is_finished or (-status == signal.SIGABRT and self.has_ended())
+        self.write_exit(None, signal_name(-status), clean_end=has_ended_cleanly)
         return 0 if has_ended_cleanly else 128 - status
 
     def end_unstarted(self, program: str, error: OSError) -> int:

@@ -51,6 +51,9 @@ class Seat:
     """What both levels share: the place of the seat, the process that serves, its end, and the end of everything."""
 
     link: Link
+    is_finished = False
+    """Whether the process has said that the training is over for its rank, as those at level 2 do: without that, 0 is
+    no good end there, and after that, no end is a bad one, unless the process was told to end."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         self.options = options
@@ -74,6 +77,10 @@ class Seat:
         self.over: int | None = None
         """The newest generation that is known to be over, for this seat at least."""
         self.was_told, self.is_final, self.words = False, False, ""
+        self.overdue = ""
+        """What is said of the process instead if the deadline passes."""
+        self.was_killed = False
+        """Whether this runner has sent KILL to the process."""
         self.clock = AwakeClock()
         self.deadline = math.inf
         self.is_stop_wanted = self.is_orphan = False
@@ -160,7 +167,7 @@ class Seat:
         for runner in self.others:
             runner.poll()
         if self.clock.read() >= self.deadline:
-            self.kill(self.words, was_told=True)
+            self.kill(self.overdue or self.words, was_told=True)
             self.deadline = math.inf
         if self.is_stop_wanted:
             self.pass_stop()
@@ -238,7 +245,7 @@ class Seat:
         """End everything; the runner exits with `code`. Programs that got TERM already do not get it twice."""
         if self.exit_code is None:
             self.exit_code = code
-            self.was_told, self.words = True, self.words or "the job is over"
+            self.was_told, self.words, self.overdue = True, self.words or "the job is over", ""
             self.deadline = self.clock.read() + grace_s
             for program in self.programs():
                 if self.terminated is None:
@@ -261,7 +268,7 @@ class Seat:
         """KILL the process that serves and all that it has started."""
         program = self.serving
         if program is not None and program.status is None:
-            self.was_told, self.words = was_told, words
+            self.was_told, self.words, self.was_killed = was_told, words, True
             program.signal(signal.SIGKILL)
         if self.exit_code is not None and self.standby is not None:
             self.standby.signal(signal.SIGKILL)
@@ -305,6 +312,7 @@ class Seat:
         self.rank = Rank(self.options, place, topology, rings, self.log(name), order["generation"])
         self.generation = order["generation"]
         self.was_told, self.is_final, self.words = False, False, ""
+        self.overdue, self.was_killed = "", False
         return self.rank
 
     def forget_pid(self, name: str) -> None:
@@ -318,6 +326,8 @@ class Seat:
     def note_end(self, program: Program) -> None:
         """The process that serves has ended: record it, say so, and have the seat ready again."""
         status = program.status or 0
+        if status == -signal.SIGKILL and not self.was_killed:
+            self.was_told, self.words = False, ""  # it did not come to what it was told
         if status not in (0, -signal.SIGKILL) and not self.was_told and self.terminated is None:
             time.sleep(TERMINATION_LAG_S)
         if self.was_told or not self.has_finished(status):
@@ -328,7 +338,7 @@ class Seat:
         rank, generation = self.rank, self.generation
         code = 128 - status if status < 0 else status
         if rank is not None and generation is not None:
-            code = rank.end(status)
+            code = self.end_rank(rank, status)
             if self.terminated is not None or (code == 128 + signal.SIGTERM and not self.was_told):
                 self.hold()
             by_signal = status < 0 and code != 0
@@ -341,6 +351,14 @@ class Seat:
             if self.options.check and code != 0 and not self.was_told:
                 self.check.begin()
             self.follow(program, code)
+
+    def end_rank(self, rank: Rank, status: int) -> int:
+        """Write the exit record of the rank, and return its exit code. Say it if that is not how its process ended."""
+        code = rank.end(status, is_finished=self.is_finished and not self.was_told)
+        if code == 0 != status and self.is_finished:
+            how = signal_name(-status) if status < 0 else f"exit code {status}"
+            self.note(f"{rank.name} had finished before its process ended with {how}: that is no failure")
+        return code
 
     def note_verdict(self, verdict: NodeVerdict) -> None:
         self.check.end(verdict.fault)

@@ -131,7 +131,7 @@ def _open() -> Ring | None:
 
 def say(text: str) -> None:
     try:
-        os.write(2, f"bsl: {text}\n".encode("utf-8", "replace"))
+        os.write(2, f"bsl: {' '.join(text.splitlines())}\n".encode("utf-8", "replace"))
     except OSError:
         pass
 

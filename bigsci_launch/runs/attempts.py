@@ -22,11 +22,12 @@ from bigsci_launch.errors import BslError, RunDirError, SlurmError, SlurmUnavail
 from bigsci_launch.runs.ending.job_output import read_printed_exit
 from bigsci_launch.runs.layout import AttemptDir, RunDir, read_json, write_json
 from bigsci_launch.runs.ownership import Identification, identify_job, is_same_folder
+from bigsci_launch.safe_files import read_file
 from bigsci_launch.scheduler.job import JobInfo, JobState
 from bigsci_launch.scheduler.lease import renewed_at
 from bigsci_launch.scheduler.local import Launcher
 from bigsci_launch.scheduler.slurm import QueuedScript, cluster_name, query_jobs, queued_scripts
-from bigsci_launch.units import format_age
+from bigsci_launch.units import ago
 
 SCHEMA_VERSION = 1
 NO_RECORD = "`bsl submit` recorded no job"
@@ -154,8 +155,8 @@ def _owner_of(folder: Path) -> Iterator[int]:
 def _is_for_slurm(attempt: AttemptDir) -> bool:
     """Whether the attempt's script is one for sbatch, rather than for the local launcher."""
     try:
-        return "\n#SBATCH " in run_of(attempt).attempt(attempt.base_name).script.read_text(encoding="utf-8")
-    except (OSError, UnicodeError):
+        return b"\n#SBATCH " in read_file(run_of(attempt).attempt(attempt.base_name).script)
+    except OSError:
         return False
 
 
@@ -299,7 +300,7 @@ def _lease_words(attempt: AttemptDir) -> str:
     renewed = renewed_at(attempt.lease)
     if renewed is None:
         return "it has left no sign of life"
-    return f"its last sign of life was {format_age(max(0.0, time.time() - renewed))} ago"
+    return f"its last sign of life was {ago(renewed, time.time())}"
 
 
 def _local(launcher: Launcher, info: JobInfo) -> JobInfo:

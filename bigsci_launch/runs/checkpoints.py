@@ -15,24 +15,32 @@ what is left. A checkpoint that failed the guards' checks never becomes `latest`
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import re
 import secrets
 import shutil
+import stat
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
+from bigsci_launch import own_place
 from bigsci_launch.errors import CheckpointError
 from bigsci_launch.file_names import CHECKPOINT_RECORD, LATEST, digests_name, step_of_tag
-from bigsci_launch.safe_files import parse_json, write_file
+from bigsci_launch.safe_files import parse_json, read_file, write_file
 
 SCHEMA_VERSION = 1
 _STAGING = ".saving-"
 _COMMIT = "commit"
+LATEST_ITERATION = "latest_checkpointed_iteration.txt"
 DELETING = ".deleting-"
+LONGEST_NAME = 4096
+MOST_SHOWN = 120
+_UNNAMED = re.compile(rf"\.({LATEST}|{re.escape(LATEST_ITERATION)})\.[0-9a-f]{{16}}")
 OTHER_CHECKPOINT = "resume from another checkpoint: set checkpoint.load to its global_stepN folder"
 
 
@@ -48,7 +56,19 @@ class CheckpointsDir:
 
     @property
     def latest_iteration(self) -> Path:
-        return self.path / "latest_checkpointed_iteration.txt"
+        return self.path / LATEST_ITERATION
+
+    def read_latest(self) -> str:
+        """Return the name of the newest checkpoint, as `latest` says; empty if it says none.
+
+        Raises:
+            OSError: it cannot be read, or names something that is not in this folder.
+        """
+        tag = read_file(self.latest, LONGEST_NAME, follow=True).decode("utf-8", "replace").strip()
+        named = PurePath(tag)
+        if tag and (named.is_absolute() or ".." in named.parts or not named.parts):
+            raise OSError(errno.EINVAL, f"names {_shown_name(tag)}, which is no folder in here", str(self.latest))
+        return tag
 
     def folder(self, tag: str) -> Path:
         return self.path / tag
@@ -107,6 +127,12 @@ class CheckpointRecord:
             for key in {**mine, **theirs}
             if mine.get(key) != theirs.get(key)
         ]
+
+
+def _shown_name(name: str) -> str:
+    """Return a name that a file contains, which may be anything, as part of a sentence."""
+    shown = name if name.isprintable() else repr(name)
+    return shown if len(shown) <= MOST_SHOWN else f"{shown[:MOST_SHOWN]}..."
 
 
 def _shown(value: Any) -> str:
@@ -180,7 +206,7 @@ def read_record_document(folder: Path) -> dict[str, Any]:
     Raises:
         OSError, ValueError: it cannot be read, or is not JSON.
     """
-    document: dict[str, Any] = parse_json(record_path(folder).read_bytes(), allow_nan=True)
+    document: dict[str, Any] = parse_json(read_file(record_path(folder), follow=True), allow_nan=True)
     return document
 
 
@@ -236,7 +262,9 @@ def find_checkpoint(load: str, own: CheckpointsDir) -> Path | None:
 
 def _newest(checkpoints: CheckpointsDir) -> Path | None:
     try:
-        tag = checkpoints.latest.read_text(encoding="utf-8", errors="replace").strip()
+        tag = checkpoints.read_latest()
+        folder = checkpoints.folder(tag)
+        is_there = bool(tag) and folder.is_dir()
     except FileNotFoundError:
         if not checkpoints.tags():
             return None
@@ -247,20 +275,26 @@ def _newest(checkpoints: CheckpointsDir) -> Path | None:
             hint="set checkpoint.load to one of these folders, or to `none` to start at step 0",
         ) from None
     except OSError as error:
-        raise CheckpointError(f"{checkpoints.latest}: {error.strerror or error}") from error
-    folder = checkpoints.folder(tag)
-    if not tag or not folder.is_dir():
         raise CheckpointError(
-            f"{checkpoints.latest}: " + (f"names {tag}, which does not exist" if tag else "is empty"),
-            hint=f"there are {', '.join(checkpoints.tags()) or 'no checkpoints'}; write the name of one into this file",
+            f"{checkpoints.latest}: {error.strerror or error}", hint=_name_one(checkpoints)
+        ) from error
+    if not is_there:
+        raise CheckpointError(
+            f"{checkpoints.latest}: " + (f"names {_shown_name(tag)}, which does not exist" if tag else "is empty"),
+            hint=_name_one(checkpoints),
         )
     return folder
+
+
+def _name_one(checkpoints: CheckpointsDir) -> str:
+    return f"there are {', '.join(checkpoints.tags()) or 'no checkpoints'}; write the name of one into this file"
 
 
 def begin_checkpoint(checkpoints: CheckpointsDir, tag: str) -> Path:
     """Create and return an empty folder for checkpoint `tag`, which is written to a folder of its name in there."""
     staging = checkpoints.staging(tag)
     shutil.rmtree(staging, ignore_errors=True)
+    own_place.make_folders(staging.parent)
     (staging / tag).mkdir(parents=True)
     return staging
 
@@ -332,13 +366,27 @@ def _has_failed(folder: Path) -> bool:
 
 
 def finish_interrupted(checkpoints: CheckpointsDir) -> None:
-    """Clean up after a save that was killed: complete it if only the renaming is left, else remove it."""
+    """Clean up after a save that was killed: complete it if only the renaming is left, else remove it.
+
+    Files that were to become `latest` are removed too: a kill leaves them under a random name.
+    """
     for staging in checkpoints.stagings():
         commit = staging / _COMMIT
         if commit.is_file():
-            _finish_commit(checkpoints, staging.name.removeprefix(_STAGING), int(commit.read_text(encoding="utf-8")))
+            _finish_commit(checkpoints, staging.name.removeprefix(_STAGING), int(read_file(commit)))
         else:
             shutil.rmtree(staging, ignore_errors=True)
+    _remove_unnamed(checkpoints)
+
+
+def _remove_unnamed(checkpoints: CheckpointsDir) -> None:
+    """Remove this user's own unfinished copies of the two files that name the newest checkpoint."""
+    for path in checkpoints.path.glob(".*"):
+        if _UNNAMED.fullmatch(path.name):
+            with suppress(OSError):
+                found = path.lstat()
+                if stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid():
+                    path.unlink()
 
 
 def _folders(top: Path) -> Iterator[Path]:

@@ -6,7 +6,10 @@ dropped and counted. Each record is one `write` to a file opened with O_APPEND. 
 A record is `{"kind", "time", "mono", "step", ...}`. Kinds: `start` (world, coordinate, host, pid), `heartbeat` (phase:
 the rank has just entered it), `step` (loss, seconds, tflops, ... from the ranks that know them; on a GPU also
 memory_allocated and memory_reserved, peak bytes of that rank in the step, and memory_retries), `save` (path, seconds;
-request: its key, if somebody asked for it), `load` (path), `changed` (what is not as it was when the loaded checkpoint
+request: its key, if somebody asked for it;
+refused_since: the first step of the saves before it that the disk refused), `save_refused` (by rank 0: what the disk
+refused: text, path, errno; the ranks, the node of the first, the step of the newest checkpoint, hint, and retry_s,
+after which it is tried again at the latest), `load` (path), `changed` (what is not as it was when the loaded checkpoint
 was saved: key, saved, now, severity, text, accepted), `evaluation` (loss, samples, seconds), `fault` (what was
 injected), `guards` (interval, cost), `guard` (what a guard found: check, tensor, coordinates, text), `skipped` (a step
 whose gradients were not finite: skipped_step, how many in_a_row, the first of them, loss_scale, and in words where it
@@ -30,7 +33,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from bigsci_launch.safe_files import parse_json
+from bigsci_launch.safe_files import open_stream, parse_json
 
 QUEUE_SIZE = 1024
 
@@ -40,7 +43,7 @@ class EventWriter:
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NONBLOCK, 0o644)
         self._queue: queue.Queue[dict[str, Any] | None] = queue.Queue(QUEUE_SIZE)
         self._num_dropped = 0
         self._thread = threading.Thread(target=self._drain, name="bsl-events", daemon=True)
@@ -83,7 +86,7 @@ class EventWriter:
 def read_events(path: Path) -> Iterator[dict[str, Any]]:
     """Yield the records of `path`, oldest first. Torn and foreign lines are skipped; a missing file has no records."""
     try:
-        stream = path.open(encoding="utf-8", errors="replace")
+        stream = open_stream(path)
     except OSError:
         return
     with stream:
@@ -96,17 +99,20 @@ def read_events(path: Path) -> Iterator[dict[str, Any]]:
                 yield record
 
 
-def read_last_events(path: Path, tail_bytes: int = 65536) -> list[dict[str, Any]]:
-    """Return the records in the last `tail_bytes` of `path`, oldest first: cheap for a file of any size."""
+def read_last_events(path: Path, tail_bytes: int = 65536, holding: bytes = b"") -> list[dict[str, Any]]:
+    """Return the records in the last `tail_bytes` of `path`, oldest first: cheap for a file of any size.
+
+    Only those whose line has `holding` in it: the others are not parsed.
+    """
     try:
-        with path.open("rb") as stream:
+        with open_stream(path) as stream:
             size = stream.seek(0, os.SEEK_END)
             stream.seek(max(0, size - tail_bytes))
             lines = stream.read().splitlines()
     except OSError:
         return []
     records = []
-    for line in lines:
+    for line in (line for line in lines if holding in line):
         try:
             record = parse_json(line, allow_nan=True)
         except ValueError:

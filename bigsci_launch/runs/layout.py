@@ -64,8 +64,8 @@ _NUMBER = re.compile(r"[0-9]+")
 
 
 def write_json(path: Path, document: Any, mode: int = 0o644) -> None:
-    """Write `document` as indented JSON, atomically, with exactly this mode."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    """Write `document` as indented JSON, atomically, with exactly this mode. A new folder is for its owner to write."""
+    path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
     safe_files.write_file(path, json.dumps(document, indent=2, default=str) + "\n", mode)
 
 

@@ -62,6 +62,10 @@ class MergedLogs:
         wanted = itertools.islice(filter(self._matches, newest), number)
         return [self._format(line) for line in reversed(list(wanted))]
 
+    def troubles(self) -> list[str]:
+        """Return which logs could not be read, and why."""
+        return [reader.trouble for reader in self._readers.values() if reader.trouble]
+
     def _matches(self, line: LogLine) -> bool:
         return self._filter.pattern is None or self._filter.pattern.search(line.text) is not None
 

@@ -5,16 +5,22 @@ from __future__ import annotations
 import shlex
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+from bigsci_launch.config.load import load_resolved
 from bigsci_launch.config.schema.run import RunConfig
-from bigsci_launch.errors import CheckpointError
+from bigsci_launch.errors import BslError, CheckpointError
 from bigsci_launch.progress import Progress, no_progress
 from bigsci_launch.runs.checkpoints import CheckpointRecord, CheckpointsDir, find_checkpoint, read_record
 from bigsci_launch.runs.events import read_last_events
-from bigsci_launch.runs.layout import RunDir
+from bigsci_launch.runs.layout import AttemptDir, RunDir
 from bigsci_launch.runs.verify import find_damage, is_verified, mark_verified, verifying
 from bigsci_launch.topology import Topology
+
+_PRIVATE: Any = {"env": True, "monitor": {"notify": True}}
+"""What may hold secrets, and no checkpoint needs: it is given to people who are not of the run's group."""
+
+NextStart = Literal["checkpoint", "beginning", "unknown"]
 
 
 def describe_run(
@@ -41,7 +47,7 @@ def describe_run(
             **_chosen(config),
         },
         files={},
-        config=config.model_dump(mode="json"),
+        config=config.model_dump(mode="json", exclude=_PRIVATE),
         run_id=run_id,
     )
 
@@ -105,6 +111,24 @@ def verify_resume(
         )
     mark_verified(folder)
     return folder
+
+
+def find_next_start(run: RunDir, attempt: AttemptDir) -> NextStart:
+    """Return where an attempt after `attempt` would begin, with the same settings.
+
+    It is unknown for a program of the user's own, and where its checkpoints cannot be read or are refused.
+    """
+    try:
+        config = load_resolved(attempt.config)
+        if not config.run.starts_trainer:
+            return "unknown"
+        if find_checkpoint(config.checkpoint.load, CheckpointsDir(run.checkpoints)) is not None:
+            return "checkpoint"
+        if config.checkpoint.load == "auto":
+            require_not_lost(run)
+        return "beginning"
+    except (BslError, OSError):
+        return "unknown"
 
 
 def require_not_lost(run: RunDir) -> None:

@@ -20,14 +20,18 @@ from bigsci_launch.runs.generations.read import read_generations
 from bigsci_launch.runs.generations.records import Generations
 from bigsci_launch.runs.layout import AttemptDir, rank_files, read_json
 from bigsci_launch.runs.output.log_reader import STAMPED
+from bigsci_launch.safe_files import open_stream
 from bigsci_launch.scheduler.job import NodeInfo
 from bigsci_launch.topology import Coordinate
+from bigsci_launch.units import CLOCK_SLACK_S, age_s
 
 TAIL_BYTES = 16384
 MAX_LOGS_READ = 16
 """Logs that are searched for a step, the newest first: one rank of a program prints it."""
 FRESH_S = 120.0
 """A rank with heartbeats whose newest sign is older than this is lost, if its node does not answer Slurm either."""
+LATE_S = 600.0
+"""A record that is older than its file by this was not kept waiting by the file system: its clock is wrong."""
 ALIVE_S = 10.0
 """Slurm finds that a node does not answer after about this long: an older sign of life may be from before."""
 
@@ -39,7 +43,8 @@ class RankSign:
     """The newest sign of life of a rank: when (seconds since the epoch), in which phase, at which step.
 
     `phase` is None for a rank that has written no heartbeat; `time` is then its newest record, or its start. `printed`
-    is when its log was last written; None if it has none.
+    is when its log was last written; None if it has none. `clock_differs`: the rank's clock is not that of the file
+    system, so `time` is when its record was written there.
     """
 
     rank: int
@@ -50,6 +55,7 @@ class RankSign:
     step: int | None
     has_ended: bool
     printed: float | None = None
+    clock_differs: bool = False
 
     @property
     def newest(self) -> float:
@@ -82,6 +88,8 @@ class StepRecord:
     source: Literal["record", "log"] = "record"
     total_steps: int | None = None
     every_s: float | None = None
+    clock_differs: bool = False
+    """Whether `time` is by a clock that is known to be wrong."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,28 +123,44 @@ def read_signs(attempt: AttemptDir, events: Events) -> list[RankSign]:
             continue
         try:
             printed = written(logs[rank]) if rank in logs else None
-            signs.append(_sign(read_json(path), events.get(rank, []), printed, rank in ended))
+            recorded = written(attempt.event_file(rank)) if events.get(rank) else None
+            signs.append(_sign(read_json(path), events.get(rank, []), printed, recorded, rank in ended))
         except (RunDirError, KeyError, TypeError, ValueError):
             continue  # it is being written right now
     return signs
 
 
 def _sign(
-    identity: dict[str, Any], events: Sequence[dict[str, Any]], printed: float | None, has_ended: bool
+    identity: dict[str, Any],
+    events: Sequence[dict[str, Any]],
+    printed: float | None,
+    recorded: float | None,
+    has_ended: bool,
 ) -> RankSign:
     at = identity["coordinate"]
     last = events[-1] if events else {}
+    time = last.get("time") or identity["started"]
+    differs = clock_differs(time, recorded)
     phases = [event["phase"] for event in events if event.get("kind") == "heartbeat" and "phase" in event]
     return RankSign(
         rank=identity["rank"],
         node=identity["node"],
         coordinate=str(Coordinate.at(**at)),
-        time=last.get("time") or identity["started"],
+        time=recorded if differs and recorded is not None else time,
         phase=phases[-1] if phases else None,
         step=last.get("step"),
         has_ended=has_ended or last.get("kind") == "end",
         printed=printed,
+        clock_differs=differs,
     )
+
+
+def clock_differs(time: float, recorded: float | None) -> bool:
+    """Whether a record of `time` and its file, last written at `recorded`, are of clocks that differ by minutes.
+
+    A file system may hang before it takes a record, but it takes none before its time.
+    """
+    return recorded is not None and not -LATE_S < time - recorded < CLOCK_SLACK_S
 
 
 def _ended_ranks(attempt: AttemptDir) -> set[int]:
@@ -181,13 +205,22 @@ def find_last_output(attempt: AttemptDir, signs: Iterable[RankSign]) -> LastOutp
 
 def find_last_step(attempt: AttemptDir, events: Events) -> StepRecord | None:
     """Return the newest step of any rank: from its records, else from the lines that the program has printed."""
-    recorded = _recorded_step(events, read_generations(attempt))
+    wrong = {rank for rank in events if _is_wrong(attempt, rank, events)}
+    recorded = _recorded_step(events, read_generations(attempt), wrong)
     return recorded or (None if any(events.values()) else _printed_step(attempt))
 
 
-def _recorded_step(events: Events, generations: Generations | None) -> StepRecord | None:
-    """Return the newest step in the records; where steps are done again, it is not the one with the highest number."""
-    steps = {rank: [each for each in tail if each.get("kind") == "step" and each.get("step")]
+def _is_wrong(attempt: AttemptDir, rank: int, events: Events) -> bool:
+    last = events[rank][-1:]
+    return bool(last) and clock_differs(last[0].get("time", 0.0), written(attempt.event_file(rank)))
+
+
+def _recorded_step(events: Events, generations: Generations | None, wrong: set[int]) -> StepRecord | None:
+    """Return the newest step in the records; where steps are done again, it is not the one with the highest number.
+
+    `wrong` are ranks whose clock is.
+    """
+    steps = {rank: [{**each, "rank": rank} for each in tail if each.get("kind") == "step" and each.get("step")]
              for rank, tail in events.items()}  # fmt: skip
     if generations is not None and len(generations.all) > 1:
         newest = [found[-1] for rank, found in steps.items() if found and generations.has(rank)]
@@ -204,6 +237,7 @@ def _recorded_step(events: Events, generations: Generations | None) -> StepRecor
         tflops=last.get("tflops"),
         loss=last.get("loss"),
         consumed_samples=last.get("consumed_samples"),
+        clock_differs=last["rank"] in wrong,
     )
 
 
@@ -233,7 +267,7 @@ def _iterations(path: Path, moment: float) -> list[tuple[IterationLine, float]]:
 
 def _tail(path: Path) -> str:
     try:
-        with path.open("rb") as stream:
+        with open_stream(path, follow=True) as stream:
             stream.seek(max(0, stream.seek(0, 2) - TAIL_BYTES))
             return stream.read().decode("utf-8", "replace")
     except OSError:
@@ -252,7 +286,7 @@ def judge_node(node: NodeInfo, signs: Iterable[RankSign], asked: float) -> Unrea
     before the loss. Old logs are no sign of a loss, because the ranks of a node may print nothing.
     """
     here = [sign for sign in signs if sign.node == node.name and not sign.has_ended]
-    age = max(0.0, asked - max(sign.newest for sign in here)) if here else None
+    age = age_s(max(sign.newest for sign in here), asked) if here else None
     if node.is_given_up:
         return UnreachableNode(node, "lost", age)
     if age is not None and age <= ALIVE_S:

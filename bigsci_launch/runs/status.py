@@ -35,6 +35,8 @@ from bigsci_launch.runs.generations.samples import RecordedStep, read_recorded_s
 from bigsci_launch.runs.generations.strangers import NO_STRANGERS, Strangers, read_strangers
 from bigsci_launch.runs.layout import AttemptDir, RunDir, find_runs, read_json
 from bigsci_launch.runs.restart.restart import Restart, find_restart
+from bigsci_launch.runs.resume import NextStart, find_next_start
+from bigsci_launch.runs.saves.refused import RefusedSaves, read_refused_saves
 from bigsci_launch.runs.signs import (
     LastOutput,
     RankSign,
@@ -91,8 +93,12 @@ class RunStatus:
     recorded_steps: tuple[RecordedStep, ...] = ()
     """The newest steps with their samples, where there was more than one generation."""
     strangers: Strangers = NO_STRANGERS
+    next_start: NextStart = "unknown"
+    """Where the next attempt would begin; looked up once this one has ended."""
     found_size: FoundSize | None = None
     """The size of micro-batches that the run has found, with `training.micro_batch_size: auto`."""
+    refused_saves: RefusedSaves | None = None
+    """Saves that the disk has refused since the newest checkpoint."""
 
     @property
     def has_started(self) -> bool:
@@ -111,6 +117,7 @@ def read_status(run: RunDir, name: str | None = None) -> RunStatus:
     job, topology = query_attempt(attempt), present_topology(run, generations)
     events = read_rank_events(attempt)
     signs = read_signs(attempt, events)
+    ended = read_exit(attempt) or reconstructed_exit(run, attempt, job, topology)
     unreachable = find_unreachable_nodes(job, signs)
     used = [each for each in unreachable if generations is None or generations.needs(each.node.name)]
     return RunStatus(
@@ -126,15 +133,17 @@ def read_status(run: RunDir, name: str | None = None) -> RunStatus:
         last_output=find_last_output(attempt, signs),
         last_step=find_last_step(attempt, events),
         checkpoint=find_last_checkpoint(run),
-        exit=read_exit(attempt) or reconstructed_exit(run, attempt, job, topology),
+        exit=ended,
         unreachable_nodes=tuple(used),
         cancelled_by=query_canceller(job.job_id) if _is_cancelled_on_slurm(job) else None,
         carry=read_carry(run, attempt),
         restart=find_restart(run, attempt),
         watching=read_watching(run, attempt, time.time()),
+        refused_saves=read_refused_saves(attempt),
         generations=generations,
         recorded_steps=tuple(read_recorded_steps(attempt)) if generations and len(generations.all) > 1 else (),
         strangers=read_strangers(attempt),
+        next_start=find_next_start(run, attempt) if ended is not None or job.is_gone else "unknown",
         found_size=read_found_size(run),
     )
 
@@ -183,7 +192,7 @@ def find_last_checkpoint(run: RunDir) -> Checkpoint | None:
     """Return the checkpoint that `latest` names; None if there is none."""
     folder = CheckpointsDir(run.checkpoints)
     try:
-        path = folder.folder(folder.latest.read_text(encoding="utf-8").strip())
+        path = folder.folder(folder.read_latest())
         return Checkpoint(path, folder.latest.stat().st_mtime) if path.is_dir() else None
     except OSError:
         return None
@@ -262,8 +271,9 @@ def _summary(entry: _Opened, attempt: AttemptDir, answer: SlurmAnswer) -> RunSum
     record = entry.record
     events = read_rank_events(attempt)
     last_step = find_last_step(attempt, events)
-    times = [tail[-1]["time"] for tail in events.values() if tail and "time" in tail[-1]]
-    if not times and (printed := find_last_output(attempt, read_signs(attempt, events))) is not None:
+    signs = read_signs(attempt, events)
+    times = [sign.time for sign in signs if events.get(sign.rank)]
+    if not times and (printed := find_last_output(attempt, signs)) is not None:
         times = [printed.time]
     state = attempt_state(attempt, record, answer)
     topology = present_topology(entry.run, read_generations(attempt)) if state.is_gone else None

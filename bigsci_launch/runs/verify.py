@@ -32,7 +32,7 @@ from bigsci_launch.runs.checkpoints import (
     remove,
     set_aside,
 )
-from bigsci_launch.safe_files import parse_json, read_json, write_file
+from bigsci_launch.safe_files import open_stream, parse_json, read_file, read_json, write_file
 from bigsci_launch.topology import Topology
 from bigsci_launch.topology.words import name_ranks_and_part
 
@@ -46,7 +46,7 @@ def file_digest(path: Path) -> str:
         CheckpointError: xxhash is not installed.
     """
     digest = _new_digest()
-    with path.open("rb") as file:
+    with open_stream(path, follow=True) as file:
         while chunk := file.read(_CHUNK):
             digest.update(chunk)
     return str(digest.hexdigest())
@@ -203,7 +203,7 @@ def _documents(folder: Path, topology: Topology) -> Iterator[tuple[int, dict[str
     for rank in range(topology.world_size):
         path = digests_path(folder, rank)
         try:
-            document = parse_json(path.read_bytes(), allow_nan=True)
+            document = parse_json(read_file(path, follow=True), allow_nan=True)
         except (OSError, ValueError) as error:
             raise CheckpointError(f"{path}: cannot be read: {error}") from error
         if not isinstance(document, dict):
@@ -260,9 +260,7 @@ class CheckpointState:
 
 def list_checkpoints(checkpoints: CheckpointsDir) -> list[CheckpointState]:
     """Return the existing checkpoints, oldest first."""
-    latest = (
-        checkpoints.latest.read_text(encoding="utf-8", errors="replace").strip() if checkpoints.latest.is_file() else ""
-    )
+    latest = checkpoints.read_latest() if checkpoints.latest.is_file() else ""
     return [_state(checkpoints.folder(tag), latest) for tag in checkpoints.tags()]
 
 

@@ -22,7 +22,11 @@ from bigsci_launch.train.stop import StopFlag, end_at_once, end_finished, explai
 
 
 def main() -> None:
-    """Run this rank until it finishes or fails. With `survive`, its process outlives generations of ranks."""
+    """Run this rank until it finishes or fails. With `survive`, its process outlives generations of ranks.
+
+    Nobody else may write its checkpoints, whatever the umask: they would decide what the next attempt trains.
+    """
+    os.umask(os.umask(0o077) | 0o022)
     if seat := os.environ.get("BSL_SEAT_FD"):
         from bigsci_launch.train.survive.lives import live
 

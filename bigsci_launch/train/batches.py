@@ -16,7 +16,7 @@ from bigsci_launch.config.schema.run import RunConfig
 from bigsci_launch.data.fingerprint import DataFingerprint, fingerprint
 from bigsci_launch.data.indexed import IndexedDataset, open_dataset, tokenizer_path
 from bigsci_launch.errors import DataError
-from bigsci_launch.safe_files import parse_json
+from bigsci_launch.safe_files import parse_json, read_file
 from bigsci_launch.topology import Coordinate, Topology
 from bigsci_launch.train.sampler import SampleOrder, Share, num_samples, split_samples
 
@@ -127,7 +127,7 @@ def open_batches(config: RunConfig, topology: Topology, coordinate: Coordinate) 
 def tokenizer_vocab_size(prefix: Path) -> int | None:
     """Return the vocabulary size of the tokenizer stored with the dataset, or None if there is no tokenizer."""
     try:
-        return len(parse_json(tokenizer_path(prefix).read_bytes())["model"]["vocab"])
+        return len(parse_json(read_file(tokenizer_path(prefix), follow=True))["model"]["vocab"])
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError, TypeError) as error:

@@ -7,6 +7,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Literal
 
 import torch
@@ -14,7 +15,7 @@ from deepspeed.runtime.pipe.engine import PipelineEngine
 
 from bigsci_launch.config.schema.guards import FaultSpec
 from bigsci_launch.config.schema.run import RunConfig
-from bigsci_launch.errors import CheckpointError
+from bigsci_launch.errors import CheckpointError, SaveError
 from bigsci_launch.file_names import checkpoint_tag
 from bigsci_launch.runs.checkpoints import CheckpointsDir, record_path
 from bigsci_launch.runs.sizes.record import size_of_checkpoint
@@ -45,7 +46,6 @@ from bigsci_launch.train.schedule import BatchSize, LearningRate
 from bigsci_launch.train.startup import join_ranks
 from bigsci_launch.train.state.checkpoint import (
     ChosenCheckpoint,
-    DurableCheckpointEngine,
     TrainingProgress,
     choose_checkpoint,
     describe,
@@ -53,7 +53,9 @@ from bigsci_launch.train.state.checkpoint import (
     save_checkpoint,
 )
 from bigsci_launch.train.state.dump import dump_weights
+from bigsci_launch.train.state.durable import RankCheckpointEngine
 from bigsci_launch.train.state.rng import seed_generators
+from bigsci_launch.train.state.saves import Saves
 from bigsci_launch.train.stop import StopFlag, Wishes, watched_wishes
 from bigsci_launch.train.survive.life import RankLife
 
@@ -81,6 +83,7 @@ class Training:
     guards: Guards | None
     stop: StopFlag
     wishes: Wishes
+    saves: Saves
     checkpoints: CheckpointsDir
     learning_rate: LearningRate
     batch_size: BatchSize
@@ -138,7 +141,7 @@ def _train(
         engine = build_engine(config, topology, ranks, first_batch_size, defects)
     except torch.OutOfMemoryError:
         raise no_room(config, topology) from None
-    engine.checkpoint_engine = DurableCheckpointEngine()
+    engine.checkpoint_engine = RankCheckpointEngine()
     if life:
         life.joined(engine, config)
     judge = Judge(config, topology, identity.rank, report)
@@ -164,6 +167,7 @@ def _train(
         guards=guards,
         stop=stop,
         wishes=wishes,
+        saves=Saves(identity, report, stop),
         checkpoints=checkpoints,
         learning_rate=LearningRate.of_config(config.optimizer, config.training),
         batch_size=batch_size,
@@ -253,9 +257,9 @@ def _follow(
     if reason == "asked" and step < config.training.steps:
         training.wishes.record_stop()
     asked = bool(words) and words[0].asked.save
-    is_save_due = bool(reason) or asked or step == config.training.steps or _is_save_due(config, step)
-    if is_save_due and (words or not _is_saved(training, step)):
-        _save(training, progress, training.wishes.save_key if asked else None)
+    is_last = bool(reason) or step == config.training.steps
+    if (is_last or asked or _is_save_due(config, step)) and (words or not _is_saved(training, step)):
+        _save(training, progress, is_last=is_last, stops=bool(reason))
     if not reason and is_evaluation_due(config, step):
         _evaluate(training, progress)
     return reason
@@ -267,14 +271,13 @@ def _is_saved(training: Training, step: int) -> bool:
 
 def _resume(training: Training, chosen: ChosenCheckpoint) -> TrainingProgress:
     training.report.phase("load")
-    folder, record = chosen.folder, chosen.record
-    progress = load_checkpoint(training.engine, folder, record, training.config, training.coordinate, training.defects)
+    progress = load_checkpoint(training.engine, chosen, training.config, training.coordinate, training.defects)
     training.report.step = progress.step
-    training.report.event("load", path=str(folder), checkpoint_step=progress.step)
+    training.report.event("load", path=str(chosen.folder), checkpoint_step=progress.step)
     if training.tells:
         _tell_changes(training, chosen)
     if training.guards:
-        training.guards.after_load(folder, progress.step)
+        training.guards.after_load(chosen.folder, progress.step)
     return progress
 
 
@@ -307,7 +310,22 @@ def _stop_reason(training: Training, words: Sequence[StepWord], num_own_steps: i
     return "stop_after_steps" if limit is not None and num_own_steps >= limit else None
 
 
-def _save(training: Training, progress: TrainingProgress, request: str | None = None) -> None:
+def _save(training: Training, progress: TrainingProgress, *, is_last: bool, stops: bool) -> None:
+    """Save. What the disk refuses is tried again: in a later step, or at once if none follows. A collective call.
+
+    Raises:
+        SaveError: no step follows, and no try has worked. All ranks raise it.
+    """
+    saves, step = training.saves, progress.step
+    while (error := _try_to_save(training, progress)) is not None:
+        saves.refused(error, step, training.wishes.save_key, is_last=is_last)
+        if not is_last:
+            return
+        saves.wait(error, step, stops=stops)
+
+
+def _try_to_save(training: Training, progress: TrainingProgress) -> SaveError | None:
+    """Save, or return what the disk refuses; on all ranks alike."""
     training.report.phase("save")
     if training.life:
         training.life.before_words()
@@ -320,17 +338,21 @@ def _save(training: Training, progress: TrainingProgress, request: str | None = 
         health=training.judge.health(progress.step),
         data=saved_data(training.batches, progress.consumed_samples),
     )
-    folder = save_checkpoint(
-        training.engine,
-        training.checkpoints,
-        record,
-        training.coordinate,
-        training.defects,
-        training.config.checkpoint.keep_last,
-    )
+    keep_last = training.config.checkpoint.keep_last
+    try:
+        folder = save_checkpoint(
+            training.engine, training.identity, record, training.coordinate, training.defects, keep_last
+        )
+    except SaveError as error:
+        return error.with_traceback(None)
+    _tell_save(training, progress, folder, time.monotonic() - started)
+    return None
+
+
+def _tell_save(training: Training, progress: TrainingProgress, folder: Path, seconds: float) -> None:
     training.judge.saved(progress.step)
-    seconds = time.monotonic() - started
-    training.report.event("save", path=str(folder), seconds=seconds, **({"request": request} if request else {}))
+    request = {"request": training.wishes.save_key} if training.wishes.save_key else {}
+    training.report.event("save", path=str(folder), seconds=seconds, **request, **training.saves.worked())
     if training.tells:
         print(f"saved {folder} in {seconds:.2f} s", flush=True)
 
@@ -400,7 +422,7 @@ def _word(training: Training, step: int, skipped: bool, loss: float) -> StepWord
     alarm, data = (guards.alarm(), guards.data.word()) if guards else (False, DataWord())
     stop = training.wishes.stop_due(step)
     is_exact = stop is not None and stop.after_step is not None
-    asked = AskedWord(training.wishes.save_due(step), stop is not None, is_exact)
+    asked = AskedWord(training.wishes.save_due(step) or training.saves.is_due, stop is not None, is_exact)
     thrashes = training.auto_size is not None and training.auto_size.has_thrashed()
     return StepWord(training.stop.is_raised, skipped, alarm, loss, data, asked, thrashes)
 

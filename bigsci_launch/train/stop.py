@@ -44,7 +44,7 @@ class Wishes:
         self._granted: set[str] = set()
         self._stop: StopWish | None = None
         self.save_key: str | None = None
-        """Key of the save that the ranks were last asked for."""
+        """Key of the save that is due at the end of this step, if people asked for one."""
 
     def look(self, until: threading.Event) -> None:
         """Read asked.json whenever it has changed. A file system that hangs stops this thread alone."""
@@ -60,7 +60,7 @@ class Wishes:
 
     def save_due(self, step: int) -> bool:
         """Whether a save is due at the end of `step`. Each is due once."""
-        wish = self._asked.save
+        wish, self.save_key = self._asked.save, None
         if wish is None or wish.key in self._granted or not wish.is_due(step):
             return False
         self._granted.add(wish.key)

@@ -11,7 +11,6 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 
 from bigsci_launch.config.schema.run import RunConfig
 from bigsci_launch.errors import BslError
@@ -19,9 +18,11 @@ from bigsci_launch.runs.chain.outlook import chain_outlook
 from bigsci_launch.runs.checkpoints import list_files, read_record
 from bigsci_launch.runs.generations.read import read_generations
 from bigsci_launch.runs.layout import AttemptDir, RunDir, rank_files, read_json
+from bigsci_launch.runs.saves.refused import read_refused_saves
 from bigsci_launch.runs.signs import judge_node, read_rank_events, read_signs
 from bigsci_launch.runs.status import find_last_checkpoint
 from bigsci_launch.runs.watching.ledger import RunFinding
+from bigsci_launch.safe_files import read_file
 from bigsci_launch.topology.words import agree, name_ranks
 from bigsci_launch.units import format_age, format_bytes
 from bigsci_launch.watch.job import JobView
@@ -112,6 +113,14 @@ def full_disk(run: RunDir) -> Iterator[RunFinding]:
         yield RunFinding("disk", "disk", f"{run.path}: only {disk.f_favail} more files can be made", time.time())
 
 
+def refused_saves(attempt: AttemptDir, view: JobView) -> Iterator[RunFinding]:
+    """Yield a finding while the disk refuses what the ranks save. They train on, and try again."""
+    if view.is_running and (refused := read_refused_saves(attempt)) is not None:
+        details = tuple(each for each in (refused.path, refused.hint) if each)
+        key = f"save:{attempt.name}:{refused.since}"
+        yield RunFinding("save", key, refused.sentence, time.time(), attempt.name, refused.step, details=details)
+
+
 def _checkpoint_size(run: RunDir) -> int | None:
     newest = find_last_checkpoint(run)
     if newest is None:
@@ -196,7 +205,7 @@ def _near_end(attempt: AttemptDir | None, name: str | None, view: JobView, tempo
 def _margin_s(attempt: AttemptDir | None) -> int | None:
     """Return how long before the time limit the job script is warned; None if it is not."""
     try:
-        found = _SIGNAL.search(Path(attempt.script).read_text(encoding="utf-8")) if attempt is not None else None
+        found = _SIGNAL.search(read_file(attempt.script).decode("utf-8", "replace")) if attempt is not None else None
     except OSError:
         return None
     return int(found[1]) if found else None

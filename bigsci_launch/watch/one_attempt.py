@@ -192,7 +192,7 @@ class AttemptWatch:
         lost, unknown = facts.lost_nodes(attempt, view)
         found = [*lost, *facts.near_limits(attempt, view, self._tempo())]
         if run is not None and attempt is not None:
-            found += [*facts.dead_ranks(attempt, view), *facts.full_disk(run)]
+            found += [*facts.dead_ranks(attempt, view), *facts.full_disk(run), *facts.refused_saves(attempt, view)]
             config = self.watched.config
             found += facts.epoch_end(run, config, self._tempo()) if config and config.run.starts_trainer else []
             found += facts.chain_warnings(run, attempt) if not view.is_over else []
@@ -257,7 +257,8 @@ def _evidence(ended: Mapping[str, Any]) -> tuple[str, ...]:
     """Return what exit.json says about the cause, as sentences."""
     first = ended.get("first_failure")
     who = [f"first failure: rank {first.get('rank')} on {first.get('node')}"] if isinstance(first, Mapping) else []
-    return (*who, *(str(text) for text in ended.get("evidence") or ()))
+    cause = [str(ended["cause"])] if ended.get("cause") else []
+    return (*who, *cause, *(str(text) for text in ended.get("evidence") or ()))
 
 
 def _restart_finding(restart: Restart) -> RunFinding:

@@ -84,6 +84,17 @@ def test_a_controller_that_finds_no_seats_has_moved_the_last_records_away(
     assert found["evidence"][0] == "the controller gave up: 7 of 8 seats are left"
 
 
+def test_a_job_that_is_told_to_end_while_it_recovers_did_not_crash(
+    attempt: Attempt, records: GenerationRecords
+) -> None:
+    """The records of the generation before have not been moved away yet."""
+    attempt.exits(3, code=None, signal="SIGKILL", time=2000.0)
+    records.fails("died", 3, "n2", signal="SIGKILL", step=14)
+    records.write("gave_up", exit_code=143, why="the job was told to end", rank=None)
+    found = attempt.describe("--terminated", "2001", code=143)
+    assert (found["reason"], found["first_failure"], found["failed_ranks"]) == ("cancelled", None, [])
+
+
 def test_a_rank_that_left_is_named_and_not_one_that_was_ended_with_the_job(
     attempt: Attempt, records: GenerationRecords
 ) -> None:

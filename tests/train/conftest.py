@@ -124,7 +124,9 @@ def start(dataset: Path, start_rank: StartRank) -> Iterator[Start]:
     """`start(folder, "tp=2,dp=2", training={...}, ...)` starts all ranks of a new attempt of the run in `folder`."""
     started: list[Attempt] = []
 
-    def start_attempt(folder: Path, topology: str = "tp=1", **sections: Any) -> Attempt:
+    def start_attempt(
+        folder: Path, topology: str = "tp=1", module: str = "bigsci_launch.train", **sections: Any
+    ) -> Attempt:
         shape = Topology.parse(topology)
         run = RunDir(folder)
         attempt = run.attempt(run.next_attempt_name())
@@ -132,7 +134,8 @@ def start(dataset: Path, start_rank: StartRank) -> Iterator[Start]:
         attempt.config.write_text(dump_resolved(make_config(shape, dataset, sections)))
         port = free_port()
         processes = tuple(
-            start_in(start_rank, run, attempt, rank, shape.world_size, port) for rank in range(shape.world_size)
+            start_in(start_rank, run, attempt, rank, shape.world_size, port, (module,))
+            for rank in range(shape.world_size)
         )
         started.append(Attempt(run, attempt, processes))
         return started[-1]

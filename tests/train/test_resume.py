@@ -121,6 +121,13 @@ def test_weights_are_dumped_per_rank(undisturbed: Any) -> None:
     assert before != path.read_bytes()
 
 
+def test_nobody_else_may_write_what_ranks_save(undisturbed: Any) -> None:
+    """They run under umask 002, as where a project shares its files."""
+    folders = (undisturbed.run.checkpoints, undisturbed.run.dumps)
+    saved = [path for folder in folders for path in (folder, *folder.rglob("*")) if not path.is_symlink()]
+    assert len(saved) > 40 and not [path for path in saved if path.stat().st_mode & 0o022]
+
+
 def test_dropout_and_a_slow_rank_resume_exactly(finish: Any, tmp_path: Path) -> None:
     """Random states are part of a checkpoint, and a fault that only delays changes nothing."""
     run = {"model": {"dropout": 0.1}, "training": {"steps": 6, "precision": "bf16", "activation_checkpointing": True}}

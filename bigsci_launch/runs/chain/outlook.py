@@ -72,14 +72,6 @@ def chain_outlook(run: RunDir, attempt: AttemptDir, *, ask_slurm: bool = True) -
     return Outlook(starts_left, hours_left, links, why_last, warnings)
 
 
-def why_no_restart(run: RunDir, attempt: AttemptDir) -> str | None:
-    """Return why no start would follow `attempt` if it ended now, for people who ask for a restart; None if one would.
-
-    A chain by queue with nothing behind it may still submit an attempt at its end, unless Slurm has refused that.
-    """
-    return chain_outlook(run, attempt).why_last
-
-
 def _hours_left(run: RunDir, chain: ChainRecord | None, now: float) -> float | None:
     """Return for how many hours starts may still begin; None without such a bound, or if the first start is unknown."""
     if chain is None or chain.max_hours is None:

@@ -6,6 +6,8 @@ Who asks is the owner of the file; nothing in it says so.
 Nothing in `control/` is believed for longer than it is open. Folder and file are opened without following links, the
 file is judged by its descriptor, and what it asks is copied into the owner's own `watch/requests/`, as `KEY.TURN`. That
 file gets its name by `link`, so only one watcher can make it. One that takes over makes the file of the next turn.
+
+However many files there are, a look takes a bounded time, and the owner's requests come first: see `waiting`.
 """
 
 from __future__ import annotations
@@ -15,19 +17,22 @@ import grp
 import json
 import os
 import pwd
+import random
 import re
 import secrets
 import stat
 import time
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
 from bigsci_launch.runs.layout import RunDir
 from bigsci_launch.runs.ownership import owner_of, user_name
-from bigsci_launch.runs.watching.places import SHARED_MODE, names_in, open_watch, require_own
+from bigsci_launch.runs.watching.places import SHARED_MODE, is_owner, names_in, open_watch, require_own
 from bigsci_launch.runs.watching.typed import LARGEST_FLOAT, typed
 from bigsci_launch.safe_files import make_folder, open_folder, parse_json, read_file_of, write_in
 
@@ -38,6 +43,11 @@ MAX_BYTES = 64 * 1024
 MAX_REASON = 500
 MOST_AT_ONCE = 100
 """Requests that are taken up at one look."""
+MOST_OF_ONE = 10
+"""Requests of anyone but the owner that wait or are being carried through."""
+MOST_LOOKED_AT = 20_000
+"""Files that are looked at in one look, which takes 0.1 s on a local disk. Of more than these, a lot decides which."""
+_NOBODY = -1
 _NAMED = re.compile(r"(?P<verb>[a-z]+)-(?P<moment>[0-9]+)-(?P<number>[0-9]+)\.json")
 _IGNORED = re.compile(r"\..*|.*~")
 _TAKEN = re.compile(r"(?P<key>[A-Za-z0-9_]{1,20}-[0-9]{1,20}-[0-9]{1,20})\.(?P<turn>[0-9]{1,4})")
@@ -103,13 +113,69 @@ def write_request(run: RunDir, verb: str, why: str, *, after_step: int | None, a
 
 
 def waiting(run: RunDir) -> list[str]:
-    """Return the names of files that ask something and were not taken up, oldest first. A folder asks nothing."""
-    with suppress(OSError), open_folder(run.control) as folder, os.scandir(folder) as entries:
-        found = [
+    """Return the names of files that ask something and were not taken up. A folder asks nothing.
+
+    Those of the owner come first, oldest first; then the oldest of each other user, the second of each, and so on: of
+    each at most MOST_OF_ONE, those included that are being carried through.
+    """
+    room = _room(taken_up(run))
+    with suppress(OSError), open_folder(run.control) as folder:
+        (_, own), *others = _by_user(run, folder).items()
+        turns = zip_longest(*(names[: room(user)] for user, names in others))
+        return [*own, *(name for turn in turns for name in turn if name is not None)][:MOST_AT_ONCE]
+    return []
+
+
+def _room(open_ones: Sequence[Taken]) -> Callable[[int], int]:
+    """Return a function that says how many more requests of a user may wait, apart from the owner."""
+    num_open = Counter(taken.request.who for taken in open_ones)
+    return lambda user: max(0, MOST_OF_ONE - num_open[_who(user)])
+
+
+def _who(user: int) -> str:
+    return user_name(user) if user != _NOBODY else "somebody"
+
+
+def remove_surplus(run: RunDir, open_ones: Sequence[Taken]) -> dict[str, int]:
+    """Remove unread what asks more than MOST_OF_ONE of one user, `open_ones` included; the owner may ask any number.
+
+    Return how many were removed, by login name. Only the owner removes something.
+    """
+    removed: dict[str, int] = {}
+    if not is_owner(run):
+        return removed
+    room = _room(open_ones)
+    with suppress(OSError), open_folder(run.control) as folder:
+        _, *others = _by_user(run, folder).items()
+        for user, names in others:
+            if surplus := names[room(user) :]:
+                removed[_who(user)] = sum(_remove(folder, name) for name in surplus)
+    return removed
+
+
+def _by_user(run: RunDir, folder: int) -> dict[int, list[str]]:
+    """Return the names of files that ask something, oldest first, by user. The owner is the first, with files or not.
+
+    Files with a second name are nobody's: their owner may not be who put them there.
+    """
+    with os.scandir(folder) as entries:
+        names = [
             each.name for each in entries if not (_IGNORED.fullmatch(each.name) or each.is_dir(follow_symlinks=False))
         ]
-        return sorted(found, key=lambda name: (_moment(folder, name), name))[:MOST_AT_ONCE]
-    return []
+    found: dict[int, list[tuple[float, str]]] = {owner_of(run): []}
+    for name in random.sample(names, min(len(names), MOST_LOOKED_AT)):
+        with suppress(FileNotFoundError):
+            each = _lstat(folder, name)
+            user = each.st_uid if each.st_nlink == 1 else _NOBODY
+            found.setdefault(user, []).append((_sane(each.st_mtime), name))
+    return {user: [name for _, name in sorted(files)] for user, files in found.items()}
+
+
+def _remove(folder: int, name: str) -> bool:
+    with suppress(OSError):
+        os.unlink(name, dir_fd=folder)
+        return True
+    return False
 
 
 def is_complete(run: RunDir, name: str) -> bool:

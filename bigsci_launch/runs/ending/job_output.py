@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import suppress
 from datetime import datetime, timezone
+from io import TextIOWrapper
 from pathlib import Path
 from typing import Any
 
 from bigsci_launch.runs.layout import AttemptDir
-from bigsci_launch.safe_files import others_may_write, parse_json
+from bigsci_launch.safe_files import open_stream, others_may_write, parse_json
 
 TAIL_BYTES = 2**18
 RECORD = "exit_reason: record exit "
@@ -47,7 +48,7 @@ def start_time(attempt: AttemptDir) -> float | None:
     """Return when the attempt began, in seconds since the epoch, as its first line says; None if it does not."""
     mark = f"{OWN}start attempt={attempt.name} "
     for line in _lines(attempt.job_output):
-        if mark in line:
+        if line.partition("Z")[2].startswith(mark):
             with suppress(ValueError):
                 return datetime.fromisoformat(line.partition("Z")[0]).replace(tzinfo=timezone.utc).timestamp()
     return None
@@ -62,13 +63,16 @@ def _is_open(path: Path) -> bool:
 
 def _tail(path: Path) -> list[str]:
     try:
-        with path.open("rb") as stream:
+        with open_stream(path, follow=True) as stream:
             stream.seek(max(0, stream.seek(0, 2) - TAIL_BYTES))
-            return stream.read().decode("utf-8", "replace").splitlines()
+            return stream.read().decode("utf-8", "replace").split("\n")  # not where a quoted text would like one to end
     except OSError:
         return []
 
 
 def _lines(path: Path) -> Iterator[str]:
-    with suppress(OSError), path.open(encoding="utf-8", errors="replace") as stream:
+    with (
+        suppress(OSError),
+        TextIOWrapper(open_stream(path, follow=True), encoding="utf-8", errors="replace", newline="\n") as stream,
+    ):
         yield from stream

@@ -178,6 +178,7 @@ class Recovery:
     `left_s`: until all ranks had left. `seats_s`: until enough seats were ready. `total_s` is from the death, or from
     its notice where that is not known, to the first step, or to the start of programs that say nothing of their steps.
     `step` is the one after which it continued, from `source`; `replayed` steps had been finished before.
+    `needed_no_step`: that was the last step of the run, which then finished.
     """
 
     failed: Generation
@@ -193,6 +194,7 @@ class Recovery:
     source: str | None
     why: str | None
     replayed: int | None
+    needed_no_step: bool
 
     @property
     def first_step(self) -> int | None:
@@ -203,18 +205,15 @@ class Recovery:
 
 def recoveries(found: Generations) -> list[Recovery]:
     """Return how each generation but the first came back, the oldest first."""
-    return [
-        _recovery(failed, generation, has_phases=found.have_phases)
-        for failed, generation in zip(found.all, found.all[1:], strict=False)
-    ]
+    return [_recovery(failed, generation, found) for failed, generation in zip(found.all, found.all[1:], strict=False)]
 
 
-def _recovery(failed: Generation, generation: Generation, *, has_phases: bool) -> Recovery:
+def _recovery(failed: Generation, generation: Generation, found: Generations) -> Recovery:
     cause, ended = failed.cause, failed.ended
     joined, restored, first = (generation.phases.get(name) for name in PHASES)
     noticed_s = cause.noticed_s if cause else None
     noticed, began = cause.noticed if cause else None, generation.began
-    back_s = (first.seconds if first else None) if has_phases else 0.0
+    back_s = (first.seconds if first else None) if found.have_phases else 0.0
     total_s = None
     if noticed is not None and began is not None and back_s is not None:
         total_s = (noticed_s or 0.0) + began - noticed + back_s
@@ -233,6 +232,7 @@ def _recovery(failed: Generation, generation: Generation, *, has_phases: bool) -
         source=restored.source if restored else None,
         why=restored.why if restored else None,
         replayed=_replayed(ended.step if ended else None, step),
+        needed_no_step=found.exit_code == 0 and generation is found.newest and first is None and step is not None,
     )
 
 

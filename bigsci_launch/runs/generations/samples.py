@@ -59,6 +59,8 @@ def replayed_steps(found: Recovery, steps: Sequence[RecordedStep]) -> int | None
 def lost_samples(found: Recovery, steps: Sequence[RecordedStep]) -> int | None:
     """Return how many samples no step has consumed because of this recovery, negative if some were consumed twice;
     None if the records do not show it. A step that is done again consumes again what it had."""
+    if found.needed_no_step:
+        return 0
     first = next((each for each in reversed(steps) if _is_first(each, found)), None)
     before = next((each.consumed for each in steps if each.step == found.step), 0 if found.step == 0 else None)
     if first is None or before is None or first.size is None:

@@ -86,6 +86,8 @@ def back_words(found: Recovery, *, has_phases: bool) -> str:
         return f"all programs were started again{after}"
     if found.first_step is not None:
         return f"back at step {found.first_step}{after}"
+    if found.needed_no_step:
+        return f"finished: step {found.step} was the last one"
     if found.generation.is_disturbed:
         return "it failed before its first step"
     return "it has not finished a step yet"
@@ -103,7 +105,7 @@ def timing_words(found: Recovery, *, has_phases: bool) -> str:
         phases += [
             ("grouped", found.grouped_s),
             ("restored", found.restored_s),
-            ("first step", found.first_step_s),
+            *([] if found.needed_no_step else [("first step", found.first_step_s)]),
         ]
     known = [f"{name} {seconds:.2f} s" for name, seconds in phases if seconds is not None]
     unknown = [name for name, seconds in phases if seconds is None]

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from bigsci_launch.iteration_line import parse_iterations
 from bigsci_launch.runs.layout import AttemptDir, rank_files
-from bigsci_launch.safe_files import parse_json
+from bigsci_launch.safe_files import open_stream, parse_json
 
 PART_BYTES = 32 << 20
 """How much of the beginning or the end of a file is read: the steps around a restart are there."""
@@ -128,7 +128,7 @@ def newest_logs(attempt: AttemptDir) -> list[Path]:
 
 def _read(path: Path, part: Part, num_bytes: int = PART_BYTES) -> bytes:
     try:
-        with path.open("rb") as stream:
+        with open_stream(path, follow=True) as stream:
             if part == "end":
                 stream.seek(max(0, stream.seek(0, os.SEEK_END) - num_bytes))
             return stream.read(num_bytes)

@@ -18,7 +18,7 @@ from bigsci_launch.runs.layout import AttemptDir, RunDir
 from bigsci_launch.runs.ownership import user_name
 from bigsci_launch.runs.watching.beat import Beat, read_beats
 from bigsci_launch.runs.watching.ledger import Act, read_acts
-from bigsci_launch.units import format_age
+from bigsci_launch.units import ago
 
 SCHEMA_VERSION = 1
 COLUMNS = ("asked", "what", "who", "why", "state", "what came of it")
@@ -65,8 +65,7 @@ def next_lines(run: RunDir, attempt: AttemptDir, verb: str, after_step: int | No
             f"nobody watches {run.name}: the request waits until its owner starts `bsl watch {run_argument(run)}`"
         )
     for beat in beats:
-        age_s = max(0.0, now - beat.time)
-        late = f", which has shown no sign of life for {format_age(age_s)}" if beat.is_dead(now) is None else ""
+        late = f", whose newest sign of life was {ago(beat.time, now)}" if beat.is_dead(now) is None else ""
         lines.append(f"it is taken up by {beat.name} on {beat.host}, which looks every {beat.every_s:.3g} s{late}")
     chain = read_chain(attempt)
     if verb == "restart" and (chain is None or chain.only_preempted):

@@ -14,12 +14,16 @@ from bigsci_launch.runs.show.watching import watching_document
 from bigsci_launch.runs.status import RunStatus, total_steps
 from bigsci_launch.scheduler.job import JobInfo
 from bigsci_launch.scheduler.waiting import meaning_of
+from bigsci_launch.units import age_s
 
 SCHEMA_VERSION = 1
 
 
 def status_document(status: RunStatus) -> dict[str, Any]:
-    """Return the JSON document of `bsl status`. Times are seconds since the epoch; ages and durations are seconds."""
+    """Return the JSON document of `bsl status`. Times are seconds since the epoch; ages and durations are seconds.
+
+    An age is null where a clock is known to differ.
+    """
     return {
         "schema_version": SCHEMA_VERSION,
         "run": {"name": status.run.name, "directory": str(status.run.path)},
@@ -33,6 +37,7 @@ def status_document(status: RunStatus) -> dict[str, Any]:
         "step": _step_document(status),
         "slowest_rank": _slowest_document(status),
         "checkpoint": _checkpoint_document(status),
+        "refused_saves": asdict(status.refused_saves) if status.refused_saves else None,
         "restart": restart_document(status.restart),
         "last_output": _output_document(status),
         "lost_nodes": [asdict(each.node) for each in status.unreachable_nodes if each.fate == "lost"],
@@ -82,7 +87,8 @@ def _step_document(status: RunStatus) -> dict[str, Any] | None:
     if status.last_step is None:
         return None
     total = total_steps(status.record, status.last_step)
-    return {**asdict(status.last_step), "total_steps": total, "age_s": status.asked - status.last_step.time}
+    age = None if status.last_step.clock_differs else age_s(status.last_step.time, status.asked)
+    return {**asdict(status.last_step), "total_steps": total, "age_s": age}
 
 
 def _slowest_document(status: RunStatus) -> dict[str, Any] | None:
@@ -95,8 +101,8 @@ def _slowest_document(status: RunStatus) -> dict[str, Any] | None:
         "coordinate": slow.coordinate,
         "phase": slow.phase,
         "step": slow.step,
-        "heartbeat_age_s": max(0.0, status.asked - slow.time),
-        "output_age_s": None if slow.printed is None else max(0.0, status.asked - slow.printed),
+        "heartbeat_age_s": None if slow.clock_differs else age_s(slow.time, status.asked),
+        "output_age_s": None if slow.printed is None else age_s(slow.printed, status.asked),
     }
 
 
@@ -104,9 +110,9 @@ def _output_document(status: RunStatus) -> dict[str, Any] | None:
     last = status.last_output
     if last is None:
         return None
-    return {"rank": last.sign.rank if last.sign else None, "age_s": max(0.0, status.asked - last.time)}
+    return {"rank": last.sign.rank if last.sign else None, "age_s": age_s(last.time, status.asked)}
 
 
 def _checkpoint_document(status: RunStatus) -> dict[str, Any] | None:
     saved = status.checkpoint
-    return None if saved is None else {"path": str(saved.path), "age_s": max(0.0, status.asked - saved.time)}
+    return None if saved is None else {"path": str(saved.path), "age_s": age_s(saved.time, status.asked)}

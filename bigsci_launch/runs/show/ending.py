@@ -7,10 +7,18 @@ from __future__ import annotations
 
 from typing import Any
 
+from bigsci_launch.runs.resume import NextStart
 from bigsci_launch.topology import Coordinate
+from bigsci_launch.topology.words import name_ranks
 
 EndRecord = dict[str, Any]
 FULL_DISK = ("No space left on device", "Disk quota exceeded")
+START: dict[NextStart, str] = {
+    "checkpoint": "it resumes from its newest checkpoint",
+    "beginning": "it has no checkpoint: it starts from the beginning",
+    "unknown": "it is not known whether it has a checkpoint to resume from",
+}
+"""Where the next attempt of a run begins."""
 EXPLAINED_BY_LOGS = ("crashed", "launch_failed", "unknown")
 """Ends that nobody may be blamed for, but that the output of the ranks or of the job script may explain."""
 
@@ -29,6 +37,9 @@ def ending_facts(ended: EndRecord) -> list[tuple[str, str]]:
             facts.append(("last words", str(failure["last_words"])))
     elif ended["reason"] == "hang":
         facts.append(("first failure", "not known: nothing says which rank hung"))
+    elif ended.get("suspects"):
+        ranks = [each["rank"] for each in ended["suspects"]]
+        facts.append(("first failure", f"not known: a guard accuses none of {name_ranks(ranks)}"))
     evidence = [("evidence", sentence) for sentence in explaining(ended)]
     stacks = [("stacks", str(ended["spy_bundle"]))] if ended.get("spy_bundle") else []
     return [*facts, *evidence, *stacks]
@@ -51,12 +62,14 @@ def failure_text(failure: dict[str, Any]) -> str:
     return f"rank {failure.get('rank')}{coordinate} on {failure.get('node') or 'an unknown node'}: {how}"
 
 
-def ending_advice(ended: EndRecord, run: str) -> str | None:
-    """Return what to do after an attempt has ended; None if there is nothing. `run` is the run as a person types it."""
+def ending_advice(ended: EndRecord, run: str, start: NextStart = "unknown") -> str | None:
+    """Return what to do after an attempt has ended; None if there is nothing. `run` is the run as a person types it,
+    `start` where the next attempt would begin.
+    """
     reason, failure = ended["reason"], ended.get("first_failure")
     logs = f"bsl logs {run}" + (f" --rank {failure.get('rank')}" if failure is not None else "")
     if any(words in (ended.get("cause") or "") for words in FULL_DISK):
-        return "make room there, and submit it again   (it resumes from its newest checkpoint)"
+        return f"make room there, and submit it again   ({START[start]})"
     if failure is not None and failure.get("rank") is None:
         return f"submit it again: {failure.get('node')} is left out   (bsl nodes)"
     if reason == "hang" and ended.get("spy_bundle"):

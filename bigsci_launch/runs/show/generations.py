@@ -16,7 +16,7 @@ from bigsci_launch.runs.generations.words import (
     source_words,
     timing_words,
 )
-from bigsci_launch.units import format_age
+from bigsci_launch.units import age_s, format_age
 
 MOST_SHOWN = 5
 """The newest of so many generations; --json has all."""
@@ -53,8 +53,8 @@ def _present(found: Generations, asked: float, *, may_run: bool) -> str:
         return f"{who}; the last one"
     if found.is_recovering:
         return f"{who}; {recovering_words(found, asked)}"
-    lasts = "" if newest.began is None else f" for {format_age(max(0.0, asked - newest.began))}"
-    return f"{who}, undisturbed{lasts}"
+    lasts = None if newest.began is None else age_s(newest.began, asked)
+    return f"{who}, undisturbed" + ("" if lasts is None else f" for {format_age(lasts)}")
 
 
 def _size(generation: Generation) -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from bigsci_launch.runs.status import RunSummary
-from bigsci_launch.units import format_age
+from bigsci_launch.units import age_s, format_age
 
 SCHEMA_VERSION = 1
 LIST_COLUMNS = ("run", "state", "attempt", ">step", "job", ">last sign", "directory")
@@ -23,9 +23,16 @@ def _list_row(summary: RunSummary, now: float) -> list[str]:
         return [summary.run.name, "?", summary.attempt, "", summary.problem, "", _from_here(summary.run.path)]
     total = f"/{summary.total_steps}" if summary.total_steps else ""
     step = f"{summary.step}{total}" if summary.step is not None else "-"
-    age = format_age(max(0.0, now - summary.last_sign)) if summary.last_sign else "-"
+    age = _age(summary, now)
     state = summary.state.value + (" (worked out)" if summary.is_worked_out else "")
     return [summary.run.name, state, summary.attempt, step, summary.label, age, _from_here(summary.run.path)]
+
+
+def _age(summary: RunSummary, now: float) -> str:
+    if summary.last_sign is None:
+        return "-"
+    age = age_s(summary.last_sign, now)
+    return "its clock differs" if age is None else format_age(age)
 
 
 def _from_here(path: Path) -> str:

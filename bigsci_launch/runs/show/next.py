@@ -7,6 +7,7 @@ from typing import Any
 
 from bigsci_launch.runs.chain.carry import Carry
 from bigsci_launch.runs.find import run_argument
+from bigsci_launch.runs.show.ending import START
 from bigsci_launch.runs.status import RunStatus
 from bigsci_launch.scheduler.job import JobState
 
@@ -90,6 +91,8 @@ def next_advice(status: RunStatus) -> str | None:
     command = carry.command or "bsl submit"
     if status.job.state is JobState.RUNNING and _is_alone(carry):
         return f"{command}   (queues the next attempt behind it)"
+    if status.job.is_gone and status.exit is None:
+        return f"{command}   ({START[status.next_start]})"
     if status.job.state.is_active or status.exit is None:
         return None
     decision = carry.decision
@@ -101,7 +104,7 @@ def next_advice(status: RunStatus) -> str | None:
         return None
     if was_stalled:
         return f"bsl logs {run_argument(status.run)}   (see why it made no step); then {command}"
-    return f"{command}   (it resumes from its newest checkpoint)"
+    return f"{command}   ({START[status.next_start]})"
 
 
 def _is_alone(carry: Carry) -> bool:

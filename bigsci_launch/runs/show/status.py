@@ -20,7 +20,7 @@ from bigsci_launch.runs.status import RunStatus, total_steps
 from bigsci_launch.scheduler.hostlist import expand_hostlist
 from bigsci_launch.scheduler.job import JobInfo, JobState
 from bigsci_launch.scheduler.waiting import advice_for, meaning_of
-from bigsci_launch.units import format_age, format_slurm_duration
+from bigsci_launch.units import ago, format_age, format_slurm_duration
 
 SCHEMA_VERSION = 1
 SILENT_AFTER_S = 120.0
@@ -101,12 +101,14 @@ def _progress(status: RunStatus) -> list[tuple[str, str]]:
             f"{last.seconds:.3g} s per step" if last.seconds is not None else "",
             f"{last.tflops:.3g} TFLOP/s per rank" if last.tflops is not None else "",
             f"loss {last.loss:.6g}" if last.loss is not None else "",
-            f"{format_age(max(0.0, status.asked - last.time))} ago" if not status.job.state.is_over else "",
+            ago(last.time, status.asked, differs=last.clock_differs) if not status.job.state.is_over else "",
         ]
         step = f"{last.step}/{total}" if total else f"{last.step}"
         facts.append(("step", ", ".join([step, *(part for part in parts if part)])))
     if (saved := status.checkpoint) is not None:
-        facts.append(("checkpoint", f"{saved.path.name}, {format_age(max(0.0, status.asked - saved.time))} ago"))
+        facts.append(("checkpoint", f"{saved.path.name}, {ago(saved.time, status.asked)}"))
+    if (refused := status.refused_saves) is not None:
+        facts.append(("not saved", f"{refused.sentence}, {ago(refused.time, status.asked)}: {refused.path}"))
     return facts
 
 
@@ -138,7 +140,7 @@ def output_text(last: LastOutput, asked: float) -> str:
     who = "the batch script"
     if (sign := last.sign) is not None:
         who = f"rank {sign.rank} ({sign.coordinate}) on {sign.node}"
-    return f"{who}, {format_age(max(0.0, asked - last.time))} ago"
+    return f"{who}, {ago(last.time, asked)}"
 
 
 def node_text(unreachable: UnreachableNode) -> str:
@@ -157,15 +159,15 @@ def node_text(unreachable: UnreachableNode) -> str:
 
 def slowest_text(slow: RankSign, asked: float) -> str:
     """Return who the slowest rank is, and for how long it has been silent."""
-    age = format_age(max(0.0, asked - slow.time))
+    age = ago(slow.time, asked, differs=slow.clock_differs)
     who = f"rank {slow.rank} ({slow.coordinate}) on {slow.node}"
     if slow.phase is None:
-        return f"{who}: no heartbeat since it started {age} ago"
+        return f"{who}: no heartbeat since it started {age}"
     at = f" at step {slow.step}" if slow.step is not None else ""
     printed = ""
     if slow.printed is not None and asked - slow.time > SILENT_AFTER_S:
-        printed = f"; its newest output {format_age(max(0.0, asked - slow.printed))} ago"
-    return f"{who}: newest heartbeat {age} ago, in {slow.phase}{at}{printed}"
+        printed = f"; its newest output {ago(slow.printed, asked)}"
+    return f"{who}: newest heartbeat {age}, in {slow.phase}{at}{printed}"
 
 
 def _ending(status: RunStatus) -> list[tuple[str, str]]:
@@ -189,7 +191,11 @@ def _advice(status: RunStatus) -> list[str]:
         return [f"next: {_node_advice(status, run)}"]
     if advice := advice_for(status.job, run):
         return [f"next: {advice}"]
-    if status.exit is not None and not status.job.state.is_active and (advice := ending_advice(status.exit, run)):
+    if (
+        status.exit is not None
+        and not status.job.state.is_active
+        and (advice := ending_advice(status.exit, run, status.next_start))
+    ):
         return [f"next: {advice}"]
     if status.generations is not None and status.generations.is_recovering and _may_run(status):
         return [f"next: {_recovery_advice(status, run)}"]

@@ -9,7 +9,7 @@ from typing import Any
 from bigsci_launch.runs.watching.beat import Beat, Health
 from bigsci_launch.runs.watching.ledger import Act, RunFinding
 from bigsci_launch.runs.watching.read import Watching
-from bigsci_launch.units import format_age
+from bigsci_launch.units import ago
 
 WHY_WIDTH = 80
 _HEALTH = {Health.HEALTHY: "healthy", Health.FINDING: "not healthy", Health.BLIND: "not known"}
@@ -29,27 +29,27 @@ def watching_facts(watching: Watching, asked: float, *, may_run: bool) -> list[t
 
 def beat_text(beat: Beat, asked: float) -> str:
     """Return who watches, and what it says; that it is dead, if that is known."""
-    age = format_age(max(0.0, asked - beat.time))
+    age = ago(beat.time, asked)
     who = f"{beat.name} on {beat.host}"
     if (is_dead := beat.is_dead(asked)) is not False:
         sure = "is dead" if is_dead else "may be dead"
         clock = "" if beat.is_here else ", by the clock of this machine"
-        return f"{who} {sure}: its newest sign of life is {age} old{clock}"
+        return f"{who} {sure}: its newest sign of life was {age}{clock}"
     acts = ", may act" if beat.may_act else ""
-    return f"{who}{acts}, {age} ago: {_HEALTH[beat.health]}: {beat.sentence}"
+    return f"{who}{acts}, {age}: {_HEALTH[beat.health]}: {beat.sentence}"
 
 
 def finding_text(finding: RunFinding, asked: float) -> str:
     """Return a finding with its kind and age."""
-    return f"{finding.kind.replace('_', ' ')}, {format_age(max(0.0, asked - finding.noticed))} ago: {finding.sentence}"
+    return f"{finding.kind.replace('_', ' ')}, {ago(finding.noticed, asked)}: {finding.sentence}"
 
 
 def act_text(act: Act, asked: float) -> str:
     """Return an act with who did it or asked for it, why, and what came of it."""
     why = f" ({shorten(act.why, WHY_WIDTH, placeholder=' ...')})" if act.why else ""
-    age = format_age(max(0.0, asked - act.time))
+    age = ago(act.time, asked)
     came = f": {act.words}" if act.words else ""
-    return f"{act.what.replace('_', ' ')} by {act.who}{why}, {age} ago, {act.state}{came}"
+    return f"{act.what.replace('_', ' ')} by {act.who}{why}, {age}, {act.state}{came}"
 
 
 def watching_document(watching: Watching, asked: float) -> dict[str, Any]:

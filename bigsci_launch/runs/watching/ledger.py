@@ -56,9 +56,9 @@ class Act:
     """Something that was done to a run, or asked for.
 
     `what` is `save`, `exit`, `restart`, `dump`, `kill` (asked by a person), or `end_ranks`, `leave_out`, `pin`,
-    `fence`, `begin_again` (by a watcher that may act). `who` is a login name, or the name of a watcher. `why` is their
-    reason, `words` what came of it. `key` is the same for all lines about one act. `stage` is how far an act has got
-    that takes a while, for the watcher that carries it through.
+    `fence`, `begin_again` (by a watcher that may act), or `requests` (more than one user may ask). `who` is a login
+    name, or the name of a watcher. `why` is their reason, `words` what came of it. `key` is the same for all lines
+    about one act. `stage` is how far an act has got that takes a while, for the watcher that carries it through.
     """
 
     key: str

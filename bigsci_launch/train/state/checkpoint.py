@@ -13,13 +13,12 @@ from typing import Any
 import deepspeed
 import torch
 import torch.distributed as dist
-from deepspeed.runtime.checkpoint_engine.torch_checkpoint_engine import TorchCheckpointEngine
 from deepspeed.runtime.pipe.engine import PipelineEngine
 
 import bigsci_launch
 from bigsci_launch.config.schema.run import RunConfig
 from bigsci_launch.data.fingerprint import compare_with_saved
-from bigsci_launch.errors import CheckpointError
+from bigsci_launch.errors import CheckpointError, SaveError
 from bigsci_launch.file_names import checkpoint_tag
 from bigsci_launch.launch.provenance import describe_repository
 from bigsci_launch.runs.changes import (
@@ -42,13 +41,11 @@ from bigsci_launch.runs.checkpoints import (
     list_files,
     read_record,
     require_complete,
-    sync_path,
     write_record,
 )
 from bigsci_launch.runs.layout import RunDir
 from bigsci_launch.runs.resume import describe_run, require_not_lost, require_same_run
 from bigsci_launch.runs.verify import (
-    file_digest,
     finish_deletions,
     prune_checkpoints,
     require_agreement,
@@ -66,7 +63,13 @@ from bigsci_launch.train.mischief.defects import Defects, lose_optimizer_step
 from bigsci_launch.train.optimizer import apply_settings, choose_kernel
 from bigsci_launch.train.rank_events import is_lost_peer
 from bigsci_launch.train.startup import talk_as_debug
-from bigsci_launch.train.state.foreign import is_foreign, plain_loads, require_plain_checkpoint
+from bigsci_launch.train.state.durable import (
+    RankCheckpointEngine,
+    disk_errors,
+    errors_of_rank,
+    refused_to,
+)
+from bigsci_launch.train.state.foreign import is_foreign, load_plain, plain_loads, require_plain_checkpoint
 from bigsci_launch.train.state.rng import capture_generators, restore_generators, seed_generators
 
 log = logging.getLogger(__name__)
@@ -80,35 +83,16 @@ class TrainingProgress:
     consumed_samples: int = 0
 
 
-class DurableCheckpointEngine(TorchCheckpointEngine):  # type: ignore[misc]
-    """Writes files as DeepSpeed does, and syncs each one before the checkpoint gets its name."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.zipfile_serialization = True
-        self.digests: dict[str, str] = {}
-
-    def save(self, state_dict: Any, path: str) -> None:
-        """Write `state_dict` to `path`. No activations are held now, so what the cache keeps may make room."""
-        try:
-            self._write(state_dict, path)
-        except torch.OutOfMemoryError:
-            if computes_on_gpu():
-                torch.cuda.empty_cache()
-            self._write(state_dict, path)
-        sync_path(Path(path))
-        self.digests[Path(path).name] = file_digest(Path(path))
-
-    def _write(self, state_dict: Any, path: str) -> None:
-        super().save(state_dict, path)
-
-
 @dataclass(frozen=True, slots=True)
 class ChosenCheckpoint:
-    """The checkpoint that a run starts from, and what has changed since it was saved."""
+    """The checkpoint that a run starts from, and what has changed since it was saved.
+
+    If it `is_foreign`, others may exchange it until it is loaded, whatever is found in its place then.
+    """
 
     folder: Path
     record: CheckpointRecord
+    is_foreign: bool
     changes: tuple[RunChange, ...]
     accepted: Acceptance
 
@@ -176,7 +160,7 @@ def generators_path(folder: Path, rank: int) -> Path:
 
 def save_checkpoint(
     engine: PipelineEngine,
-    checkpoints: CheckpointsDir,
+    identity: RankIdentity,
     record: CheckpointRecord,
     coordinate: Coordinate,
     defects: Defects,
@@ -185,50 +169,91 @@ def save_checkpoint(
     """Save the state after `record.step` and return its folder; a collective call, done once `latest` names it.
 
     Older checkpoints are deleted, except the newest `keep_last` (None keeps all) and those that must not be deleted.
+
+    Raises:
+        SaveError: the disk refuses the part of a rank; on all ranks alike. `latest` names an earlier checkpoint then,
+            or none, and nothing of this one is left. It can be tried again.
     """
-    tag = checkpoint_tag(record.step)
-    staging = on_first_rank(lambda: _begin(checkpoints, tag))
+    checkpoints, tag = CheckpointsDir(identity.run.checkpoints), checkpoint_tag(record.step)
+    files: RankCheckpointEngine = engine.checkpoint_engine
+    files.begin()
+    staging = on_first_rank(lambda: _begin(checkpoints, tag, identity))
     client_state = {
         "iteration": record.step,
         "consumed_train_samples": record.consumed_samples,
         "universal_checkpoint_info": universal_info(record.model),
     }
-    digests = engine.checkpoint_engine.digests
-    digests.clear()
-    with talk_as_debug():
+    with talk_as_debug(), _script_errors_kept(engine, staging):
         engine.save_checkpoint(str(staging), tag=tag, client_state=client_state, save_latest=False)
-    generators = generators_path(staging / tag, dist.get_rank())
-    torch.save(capture_generators(), generators)
-    sync_path(generators)
-    digests[generators.name] = file_digest(generators)
-    write_state_document(engine, staging / tag, digests, rank=dist.get_rank(), coordinate=coordinate, step=record.step)
-    defects.damage(Path(engine._get_zero_ckpt_name(str(staging), tag)), record.step)
-    dist.barrier()
-    on_first_rank(lambda: _commit(checkpoints, staging / tag, record, keep_last))
+    files.save(capture_generators(), str(generators_path(staging / tag, identity.rank)))
+    if files.refused is None:
+        with files.keeping_errors(staging):
+            write_state_document(
+                engine, staging / tag, files.digests, rank=identity.rank, coordinate=coordinate, step=record.step
+            )
+        defects.damage(Path(engine._get_zero_ckpt_name(str(staging), tag)), record.step)
+    if (refused := _share_refusal(files.refused, identity, engine.device)) is not None:
+        on_first_rank(lambda: _clean_up(checkpoints))
+        raise refused
+    on_first_rank(lambda: _commit(checkpoints, staging / tag, record, identity, keep_last))
     return checkpoints.folder(tag)
 
 
-def _begin(checkpoints: CheckpointsDir, tag: str) -> Path:
-    with _disk_errors(checkpoints.path):
+def _share_refusal(refused: SaveError | None, identity: RankIdentity, device: torch.device) -> SaveError | None:
+    """Return what the disk refused the first of the ranks; None if it took the parts of all. A collective call."""
+    is_refused = torch.tensor([refused is not None], dtype=torch.int32, device=device)
+    dist.all_reduce(is_refused, dist.ReduceOp.MAX)
+    if not is_refused.item():
+        return None
+    everywhere: list[Any] = [None] * identity.world_size
+    dist.all_gather_object(everywhere, (identity.node, refused))
+    ranks = [rank for rank, (_, error) in enumerate(everywhere) if error is not None]
+    node, error = everywhere[ranks[0]]
+    return refused_to(error, ranks, node)
+
+
+@contextlib.contextmanager
+def _script_errors_kept(engine: PipelineEngine, staging: Path) -> Iterator[None]:
+    """Keep what the disk refuses when DeepSpeed copies its scripts: the only files that do not pass its engine."""
+    copy = engine._copy_recovery_script
+
+    def keep(folder: str) -> None:
+        with engine.checkpoint_engine.keeping_errors(staging):
+            copy(folder)
+
+    engine._copy_recovery_script = keep
+    try:
+        yield
+    finally:
+        del engine._copy_recovery_script
+
+
+def _begin(checkpoints: CheckpointsDir, tag: str, identity: RankIdentity) -> Path:
+    with errors_of_rank(checkpoints.path, identity):
+        finish_interrupted(checkpoints)
         return begin_checkpoint(checkpoints, tag)
 
 
-def _commit(checkpoints: CheckpointsDir, staged: Path, record: CheckpointRecord, keep_last: int | None) -> None:
-    with _disk_errors(checkpoints.path):
-        record = replace(record, files=list_files(staged), code=running_code())
-        write_record(staged, with_digest(staged, record))
-        commit_checkpoint(checkpoints, staged.name, record.step)
+def _commit(
+    checkpoints: CheckpointsDir, staged: Path, record: CheckpointRecord, identity: RankIdentity, keep_last: int | None
+) -> None:
+    try:
+        with errors_of_rank(checkpoints.path, identity):
+            record = replace(record, files=list_files(staged), code=running_code())
+            write_record(staged, with_digest(staged, record))
+            commit_checkpoint(checkpoints, staged.name, record.step)
+    except SaveError:
+        _clean_up(checkpoints)
+        raise
     if keep_last is not None:
         for problem in prune_checkpoints(checkpoints, keep_last):
             log.warning("%s; the next save tries again", problem)
 
 
-@contextlib.contextmanager
-def _disk_errors(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise CheckpointError(f"{error.filename or path}: {error.strerror or error}") from error
+def _clean_up(checkpoints: CheckpointsDir) -> None:
+    """Remove what is not committed: the room may be needed. A commit that has begun remains, for the next save."""
+    with contextlib.suppress(OSError):
+        finish_interrupted(checkpoints)
 
 
 def choose_checkpoint(
@@ -249,7 +274,7 @@ def choose_checkpoint(
 def _choose(load: str, identity: RankIdentity, expected: CheckpointRecord, batches: Batches) -> ChosenCheckpoint | None:
     own = CheckpointsDir(identity.run.checkpoints)
     running_code()  # read now, because the repository may change while the run trains
-    with _disk_errors(own.path):
+    with disk_errors(own.path):
         finish_interrupted(own)
         finish_deletions(own)
         folder = find_checkpoint(load, own)
@@ -261,7 +286,9 @@ def _choose(load: str, identity: RankIdentity, expected: CheckpointRecord, batch
     require_same_run(folder, record, expected)
     require_complete(folder, record)
     require_agreement(folder, record)
-    if is_foreign(folder, own.path):
+    with disk_errors(folder):
+        found_foreign = is_foreign(folder, own.path)
+    if found_foreign:
         require_plain_checkpoint(folder)
     changes = find_changes(
         record,
@@ -272,13 +299,12 @@ def _choose(load: str, identity: RankIdentity, expected: CheckpointRecord, batch
     )
     accepted = read_accepted(identity.attempt)
     require_accepted(str(folder), changes, accepted)
-    return ChosenCheckpoint(folder, record, tuple(changes), accepted)
+    return ChosenCheckpoint(folder, record, found_foreign, tuple(changes), accepted)
 
 
 def load_checkpoint(
     engine: PipelineEngine,
-    folder: Path,
-    record: CheckpointRecord,
+    chosen: ChosenCheckpoint,
     config: RunConfig,
     coordinate: Coordinate,
     defects: Defects,
@@ -290,10 +316,9 @@ def load_checkpoint(
     Raises:
         CheckpointError: DeepSpeed could not load it, or loaded nothing; or a file is of another step than the record.
     """
+    folder, record = chosen.folder, chosen.record
     try:
-        # One that others may write could have changed since it was looked at.
-        loads = plain_loads() if is_foreign(folder, folder.parent) else contextlib.nullcontext()
-        with talk_as_debug(), loads:
+        with talk_as_debug(), plain_loads() if chosen.is_foreign else contextlib.nullcontext():
             path, counters = engine.load_checkpoint(str(folder.parent), tag=folder.name)
         generators = _read_generators(folder, record)
     except Exception as error:
@@ -342,5 +367,5 @@ def _require_counters(
 def _read_generators(folder: Path, record: CheckpointRecord) -> dict[str, Any] | None:
     if record.converted_from and record.converted_from["random_states"] == "new":
         return None
-    states: dict[str, Any] = torch.load(generators_path(folder, dist.get_rank()), weights_only=True)
+    states: dict[str, Any] = load_plain(generators_path(folder, dist.get_rank()))
     return states

@@ -37,13 +37,14 @@ from bigsci_launch.topology import Coordinate, Topology
 from bigsci_launch.train.guards.copies import TIED
 from bigsci_launch.train.guards.state import bytes_of, tensor_entry
 from bigsci_launch.train.guards.watch import read_state_document
-from bigsci_launch.train.state.checkpoint import DurableCheckpointEngine, generators_path, universal_info
+from bigsci_launch.train.state.checkpoint import generators_path, universal_info
+from bigsci_launch.train.state.durable import DurableCheckpointEngine
+from bigsci_launch.train.state.foreign import load_mapped
 from bigsci_launch.train.state.reshard import (
     MOMENTS,
     Parameter,
     SavedShards,
     layer_name,
-    load_mapped,
     shard_name,
     states_name,
 )

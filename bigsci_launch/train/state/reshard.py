@@ -20,7 +20,7 @@ from torch import Tensor
 from bigsci_launch.errors import CheckpointError
 from bigsci_launch.topology import Topology
 from bigsci_launch.train.guards.copies import TIED
-from bigsci_launch.train.state.foreign import PLAIN, require_plain
+from bigsci_launch.train.state.foreign import load_mapped
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 ROLES = ("weight", "master", *MOMENTS)
@@ -190,19 +190,6 @@ def _axis(name: str, info: Mapping[str, Any]) -> int | None:
 def _matches(patterns: Sequence[str], name: str) -> bool:
     """Return whether a pattern matches from the start of the name, as in DeepSpeed's converter."""
     return any(re.match(pattern, name) for pattern in patterns)
-
-
-def load_mapped(path: Path) -> Any:
-    """Load a file of `torch.save` with its tensors memory-mapped. Anybody may have saved it.
-
-    Raises:
-        CheckpointError: the file cannot be read, or loading it would run something.
-    """
-    require_plain(path)
-    try:
-        return torch.load(path, map_location="cpu", pickle_module=PLAIN, mmap=True, weights_only=False)
-    except Exception as error:
-        raise CheckpointError(f"{path}: cannot be read: {type(error).__name__}: {error}") from error
 
 
 def states_name(index: int) -> str:

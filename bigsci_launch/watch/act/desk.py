@@ -9,7 +9,7 @@ does no harm, so nothing is forgotten if the watcher dies in between. Both are t
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,10 +19,12 @@ from bigsci_launch.errors import BslError, JobNotFound, RunDirError, SlurmUnavai
 from bigsci_launch.runs.attempts import read_job
 from bigsci_launch.runs.control.asked import NOTHING_ASKED, Asked, StopWish, Wish, read_asked, write_asked
 from bigsci_launch.runs.control.requests import (
+    MOST_OF_ONE,
     Request,
     Taken,
     forget,
     is_complete,
+    remove_surplus,
     take_over,
     take_up,
     taken_up,
@@ -127,6 +129,8 @@ class Desk:
 
     def _take(self, now: float) -> None:
         """Take up new requests, and those of watchers that are gone."""
+        for who, number in remove_surplus(self._run, taken_up(self._run)).items():
+            self._note_surplus(who, number)
         for name in waiting(self._run):
             # A file without content may be written in a moment.
             if is_complete(self._run, name) or self._is_old(f"empty {name}", EMPTY_S):
@@ -136,6 +140,13 @@ class Desk:
         for taken in others:
             if self._is_gone(beats.get(taken.watcher), now):
                 take_over(self._run, taken, self._name)
+
+    def _note_surplus(self, who: str, number: int) -> None:
+        """Say whose requests were removed: once, since there may be as many at each look."""
+        if (said := f"surplus of {who}") not in self._seen:
+            self._seen[said] = self._clock()
+            words = f"{number:,} were removed unread: at most {MOST_OF_ONE} of one user are taken at once (said once)"
+            self._record(Act(f"surplus-{time.time_ns()}", "requests", who, "", "refused", words))
 
     def _is_gone(self, beat: Beat | None, now: float) -> bool:
         """Whether a watcher is gone. One on another host shows it by beats that do not change: its clock may differ."""
@@ -250,7 +261,9 @@ class Desk:
             self._reach(case, "asked", "rank 0 is asked; all ranks save at the end of a step")
             return
         saved = _saved(view.attempt, case.request.key)
-        if saved is not None:
+        if saved is not None and saved["kind"] == "save_refused":
+            self._finish(case, "failed", _refusal_words(saved))
+        elif saved is not None:
             taken_s = f" in {saved['seconds']:.1f} s" if isinstance(saved.get("seconds"), (int, float)) else ""
             self._finish(case, "done", f"saved {saved.get('path')} after step {saved.get('step')}{taken_s}")
         elif self._is_overdue(case, view):
@@ -380,9 +393,14 @@ def _stop_wish(requests: Sequence[Request]) -> StopWish | None:
 
 
 def _saved(attempt: AttemptDir, key: str) -> dict[str, Any] | None:
-    """Return the event of the save that was asked for with `key`; None if it has not happened."""
-    events = read_last_events(attempt.event_file(0), EVENT_TAIL_BYTES)
-    return next((event for event in events if event.get("kind") == "save" and event.get("request") == key), None)
+    """Return the event of the save that was asked for with `key`, or of its refusal; None if it was not tried."""
+    events = reversed(read_last_events(attempt.event_file(0), EVENT_TAIL_BYTES, holding=b'"save'))
+    kinds = ("save", "save_refused")
+    return next((event for event in events if event.get("kind") in kinds and event.get("request") == key), None)
+
+
+def _refusal_words(refused: Mapping[str, Any]) -> str:
+    return f"not saved after step {refused.get('step')}: {refused.get('text')}; the ranks try again by themselves"
 
 
 def _end_of_earlier(case: _Case, run: RunDir) -> tuple[ActState, str]:
@@ -398,6 +416,8 @@ def _end_of(case: _Case, attempt: AttemptDir) -> tuple[ActState, str]:
     ended = f"attempt {attempt.name} has ended: {how_ended(attempt) or 'it left no exit.json'}"
     if case.request.verb == "save":
         saved = _saved(attempt, case.request.key)
+        if saved is not None and saved["kind"] == "save_refused":
+            return "failed", f"{_refusal_words(saved)}; {ended}"
         return ("done", f"saved {saved.get('path')}; {ended}") if saved else ("failed", f"not saved: {ended}")
     if case.request.verb == "dump":
         return "failed", ended

@@ -6,6 +6,8 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from bigsci_launch.safe_files import open_stream
+
 MOST_BYTES = 4 << 20
 """Of more new bytes than this, only the last are read: a gigabyte of progress bars is not worth reading."""
 LONGEST_LINE = 1 << 16
@@ -51,7 +53,7 @@ class FileTail:
             state = (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns)
             if state == self._state:
                 return Growth()  # most logs of a large job: they are not even opened
-            with self.path.open("rb") as stream:
+            with open_stream(self.path, follow=True) as stream:
                 growth = self._read(stream.fileno())
             self._state = state
             return growth
@@ -93,7 +95,7 @@ class FileTail:
 def read_beginning(path: Path, num_bytes: int) -> tuple[str, ...]:
     """Return the complete lines in the first bytes of a file; none if it cannot be read."""
     try:
-        with path.open("rb") as stream:
+        with open_stream(path, follow=True) as stream:
             data = stream.read(num_bytes)
     except OSError:
         return ()

@@ -8,8 +8,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
 
-WIDTH, HEIGHT = 1100, 280
-LEFT, RIGHT, TOP, BOTTOM = 64, 16, 26, 30
+from bigsci_launch.charts import Area, Scale, text
+
+AREA = Area(1100, 280, left=64, right=16, top=26, bottom=30)
 COLUMNS = 520
 """Each column of the drawing keeps its first, lowest, highest and last value."""
 MOST_MARKS = 60
@@ -50,13 +51,10 @@ def draw(curves: Sequence[Curve], flags: Sequence[Flag], label: str) -> str:
         drawn += _path(frame, curve.old, "old") + _path(frame, curve.places, "curve")
         held.append([curve.name, [[step, float(f"{value:.6g}")] for step, value in thin(curve.places, frame)]])
     body += _inside(drawn) + "".join(_mark(frame, *place) for place in _outside(frame, curves)[:MOST_MARKS])
-    data = escape(json.dumps([[LEFT, WIDTH - RIGHT, frame.first, frame.last], held], separators=(",", ":")))
-    name = escape(label)
-    return (
-        f'<figure><figcaption>{name}<output class="soft"></output></figcaption>'
-        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{name} by step" data-places="{data}">{body}'
-        f'<line class="cursor" y1="{TOP}" y2="{HEIGHT - BOTTOM}"/></svg></figure>'
-    )
+    data = escape(json.dumps([[AREA.left, AREA.end, frame.first, frame.last], held], separators=(",", ":")))
+    body += f'<line class="cursor" y1="{AREA.top}" y2="{AREA.floor}"/>'
+    drawn = AREA.svg(body, f"{label} by step", f' data-places="{data}"')
+    return f'<figure><figcaption>{escape(label)}<output class="soft"></output></figcaption>{drawn}</figure>'
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,11 +66,13 @@ class _Frame:
     low: float
     high: float
 
-    def x(self, step: float) -> float:
-        return LEFT + (step - self.first) / max(1, self.last - self.first) * (WIDTH - LEFT - RIGHT)
+    @property
+    def x(self) -> Scale:
+        return Scale(self.first, max(self.last, self.first + 1), AREA.left, AREA.end)
 
-    def y(self, value: float) -> float:
-        return HEIGHT - BOTTOM - (value - self.low) / (self.high - self.low) * (HEIGHT - TOP - BOTTOM)
+    @property
+    def y(self) -> Scale:
+        return Scale(self.low, self.high, AREA.floor, AREA.top)
 
     def column(self, step: int) -> int:
         return (step - self.first) * COLUMNS // max(1, self.last - self.first + 1)
@@ -119,9 +119,9 @@ def _path(frame: _Frame, places: Sequence[StepValue], css_class: str) -> str:
 
 def _inside(drawn: str) -> str:
     """Return what is drawn, cut at the edges of the frame: an inner image hides what is outside of it."""
-    box = f"{LEFT} {TOP} {WIDTH - LEFT - RIGHT} {HEIGHT - TOP - BOTTOM}"
-    place = f'x="{LEFT}" y="{TOP}" width="{WIDTH - LEFT - RIGHT}" height="{HEIGHT - TOP - BOTTOM}"'
-    return f'<svg class="inside" {place} viewBox="{box}">{drawn}</svg>'
+    x, y, width, height = AREA.left, AREA.top, AREA.end - AREA.left, AREA.floor - AREA.top
+    place = f'x="{x}" y="{y}" width="{width}" height="{height}"'
+    return f'<svg class="inside" {place} viewBox="{x} {y} {width} {height}">{drawn}</svg>'
 
 
 def _outside(frame: _Frame, curves: Iterable[Curve]) -> list[tuple[int, float]]:
@@ -140,7 +140,7 @@ def _oddness(place: StepValue) -> tuple[bool, float]:
 def _mark(frame: _Frame, step: int, value: float) -> str:
     x = frame.x(step)
     said = f"{value:.6g}" if math.isfinite(value) else "not a number"
-    triangle = f"M{x - 4:.1f},{TOP + 7}h8l-4,-7z"
+    triangle = f"M{x - 4:.1f},{AREA.top + 7}h8l-4,-7z"
     return f'<path class="outside" d="{triangle}"><title>step {step}: {said}</title></path>'
 
 
@@ -148,7 +148,7 @@ def _with_labels(frame: _Frame, flags: Sequence[Flag]) -> list[tuple[Flag, bool]
     """Return the flags in order, and whether there is room for the label of each."""
     found, taken = [], -math.inf
     for flag in sorted(flags, key=lambda flag: flag.step):
-        at = min(frame.x(flag.step), WIDTH - RIGHT - LABEL_WIDTH)
+        at = min(frame.x(flag.step), AREA.end - LABEL_WIDTH)
         has_room = bool(flag.label) and at - taken >= LABEL_WIDTH
         taken = at if has_room else taken
         found.append((flag, has_room))
@@ -157,33 +157,14 @@ def _with_labels(frame: _Frame, flags: Sequence[Flag]) -> list[tuple[Flag, bool]
 
 def _flag(frame: _Frame, flag: Flag, has_label: bool) -> str:
     x = frame.x(flag.step)
-    line = f'x1="{x:.1f}" x2="{x:.1f}" y1="{TOP - 4}" y2="{HEIGHT - BOTTOM}"'
-    anchor = "end" if x > WIDTH - RIGHT - LABEL_WIDTH else "start"
-    label = _text(x, TOP - 9, flag.label, anchor) if has_label else ""
+    anchor = "end" if x > AREA.end - LABEL_WIDTH else "start"
+    label = text(x, AREA.top - 9, flag.label, anchor) if has_label else ""
     title = f"<title>{escape(flag.title)}</title>"
-    diamond = "" if flag.label else f'<path d="M{x:.1f},{HEIGHT - BOTTOM - 5}l5,5l-5,5l-5,-5z"/>'
-    return f'<g class="{flag.css_class}">{title}<line {line}/>{diamond}<line class="touch" {line}/>{label}</g>'
+    diamond = "" if flag.label else f'<path d="M{x:.1f},{AREA.floor - 5}l5,5l-5,5l-5,-5z"/>'
+    line, touch = AREA.down(x, "", above=4), AREA.down(x, "touch", above=4)
+    return f'<g class="{flag.css_class}">{title}{line}{diamond}{touch}{label}</g>'
 
 
 def _grid(frame: _Frame) -> str:
-    body = ""
-    for value in _ticks(frame.low, frame.high):
-        y = frame.y(value)
-        body += f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>'
-        body += _text(LEFT - 6, y + 4, f"{value:g}", "end")
-    for value in _ticks(frame.first, frame.last):
-        if value == int(value):
-            body += _text(frame.x(value), HEIGHT - BOTTOM + 16, f"{int(value)}", "middle")
-    return body
-
-
-def _ticks(low: float, high: float) -> list[float]:
-    """Return about six round values."""
-    span = max(high - low, 1e-12)
-    step = 10 ** math.floor(math.log10(span / 5))
-    step *= next(factor for factor in (1, 2, 5, 10) if span / (step * factor) <= 7)
-    return [round(step * at, 12) for at in range(math.ceil(low / step), math.floor(high / step) + 1)]
-
-
-def _text(x: float, y: float, text: str, anchor: str) -> str:
-    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(text)}</text>'
+    steps = [step for step in frame.x.ticks() if step == int(step) and step <= frame.last]
+    return AREA.heights(frame.y) + "".join(AREA.under(frame.x(step), f"{int(step)}") for step in steps)

@@ -11,7 +11,7 @@ from typing import Any
 from bigsci_launch.iteration_line import parse_iterations
 from bigsci_launch.runs.layout import AttemptDir, RunDir
 from bigsci_launch.runs.restart.losses import STEP, files_of_steps, newest_logs
-from bigsci_launch.safe_files import parse_json
+from bigsci_launch.safe_files import open_stream, parse_json
 
 BLOCK_BYTES = 8 << 20
 LONGEST_LINE = 1 << 16
@@ -107,7 +107,7 @@ def _printed(path: Path, tail_bytes: int | None) -> Iterator[StepPoint]:
 def _blocks(path: Path, tail_bytes: int | None) -> Iterator[bytes]:
     """Yield a file in blocks of whole lines; what has no end of a line for very long is cut."""
     try:
-        with path.open("rb") as stream:
+        with open_stream(path, follow=True) as stream:
             if tail_bytes is not None:
                 stream.seek(max(0, stream.seek(0, 2) - tail_bytes))
             rest = b""

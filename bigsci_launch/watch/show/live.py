@@ -27,7 +27,7 @@ from bigsci_launch.runs.watching.ledger import Act, RunFinding, read_acts, read_
 from bigsci_launch.scheduler.job import JobInfo
 from bigsci_launch.spy.show.grid import make_text_grid
 from bigsci_launch.topology import Topology
-from bigsci_launch.units import format_age
+from bigsci_launch.units import ago, format_age
 from bigsci_launch.watch.show.history import StepPoint, points_of_records, read_printed
 
 StyledLine = list[tuple[str, dict[str, Any]]]
@@ -151,19 +151,19 @@ def _health(view: LiveView) -> StyledLine:
     if not view.beats:
         return [("not watched", AMBER)]
     beat = view.beats[0]
-    age = format_age(max(0.0, view.asked - beat.time))
+    age = ago(beat.time, view.asked)
     if beat.is_dead(view.asked):
         said = f": watcher {beat.name} on {beat.host} is dead"
-        return [("unknown", AMBER), (said, {}), (f"  (its last look was {age} ago)", SOFT)]
+        return [("unknown", AMBER), (said, {}), (f"  (its last look was {age})", SOFT)]
     if beat.ended:
         return [
             ("unknown", AMBER),
             (f": watcher {beat.name} left and said: {beat.sentence}", {}),
-            (f"  ({age} ago)", SOFT),
+            (f"  ({age})", SOFT),
         ]
     blind = f"; cannot see: {'; '.join(beat.blind)}" if beat.blind else ""
     said = f": {beat.sentence}{blind}"
-    return [(beat.health.value, COLOURS[beat.health]), (said, {}), (f"  ({beat.name}, {age} ago)", SOFT)]
+    return [(beat.health.value, COLOURS[beat.health]), (said, {}), (f"  ({beat.name}, {age})", SOFT)]
 
 
 def _step(view: LiveView) -> StyledLine:
@@ -176,9 +176,9 @@ def _step(view: LiveView) -> StyledLine:
         f"{last.seconds:.3g} s per step" if last.seconds is not None else "",
         f"{last.tflops:.3g} TFLOP/s" if last.tflops is not None else "",
     ]
-    age = format_age(max(0.0, view.asked - last.time))
+    age = ago(last.time, view.asked, differs=last.clock_differs)
     said = "  ".join(part for part in parts if part)
-    return [(f"step {last.step}{total}", BOLD), (f"  {said}", {}), (f"  {age} ago", SOFT)]
+    return [(f"step {last.step}{total}", BOLD), (f"  {said}", {}), (f"  {age}", SOFT)]
 
 
 def _generation(view: LiveView) -> list[StyledLine]:
@@ -297,7 +297,7 @@ def _acts(view: LiveView) -> list[StyledLine]:
 
 def _came(act: Act, asked: float) -> str:
     words = f": {act.words}" if act.words else f": {act.why}" if act.why else ""
-    return f"by {act.who}, {format_age(max(0.0, asked - act.time))} ago, {act.state}{words}"
+    return f"by {act.who}, {ago(act.time, asked)}, {act.state}{words}"
 
 
 def _cut(line: StyledLine, width: int) -> StyledLine:

@@ -15,7 +15,7 @@ from bigsci_launch.runs.show.next import next_text
 from bigsci_launch.runs.status import total_steps
 from bigsci_launch.runs.watching.beat import Beat, Health
 from bigsci_launch.runs.watching.ledger import Act, RunFinding
-from bigsci_launch.units import format_age
+from bigsci_launch.units import OTHER_CLOCK, age_s, ago, format_age
 from bigsci_launch.watch.show.curves import Curve, Flag, draw
 from bigsci_launch.watch.show.generations import COLUMNS, SHORT, generation_rows
 from bigsci_launch.watch.show.history import StepPoint
@@ -130,13 +130,19 @@ def _progress(view: RunOverview) -> list[tuple[str, str]]:
             f"loss {last.loss:.6g}" if last.loss is not None else "",
             f"{last.seconds:.3g} s per step" if last.seconds is not None else "",
             f"{last.tflops:.3g} TFLOP/s per rank" if last.tflops is not None else "",
-            f"{format_age(max(0.0, status.asked - last.time))} before this page",
+            _before(last.time, status.asked, differs=last.clock_differs),
         ]
         facts.append(("step", ", ".join(part for part in said if part)))
     if (saved := status.checkpoint) is not None:
-        age = format_age(max(0.0, status.asked - saved.time))
-        facts.append(("checkpoint", f"{saved.path.name}, {age} before this page"))
+        facts.append(("checkpoint", f"{saved.path.name}, {_before(saved.time, status.asked)}"))
+    if (refused := status.refused_saves) is not None:
+        facts.append(("not saved", f"{refused.sentence}, {_before(refused.time, status.asked)}: {refused.path}"))
     return facts
+
+
+def _before(moment: float, asked: float, *, differs: bool = False) -> str:
+    age = None if differs else age_s(moment, asked)
+    return OTHER_CLOCK if age is None else f"{format_age(age)} before this page"
 
 
 def _health(view: RunOverview, is_over: bool) -> str:
@@ -149,8 +155,8 @@ def _health(view: RunOverview, is_over: bool) -> str:
         word, colour = _HEALTH[beat.health]
         sentence = beat.sentence
         if beat.is_dead(view.status.asked):
-            age = format_age(max(0.0, view.status.asked - beat.time))
-            word, colour, sentence = "unknown", "blind", f"watcher {beat.name} died {age} ago; it last said: {sentence}"
+            age = ago(beat.time, view.status.asked)
+            word, colour, sentence = "unknown", "blind", f"watcher {beat.name} died {age}; it last said: {sentence}"
         elif beat.ended and not is_over:
             word, colour, sentence = "unknown", "blind", f"watcher {beat.name} has left; it last said: {sentence}"
     if open_findings and colour == "good":
@@ -166,12 +172,11 @@ def _watchers(view: RunOverview) -> str:
 
 
 def _watcher(beat: Beat, asked: float) -> str:
-    age = format_age(max(0.0, asked - beat.time))
     is_dead = beat.is_dead(asked)
     fate = "has left" if beat.ended else "is dead" if is_dead else "is late" if is_dead is None else "watches"
     may = "may act" if beat.may_act else "observes only"
     blind = f", cannot see: {'; '.join(beat.blind)}" if beat.blind else ""
-    return f"{beat.name} on {beat.host} {fate} (newest look {age} before this page, {may}{blind})"
+    return f"{beat.name} on {beat.host} {fate} (newest look {_before(beat.time, asked)}, {may}{blind})"
 
 
 def _charts(view: RunOverview) -> list[str]:

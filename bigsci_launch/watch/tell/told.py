@@ -3,18 +3,38 @@
 from __future__ import annotations
 
 import socket
+import time
 
-from bigsci_launch.runs.watching.ledger import RunFinding
+from bigsci_launch.runs.layout import RunDir
+from bigsci_launch.runs.watching.ledger import RunFinding, read_acts
+from bigsci_launch.runs.watching.outbox import KEPT_S
 from bigsci_launch.watch.books import TellFinding
 from bigsci_launch.watch.tell.tell import deliver, tell
-from bigsci_launch.watch.tell.words import notice_of_finding
+from bigsci_launch.watch.tell.words import notice_of_act, notice_of_finding
 from bigsci_launch.watch.watched import WatchedRun
+
+BY_WATCHERS = ("end_ranks", "leave_out", "pin", "fence", "begin_again")
+_told_acts: set[tuple[str, str]] = set()
+"""Messages of this process about acts, so that the outbox is not read for each of them at every look."""
 
 
 def deliver_waiting(watched: WatchedRun) -> None:
-    """Send what waits in the run's outbox, also the messages of watchers on machines without a way out."""
+    """Tell what watchers have done, and send what else waits in the run's outbox: also the messages of watchers on
+    machines without a way out."""
     if watched.run is not None:
+        _tell_acts(watched.run)
         deliver(watched.run)
+
+
+def _tell_acts(run: RunDir) -> None:
+    """Tell what watchers have done to the run in the last day. What a person asked for is on that person's screen."""
+    for act in read_acts(run):
+        if act.what not in BY_WATCHERS or act.state == "begun" or time.time() - act.time > KEPT_S:
+            continue
+        notice = notice_of_act(run, act, f"bsl status {run.path}")
+        if (notice.run, notice.key) not in _told_acts:
+            _told_acts.add((notice.run, notice.key))
+            tell(run, notice)
 
 
 def teller(watched: WatchedRun, name: str) -> TellFinding:

@@ -33,15 +33,15 @@ def notice_of_finding(run: RunDir, finding: RunFinding, who: str, look: str) -> 
     )
 
 
-def notice_of_act(run: RunDir, act: Act, who: str, look: str) -> Notice:
-    """Return the message about something that was done to the run, or refused."""
+def notice_of_act(run: RunDir, act: Act, look: str) -> Notice:
+    """Return the message about something that a watcher has done to the run, or could not do."""
     came = f": {act.words}" if act.words else ""
     return Notice(
         key=f"act {act.key} {act.state}",
         what=act.what,
         sentence=f"{act.what.replace('_', ' ')} by {act.who} is {act.state}{came}",
         run=str(run.path),
-        who=who,
+        who=act.who,
         time=act.time,
         attempt=act.attempt,
         step=act.step,

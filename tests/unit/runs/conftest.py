@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -46,6 +47,7 @@ class Trial:
         record = {"kind": kind, "time": self.now - age_s, **fields}
         with self.attempt.event_file(rank).open("a") as stream:
             stream.write(json.dumps(record) + "\n")
+        os.utime(self.attempt.event_file(rank), (record["time"], record["time"]))
 
     def ended(self, reason: str, exit_code: int | None, **fields: Any) -> None:
         write_json(self.attempt.exit, {"reason": reason, "exit_code": exit_code, "first_failure": None, **fields})

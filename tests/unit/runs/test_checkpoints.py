@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -112,6 +113,19 @@ def test_what_is_not_there_is_an_error_not_step_0(checkpoints: CheckpointsDir, t
     checkpoints.latest.write_bytes(b"\xff\xfe")
     with pytest.raises(CheckpointError, match=r"latest: names .*, which does not exist"):
         find_checkpoint("auto", checkpoints)
+    for outside in ("/etc", "../../..", "global_step20/../..", "."):
+        checkpoints.latest.write_text(outside)
+        with pytest.raises(CheckpointError, match=r"latest: names .*, which is no folder in here"):
+            find_checkpoint("auto", checkpoints)
+    for garbage in ("\x1b[2J\x07" + 150 * "x", 3000 * "x"):
+        checkpoints.latest.write_text(garbage)
+        with pytest.raises(CheckpointError) as refused:
+            find_checkpoint("auto", checkpoints)
+        assert refused.value.message.isprintable() and len(refused.value.message) < 400
+    checkpoints.latest.unlink()
+    os.mkfifo(checkpoints.latest)
+    with pytest.raises(CheckpointError, match=r"latest: "):
+        find_checkpoint("auto", checkpoints)
     nowhere = tmp_path / "nowhere"
     with pytest.raises(CheckpointError, match=r"checkpoint.load: .*nowhere: contains no checkpoint"):
         find_checkpoint(str(nowhere), CheckpointsDir(tmp_path / "new-run"))
@@ -150,6 +164,23 @@ def test_what_a_killed_save_left_is_removed(checkpoints: CheckpointsDir) -> None
     finish_interrupted(checkpoints)
     assert not checkpoints.stagings()
     assert newest(checkpoints)[1].step == 10
+
+
+def test_what_a_kill_left_of_the_files_that_name_the_newest_is_removed(checkpoints: CheckpointsDir) -> None:
+    save(checkpoints, 10)
+    mine = [checkpoints.path / f".{name}.{'0a' * 8}" for name in ("latest", "latest_checkpointed_iteration.txt")]
+    others = [checkpoints.path / name for name in (".latest.swp", f".later.{'0a' * 8}", f".latest.{'0a' * 9}")]
+    for path in (*mine, *others):
+        path.write_text("global_st")
+    if os.geteuid() == 0:
+        others.append(checkpoints.path / f".latest.{'0b' * 8}")
+        others[-1].write_text("of somebody else")
+        os.chown(others[-1], 12345, -1)
+    others.append(checkpoints.path / f".latest.{'0c' * 8}")
+    others[-1].symlink_to(checkpoints.latest)
+    finish_interrupted(checkpoints)
+    assert [path.exists() for path in mine] == [False, False]
+    assert all(path.exists() for path in others) and newest(checkpoints)[1].step == 10
 
 
 def test_one_that_failed_its_guards_is_never_the_newest(checkpoints: CheckpointsDir) -> None:

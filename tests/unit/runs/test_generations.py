@@ -108,6 +108,20 @@ def test_samples_that_the_next_step_does_not_consume_are_lost(trial: Any, record
     assert "16 samples consumed twice" in invoke("status")
 
 
+def test_a_rank_that_is_lost_in_the_last_save_costs_no_sample(trial: Any, records: GenerationRecords) -> None:
+    records.clock = trial.now - 300
+    records.fails("died", 5, "n2", signal="SIGKILL")
+    records.ends(20, 0.4)
+    records.begins(WHOLE, NODES)
+    records.write("phase", phase="joined", seconds=0.5)
+    records.write("phase", phase="restored", seconds=0.8, step=20, source="buddies", why=None)
+    records.write("finished", exit_code=0)
+    (back,) = [each["recovery"] for each in json.loads(invoke("status", "--json"))["generations"]["all"][1:]]
+    assert (back["samples_lost"], back["seconds"]["first_step"]) == (0, None)
+    text = invoke("status")
+    assert "finished: step 20 was the last one" in text and "not known" not in text
+
+
 def test_a_step_that_the_controller_has_missed_is_seen_in_the_records_to_be_done_again(
     trial: Any, records: GenerationRecords
 ) -> None:

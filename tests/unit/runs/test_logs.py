@@ -202,6 +202,31 @@ def test_a_line_that_never_ends_is_cut(trial: Any, monkeypatch: pytest.MonkeyPat
     assert words or "".join(texts) == "a" * 500 + "b"
 
 
+def test_a_line_of_gigabytes_is_shown_as_far_as_its_beginning(trial: Any) -> None:
+    """A sparse file costs nobody anything."""
+    log = trial.attempt.log_file(0)
+    trial.log(0, stamped(1, "a"), "2026-11-21T01:02:02.123456Z b")
+    with log.open("r+b") as stream:
+        stream.truncate(30 << 30)
+    merged = MergedLogs(trial.attempt, LogFilter())
+    first, cut = merged.lines()
+    assert first.endswith("] a") and cut.endswith("\0 [cut: the line is longer]") and len(cut) < 70_000
+    with log.open("ab") as stream:
+        stream.write(b"c\n" + stamped(3, "d").encode())
+    assert [line.partition("] ")[2] for line in merged.lines()] == ["d"]
+    assert len(invoke().stdout) < 300_000
+    with log.open("r+b") as stream:
+        stream.truncate(30 << 30)
+    assert all(line.endswith("[cut: the line is longer]") for line in MergedLogs(trial.attempt, LogFilter()).tail(2))
+
+
+def test_a_progress_bar_of_megabytes_is_not_cut(trial: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(log_reader, "LONGEST_LINE", 1000)
+    monkeypatch.setattr(log_reader, "LONGEST_SHOWN", 64)
+    trial.log(0, stamped(1, "\r".join(f"{number:%}" for number in range(1001))))
+    assert invoke().stdout.splitlines()[-1].endswith("100000.000000%")
+
+
 def test_an_older_attempt_is_shown_by_its_name(trial: Any) -> None:
     trial.log(0, stamped(1, "first"))
     trial.ended("crashed", 3)

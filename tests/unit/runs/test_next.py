@@ -100,7 +100,7 @@ def test_a_chain_that_stopped_says_why_and_how_to_go_on(slurm: Any, trial: Any) 
     decide(trial, action="stop", sentence="this was start 2, and slurm.chain.max_starts is 2", next_attempt=None)
     assert said(status()) == "none: this was start 2, and slurm.chain.max_starts is 2"
     again = "bsl submit 'my run.yaml' --set training.steps=20"
-    assert status().splitlines()[-1] == f"next: {again}   (it resumes from its newest checkpoint)"
+    assert status().splitlines()[-1] == f"next: {again}   (it is not known whether it has a checkpoint to resume from)"
     slurm.answer("squeue", line("COMPLETING"))
     assert said(status()) == "none: this was start 2, and slurm.chain.max_starts is 2"
     slurm.answer("squeue", line("COMPLETED"))

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from bigsci_launch.runs.attempts import JobRecord, write_job
-from bigsci_launch.runs.chain.outlook import NOTHING_QUEUED, Outlook, chain_outlook, why_no_restart
+from bigsci_launch.runs.chain.outlook import NOTHING_QUEUED, Outlook, chain_outlook
 from bigsci_launch.runs.chain.records import ChainRecord, NextRecord, write_chain
 from bigsci_launch.runs.layout import AttemptDir, read_json, write_json
 
@@ -55,7 +55,7 @@ def test_what_is_left_and_what_waits(slurm: Any, trial: Any) -> None:
     found = chain_outlook(trial.run, trial.attempt)
     assert (found.starts_left, [each.job.job_id for each in found.links]) == (3, ["13"])
     assert found.hours_left == pytest.approx(6.0, abs=0.1)
-    assert (found.is_last, found.warnings, why_no_restart(trial.run, trial.attempt)) == (False, (), None)
+    assert (found.is_last, found.warnings, found.why_last) == (False, (), None)
     asked = len(slurm.calls("squeue"))
     assert len(chain_outlook(trial.run, trial.attempt, ask_slurm=False).links) == 1
     assert len(slurm.calls("squeue")) == asked
@@ -63,7 +63,7 @@ def test_what_is_left_and_what_waits(slurm: Any, trial: Any) -> None:
 
 def test_the_last_start_is_announced(slurm: Any, trial: Any) -> None:
     attempt = trial.attempt
-    assert why_no_restart(trial.run, attempt) == "the run has no slurm.chain"
+    assert chain_outlook(trial.run, attempt).why_last == "the run has no slurm.chain"
     assert kinds(chain_outlook(trial.run, attempt)) == [], "nobody expects another start"
     write_chain(attempt, replace(CHAIN, num_starts=5))
     found = chain_outlook(trial.run, attempt)
@@ -71,16 +71,16 @@ def test_the_last_start_is_announced(slurm: Any, trial: Any) -> None:
     assert [(each.kind, each.sentence) for each in found.warnings] == [("last_link", words)]
     write_chain(attempt, replace(CHAIN, max_hours=1.0))
     write_json(attempt.chain, {**read_json(attempt.chain), "started": time.time() - 7200})
-    assert "slurm.chain.max_hours, 1, have passed" in str(why_no_restart(trial.run, attempt))
+    assert "slurm.chain.max_hours, 1, have passed" in str(chain_outlook(trial.run, attempt).why_last)
     write_chain(attempt, replace(CHAIN, only_preempted=True, by="requeue"))
-    assert "slurm.chain does" in str(why_no_restart(trial.run, attempt))
+    assert "slurm.chain does" in str(chain_outlook(trial.run, attempt).why_last)
 
 
 def test_a_site_that_refuses_to_queue_is_the_last_link_and_what_was_not_tried_is_not(slurm: Any, trial: Any) -> None:
     attempt = trial.attempt
     write_chain(attempt, CHAIN)
     decide(attempt, asked=False, words=REFUSED)
-    assert why_no_restart(trial.run, attempt) == f"no job is queued behind it: {REFUSED}"
+    assert chain_outlook(trial.run, attempt).why_last == f"no job is queued behind it: {REFUSED}"
     decide(attempt, asked=False, words=NOTHING_QUEUED)
     found = chain_outlook(trial.run, attempt)
     assert (found.why_last, kinds(found)) == (None, []), "`bsl submit` may be about to queue one"

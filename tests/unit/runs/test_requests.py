@@ -72,6 +72,24 @@ def test_a_request_that_was_taken_up_and_is_still_there_is_taken_up_once(run: Ru
     assert (waiting(run), taken_up(run)) == ([], [first])
 
 
+@needs_root
+def test_of_anybody_else_only_so_many_wait_and_are_carried_through(run: RunDir) -> None:
+    def ask(number: int, user: int) -> None:
+        path = run.control / f"save-{number}-1.json"
+        path.write_text("{}")
+        os.chown(path, user, -1)
+
+    for number in range(30):
+        ask(number, 64_102)
+    assert len(waiting(run)) == requests.MOST_OF_ONE
+    for name in waiting(run)[:4]:
+        assert take_up(run, name, "agent")
+    assert len(waiting(run)) == requests.MOST_OF_ONE - 4
+    for number in range(30, 60):
+        ask(number, os.geteuid())
+    assert len(waiting(run)) == requests.MOST_OF_ONE - 4 + 30, "the owner may ask any number"
+
+
 def test_the_author_is_the_owner_of_the_file_whatever_it_claims(run: RunDir) -> None:
     (run.control / "kill").write_text(json.dumps({"who": "alice", "user": "alice", "why": "I am alice"}))
     (found,) = read_waiting(run)

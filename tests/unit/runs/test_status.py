@@ -312,6 +312,7 @@ def test_a_broken_record_of_one_rank_hides_no_other(slurm: Any, training: Any) -
     training.attempt.pid_file(3).write_text('{"rank": 3, ')
     with training.attempt.event_file(5).open("ab") as stream:
         stream.write(b'\xff\xfe{"kind": "heart')
+    os.utime(training.attempt.event_file(5), (training.now - 300, training.now - 300))
     status = read_status(training.run)
     assert status.num_started == 7
     assert status.slowest is not None and status.slowest.rank == 5

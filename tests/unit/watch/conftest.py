@@ -4,6 +4,7 @@ with records as ranks write them: the second repeats some steps, and its loss ju
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -106,3 +107,4 @@ def beat(attempt: AttemptDir, rank: int, phase: str, age_s: float) -> None:
     """Write the newest heartbeat of a rank."""
     record = {"kind": "heartbeat", "time": time.time() - age_s, "mono": 1.0, "step": 100, "phase": phase}
     attempt.event_file(rank).write_text(json.dumps(record) + "\n")
+    os.utime(attempt.event_file(rank), (time.time() - age_s, time.time() - age_s))

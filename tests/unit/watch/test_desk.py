@@ -18,6 +18,7 @@ import pytest
 
 from bigsci_launch.procfs import start_ticks
 from bigsci_launch.runs.attempts import JobRecord, write_job
+from bigsci_launch.runs.control import requests
 from bigsci_launch.runs.control.asked import NOTHING_ASKED, StopWish, Wish, read_asked
 from bigsci_launch.runs.control.requests import taken_up, waiting, write_request
 from bigsci_launch.runs.layout import RunDir, write_json
@@ -27,6 +28,8 @@ from bigsci_launch.scheduler.job import format_comment
 from bigsci_launch.scheduler.local import Launcher
 from bigsci_launch.watch.act.desk import Desk
 from bigsci_launch.watch.act.jobs import how_ended
+
+from ..other_users import AS_ROOT, MALLORY
 
 ME = pwd.getpwuid(os.getuid()).pw_name
 PATIENCE_S = 60.0
@@ -96,6 +99,22 @@ def office(tmp_path: Path) -> Iterator[Office]:
     for process in office.processes:
         process.kill()
         process.wait()
+
+
+def test_a_save_that_the_disk_refuses_is_answered_with_the_reason(office: Office) -> None:
+    office.local()
+    desk = office.desk()
+    office.ask("save")
+    office.serve(desk)
+    asked = read_asked(office.attempt).save
+    assert asked is not None
+    refused = {"kind": "save_refused", "step": 5, "text": "p: No space left on device (ENOSPC)", "request": asked.key}
+    office.attempt.event_file(0).write_text(json.dumps(refused) + "\n")
+    office.serve(desk)
+    answer = office.last("save")
+    assert answer.state == "failed" and refused["text"] in answer.words
+    office.serve(desk)
+    assert read_asked(office.attempt) == NOTHING_ASKED
 
 
 def test_a_save_is_done_when_its_checkpoint_is_there(office: Office) -> None:
@@ -336,3 +355,59 @@ def in_child(work: Callable[[], None], kill_at: int | None = None) -> int:
             os._exit(2)
         os._exit(0)
     return abs(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+
+
+@AS_ROOT
+def test_a_flood_of_one_user_delays_nobody(office: Office, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is old, and nothing but it fits into a look, were it not that the owner and others have their turn."""
+    office.local()
+    desk = office.desk()
+    monkeypatch.setattr(requests, "MOST_AT_ONCE", 5)
+    for number in range(300):
+        path = office.run.control / f"save-{number}-1.json"
+        path.write_text("{}")
+        os.utime(path, (1e9 + number, 1e9 + number))
+        os.chown(path, MALLORY, -1)
+    (office.run.control / "dump").write_text("by somebody else")
+    os.chown(office.run.control / "dump", MALLORY + 1, -1)
+    (office.run.control / ".x").write_text("by whom?")
+    (office.run.control / "exit").hardlink_to(office.run.control / ".x")
+    office.ask("save")
+    said = office.serve(desk)
+    assert said[0] == "requests refused: 290 were removed unread: at most 10 of one user are taken at once (said once)"
+    assert "save begun: taken up by agent" in said
+    refused = [act.who for act in read_acts(office.run) if act.state == "refused" and act.what != "requests"]
+    assert sorted(refused) == sorted([f"uid {MALLORY}", f"uid {MALLORY}", ME, f"uid {MALLORY + 1}"])
+    assert len(waiting(office.run)) == 5 and len(list(office.run.control.iterdir())) == 9
+    (office.run.control / "save-0-1.json").touch()
+    assert not any("removed unread" in words for words in office.serve(desk, rounds=2))
+    assert waiting(office.run) == []
+
+
+@AS_ROOT
+def test_what_is_carried_through_counts_as_waiting(office: Office) -> None:
+    """Otherwise a member of the group fills the ledger with requests that all are accepted."""
+    office.local()
+    nobody = pwd.getpwnam("nobody")
+    os.chown(office.run.path, -1, nobody.pw_gid)
+    desk = office.desk()
+    for number in range(25):
+        path = office.run.control / f"save-{number}-1.json"
+        path.write_text("{}")
+        os.chown(path, nobody.pw_uid, -1)
+        office.serve(desk)
+    assert [taken.request.who for taken in taken_up(office.run)] == ["nobody"] * 10
+    assert sum(act.what == "requests" for act in read_acts(office.run)) == 1
+
+
+def test_only_some_files_are_looked_at_in_one_look_and_all_have_their_turn(
+    office: Office, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    office.local()
+    monkeypatch.setattr(requests, "MOST_LOOKED_AT", 3)
+    for number in range(9):
+        (office.run.control / f"stop{number}").touch()
+    assert len(waiting(office.run)) == 3
+    desk = office.desk()
+    office.serve(desk, rounds=60)
+    assert waiting(office.run) == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from dataclasses import replace
@@ -122,6 +123,23 @@ def test_a_limit_that_comes_before_the_next_save_is_found(attempt: AttemptDir) -
     assert "a step and a save take 140 s" in cut_off.sentence
     quick = Tempo(step=45, step_s=10.0, save_s=40.0, save_interval=50)
     assert not list(facts.near_limits(attempt, running(ends=time.time() + 300), quick))
+
+
+def test_refused_saves_are_a_finding_until_one_works(attempt: AttemptDir) -> None:
+    refused = {
+        **{"kind": "save_refused", "time": time.time(), "step": 60, "refused_since": 50, "newest": 40, "retry_s": 30.0},
+        **{"text": "p: No space left on device (ENOSPC)", "path": "p", "errno": "ENOSPC", "hint": "make room there"},
+        **{"ranks": [2], "node": "n1"},
+    }
+    events = attempt.event_file(0)
+    events.parent.mkdir(parents=True, exist_ok=True)
+    events.write_text(json.dumps(refused) + "\n")
+    (found,) = facts.refused_saves(attempt, running())
+    assert (found.kind, found.key, found.step) == ("save", "save:0001:50", 60)
+    assert found.details == ("p", "make room there") and "rank 2 on n1" in found.sentence
+    with events.open("a") as stream:
+        stream.write(json.dumps({"kind": "save", "step": 63, "refused_since": 50}) + "\n")
+    assert not list(facts.refused_saves(attempt, running()))
 
 
 def test_a_node_that_may_be_alive_is_not_called_lost(attempt: AttemptDir) -> None:

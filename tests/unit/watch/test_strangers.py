@@ -39,6 +39,7 @@ from bigsci_launch.runs.watching.outbox import Notice, queue_notice, read_pendin
 from bigsci_launch.runs.watching.read import read_watching
 from bigsci_launch.scheduler.local import Launcher
 from bigsci_launch.watch.act.desk import Desk
+from tests.listening import table
 
 pytestmark = [
     pytest.mark.skipif(os.geteuid() != 0, reason="only root can become two other users"),
@@ -202,6 +203,10 @@ def test_a_colleague_s_watcher_is_heard_under_its_own_name_and_nothing_is_done(s
     run = shared.run
     agent = own_beat("agent-0001", every_s=1, health=Health.HEALTHY, sentence="", attempt="0001", may_act=True)
     assert run_as(COLLEAGUE, lambda: (raise_finding(run, FINDING), write_beat(run, agent))) == ""
+    place = run.watch_by(COLLEAGUE.pw_uid)
+    modes = [f"{path.stat().st_mode & 0o7777:04o}" for path in (place, *place.iterdir())]
+    (row,) = (row for row in table("What is stored with which mode") if "`watch/by/**`" in row)
+    assert modes == [row[2], row[3], row[3]]
     assert read_findings(run) == [] and [beat.name for beat in read_beats(run)] == ["agent"]
     (seen,) = read_all_findings(run)
     assert (seen.sentence, seen.details) == (

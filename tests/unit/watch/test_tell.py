@@ -22,11 +22,13 @@ from bigsci_launch.config.load import dump_resolved, load_run
 from bigsci_launch.errors import ConfigError
 from bigsci_launch.launch.provenance import collect_provenance
 from bigsci_launch.runs.layout import RunDir, write_json
-from bigsci_launch.runs.watching.ledger import RunFinding
+from bigsci_launch.runs.watching.ledger import Act, RunFinding, record_act
 from bigsci_launch.runs.watching.outbox import KEPT_S, MOST_TRIES, Notice, Pending, Try, not_told, read_pending
 from bigsci_launch.watch.tell.tell import DIED_S, deliver, send_now, tell
+from bigsci_launch.watch.tell.told import deliver_waiting
 from bigsci_launch.watch.tell.ways import CommandWay, NotTold, WebhookWay, post, run_command
 from bigsci_launch.watch.tell.words import notice_of_finding, subject, text
+from bigsci_launch.watch.watched import WatchedRun
 
 ROOT = Path(__file__).parents[3]
 SECRET = "/services/T0SECRET/B0SECRET"
@@ -144,6 +146,17 @@ def test_a_webhook_gets_text_and_fields_once(make_run: Callable[..., RunDir], ho
     [posted] = hook.posted
     assert posted["text"] == text(NOTICE) and (posted["step"], posted["attempt"]) == (1234, "0002")
     assert read_pending(run) == [] and "SECRET" not in run.outbox.read_text()
+
+
+def test_what_a_watcher_has_done_is_told_once(make_run: Callable[..., RunDir], hook: Hook) -> None:
+    run = make_run(f"webhook={hook.url}")
+    begun = Act("end_ranks:0001:1", "end_ranks", "watcher agent", "rank 3 hangs", "begun")
+    done = replace(begun, state="done", words="the ranks were ended")
+    for act in (begun, replace(done, key="save:1", what="save"), done, replace(done, key="pin:1", time=1.0)):
+        record_act(run, act)
+        deliver_waiting(WatchedRun(run, run, None, None))
+    [posted] = hook.posted
+    assert (posted["what"], posted["who"], posted["details"]) == ("end_ranks", "watcher agent", ["why: rank 3 hangs"])
 
 
 def test_watchers_at_the_same_time_send_one_message(make_run: Callable[..., RunDir], hook: Hook) -> None:
@@ -378,7 +391,7 @@ def test_nonsense_is_refused_and_not_quoted(make_run: Callable[..., RunDir], key
 def test_a_url_in_the_file_warns_and_is_not_shown() -> None:
     file = str(ROOT / "configs" / "demo.yaml")
     done = CliRunner().invoke(bsl, ["config", "show", file, "--set", "monitor.notify.webhook=https://x/T0SECRET"])
-    assert "webhook: <secret>" in done.output.replace('"', "") and "others may read it" in done.output
+    assert "webhook: <secret>" in done.output.replace('"', "") and "your group may read it" in done.output
     assert done.exit_code == 0 and "SECRET" not in done.output
 
 

@@ -1,0 +1,1 @@
+"""Saves of the trainer that the disk has refused."""

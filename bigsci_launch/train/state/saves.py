@@ -1,0 +1,143 @@
+"""When a save is tried again that the disk has refused, and what is recorded of it.
+
+The state is in memory, so training continues: a save is tried again after a pause that grows, and when the next one is
+due anyway. Where no step follows, it is tried again for a bounded time, and then the run ends.
+"""
+
+from __future__ import annotations
+
+import errno
+import math
+import time
+from dataclasses import dataclass
+
+from bigsci_launch.errors import CheckpointError, SaveError
+from bigsci_launch.file_names import step_of_tag
+from bigsci_launch.runs.checkpoints import CheckpointsDir
+from bigsci_launch.topology.words import name_ranks
+from bigsci_launch.train.collective import on_first_rank
+from bigsci_launch.train.identity import RankIdentity
+from bigsci_launch.train.rank_events import RankReport
+from bigsci_launch.train.stop import StopFlag
+from bigsci_launch.units import format_age
+
+PAUSES_S = (30.0, 60.0, 120.0, 300.0)
+"""From a refusal to the next try while training continues; the last one repeats."""
+END_PAUSES_S = (1.0, 2.0, 4.0, 8.0, 15.0)
+"""The same where no step follows."""
+STOP_S = 20.0
+"""How long a run tries that was asked to stop. The job script asks two steps, two saves and a minute before the limit:
+this leaves time for one more step and one more save."""
+FINISH_S = 300.0
+"""How long a run tries that is finished."""
+_LOOK_S = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class Newest:
+    """The step of the newest checkpoint, 0 if there is none, None if that is not known; and the same in words."""
+
+    step: int | None
+    words: str
+
+    def lost_words(self, step: int) -> str:
+        """Return which steps are lost if the state after `step` is."""
+        if self.step is None:
+            return "the steps since then are"
+        return f"step {step} is" if self.step == step - 1 else f"steps {self.step + 1} to {step} are"
+
+
+class Saves:
+    """The saves of a rank. Only rank 0 decides and records; the others follow."""
+
+    def __init__(self, identity: RankIdentity, report: RankReport, stop: StopFlag) -> None:
+        self._is_first, self._report, self._stop = identity.rank == 0, report, stop
+        self._checkpoints = CheckpointsDir(identity.run.checkpoints)
+        self._since: int | None = None
+        self._tries = 0
+        self._due = math.inf
+        self._is_last = False
+        self._end: float | None = None
+
+    @property
+    def is_due(self) -> bool:
+        """Whether a save that was refused must be tried again now. Only the answer of rank 0 counts."""
+        return time.monotonic() >= self._due
+
+    def worked(self) -> dict[str, int]:
+        """Note that a save has worked, and return since which step none had, for its record."""
+        since, self._since, self._tries, self._due = self._since, None, 0, math.inf
+        return {} if since is None else {"refused_since": since}
+
+    def refused(self, error: SaveError, step: int, request: str | None, *, is_last: bool) -> None:
+        """Note, say and record that a save was refused. `is_last`: no step follows."""
+        self._since = step if self._since is None else self._since
+        if is_last and not self._is_last:
+            self._is_last, self._tries = True, 0
+        pauses = END_PAUSES_S if is_last else PAUSES_S
+        pause_s = pauses[min(self._tries, len(pauses) - 1)]
+        self._tries += 1
+        self._due = time.monotonic() + pause_s
+        if not self._is_first:
+            return
+        newest = self._newest()
+        self._report.event(
+            "save_refused",
+            refused_since=self._since,
+            newest=newest.step or None,
+            path=error.path,
+            errno=errno.errorcode.get(error.number) if error.number is not None else None,
+            text=error.message,
+            hint=error.hint,
+            ranks=list(error.ranks),
+            node=error.node,
+            retry_s=pause_s,
+            **({"request": request} if request else {}),
+        )
+        print(
+            f"not saved after step {step}: {_who(error)}: {error.message}; {newest.words}; "
+            f"tried again in {format_age(pause_s)}: {error.hint}",
+            flush=True,
+        )
+
+    def wait(self, error: SaveError, step: int, *, stops: bool) -> None:
+        """Wait before another try where no step follows; a collective call.
+
+        Raises:
+            SaveError: the time for that is over. It says what is lost.
+        """
+        final = on_first_rank(lambda: self._wait(error, step, stops=stops))
+        if final is not None:
+            raise final
+
+    def _wait(self, error: SaveError, step: int, *, stops: bool) -> SaveError | None:
+        if self._end is None:
+            self._end = time.monotonic() + (STOP_S if stops else FINISH_S)
+        while (now := time.monotonic()) < self._due:
+            if self._stop.is_raised:
+                self._end = min(self._end, now + STOP_S)
+            if now >= self._end:
+                return self._final(error, step)
+            time.sleep(_LOOK_S)
+        return None
+
+    def _final(self, error: SaveError, step: int) -> SaveError:
+        newest = self._newest()
+        words = f"{_who(error)}: {error.message}; {newest.words}: {newest.lost_words(step)} lost"
+        return SaveError(words, hint=f"{error.hint}, and submit the run again", path=error.path, number=error.number)
+
+    def _newest(self) -> Newest:
+        """Return which checkpoint is the newest."""
+        try:
+            step = step_of_tag(self._checkpoints.read_latest())
+        except FileNotFoundError:
+            return Newest(0, "there is no checkpoint")
+        except (OSError, CheckpointError) as error:
+            return Newest(None, f"which checkpoint is the newest is not known ({error})")
+        if step is None:
+            return Newest(None, "which checkpoint is the newest is not known")
+        return Newest(step, f"the newest checkpoint is of step {step}")
+
+
+def _who(error: SaveError) -> str:
+    return f"{name_ranks(error.ranks)} on {error.node}" if len(error.ranks) == 1 else name_ranks(error.ranks)
