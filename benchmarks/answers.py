@@ -69,6 +69,8 @@ def spy_calls(scratch: Path) -> Iterator[Call]:
     """Yield the calls for the verdict on every recording and every signature's recording, as bundles on disk."""
     for path in sorted(RECORDINGS.rglob("*.json")):
         recording = json.loads(path.read_text())
+        if not recording.keys() & {"nodes", "node"}:
+            continue  # stacks by themselves
         name = path.relative_to(RECORDINGS).as_posix().replace("/", "-").removesuffix(".json")
         yield from formats(f"spy-{name}", unpack(recording, scratch / name))
     for path in sorted((ROOT / "diagnostics" / "signatures").glob("*/recording")):

@@ -29,12 +29,12 @@ with atheris.instrument_imports(include=["bigsci_launch"]):
     from bigsci_launch.weights.compare.compare import compare_weights
     from bigsci_launch.weights.explain import audit  # noqa: F401  # imported here so that it is instrumented
     from bigsci_launch.weights.formats import contents  # noqa: F401
-    from bigsci_launch.weights.formats.arrays import gguf_file, numpy_file  # noqa: F401
+    from bigsci_launch.weights.formats.arrays import numpy_file  # noqa: F401
     from bigsci_launch.weights.formats.text import digests, json_state, text_dump  # noqa: F401
     from bigsci_launch.weights.locate.locate import open_weights
     from bigsci_launch.weights.show.report import as_document, summary_lines
 
-SUFFIXES = (".pt", ".safetensors", ".npz", ".npy", ".gguf", ".digests.json", ".txt", ".index.json", ".ckpt")
+SUFFIXES = (".pt", ".safetensors", ".npz", ".npy", ".digests.json", ".txt", ".index.json", ".ckpt")
 RSS_LIMIT_MB, TIMEOUT_S = 1024, 4
 FOLDER = Path(tempfile.mkdtemp(prefix="bsl-fuzz-"))
 

@@ -18,6 +18,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from bigsci_launch.config.rules.layout import Limits
 from bigsci_launch.plan.calibrate.calibrate import calibrate, fit_calibration
 from bigsci_launch.plan.calibrate.predict import predict_row
 from bigsci_launch.plan.calibrate.rows import Measurement, measurements_of, read_rows
@@ -26,7 +27,6 @@ from bigsci_launch.plan.choose.search import search
 from bigsci_launch.plan.price.calibration import read_calibration
 from bigsci_launch.plan.price.hardware import A100
 from bigsci_launch.plan.price.price import price_setup
-from bigsci_launch.plan.shape.rule import Limits
 from bigsci_launch.plan.shape.tflops import full_flops
 
 ROOT = Path(__file__).parents[1]

@@ -177,14 +177,6 @@ def npz_compressed(folder: Path, is_changed: bool) -> Path:
     return folder / "packed.npz"
 
 
-def gguf(folder: Path, is_changed: bool) -> Path:
-    folder.mkdir(parents=True, exist_ok=True)
-    tests = _of_tests("formats/test_array_files.py")
-    w = tests.F32.copy()
-    w.view(np.uint32)[0, 1] ^= int(is_changed)
-    return Path(tests.write_gguf(folder / "model.gguf", w=w))
-
-
 def npz_otherwise(folder: Path, is_changed: bool) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     save_file({name: value.float() for name, value in weights(is_changed).items()}, folder / "model.safetensors")
@@ -410,5 +402,4 @@ ROWS = (
     Row("tensors as torch prints them", printed, dumps),
     Row("npz of numpy", npz, npz_otherwise),
     Row("npz of numpy, compressed", npz_compressed, npz),
-    Row("GGUF of llama.cpp", gguf, "it is one file", "w"),
 )

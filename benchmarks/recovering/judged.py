@@ -106,18 +106,18 @@ def _compare_weights(case: Case, run: RunDir, reference: RunDir, dp: int) -> lis
         return []
     if dp == case.layout.dp or done.returncode != 1:
         return [f"bsl diff-weights ends with {done.returncode}: {done.stderr[-200:]}"]
-    worst = _largest_difference(json.loads(done.stdout))
+    worst = largest_difference(json.loads(done.stdout))
     return [] if worst <= 1e-4 else [f"weights differ by {worst:.2e}"]
 
 
-def _largest_difference(document: Any) -> float:
+def largest_difference(document: Any) -> float:
     """Return the largest absolute difference that an answer of `bsl diff-weights` names."""
     found = [0.0]
     if isinstance(document, dict):
         found += [float(value) for key, value in document.items() if key == "max_abs" and value is not None]
-        found += [_largest_difference(value) for value in document.values()]
+        found += [largest_difference(value) for value in document.values()]
     elif isinstance(document, list):
-        found += [_largest_difference(value) for value in document]
+        found += [largest_difference(value) for value in document]
     return max(found)
 
 

@@ -1,0 +1,1 @@
+"""Forty further attacks: what hurts a run from outside, from inside a rank, and at the worst moment."""
