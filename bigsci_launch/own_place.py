@@ -15,6 +15,7 @@ from pathlib import Path
 
 OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 OTHERS_ENTER = stat.S_IXGRP | stat.S_IXOTH
+GETENT_TIMEOUT_S = 5.0
 
 
 def open_above(run: Path) -> list[Path]:
@@ -34,17 +35,40 @@ def open_above(run: Path) -> list[Path]:
             continue
         if seen.st_uid == os.geteuid() and not seen.st_mode & OTHERS_ENTER:
             found.clear()
-        elif others_may_rename(seen):
+        elif others_may_rename(above, seen):
             found.append(above)
     return found
 
 
-def others_may_rename(folder: os.stat_result) -> bool:
+def others_may_rename(path: Path, folder: os.stat_result) -> bool:
     """Whether somebody else than its owner may rename what is in a folder. A group without other members is nobody."""
     if folder.st_mode & stat.S_ISVTX:
         return False
-    by_group = folder.st_mode & stat.S_IWGRP and not _is_own_group(folder.st_gid)
+    by_group = folder.st_mode & stat.S_IWGRP and (_names_others(path) or not _is_own_group(folder.st_gid))
     return bool(folder.st_mode & stat.S_IWOTH or by_group)
+
+
+def _names_others(path: Path) -> bool:
+    """Whether a folder has an access control list: then the mode's bits for the group hold for whom it names."""
+    return bool(_attribute(path, "system.posix_acl_access")) or _names_more(_attribute(path, "system.nfs4_acl"))
+
+
+def _attribute(path: Path, name: str) -> bytes:
+    try:
+        return os.getxattr(path, name)
+    except OSError:  # it has none, or its file system knows none
+        return b""
+
+
+def _names_more(entries: bytes) -> bool:
+    """Whether an NFSv4 list, which every file there has, names more than the owner, the group and everyone."""
+    count, at = int.from_bytes(entries[:4], "big"), 4
+    for _ in range(count):
+        length = int.from_bytes(entries[at + 12 : at + 16], "big")
+        if entries[at + 16 : at + 16 + length] not in (b"OWNER@", b"GROUP@", b"EVERYONE@"):
+            return True
+        at += 16 + (length + 3) // 4 * 4
+    return False
 
 
 def _is_own_group(number: int) -> bool:
@@ -57,7 +81,28 @@ def _is_own_group(number: int) -> bool:
         user, group = pwd.getpwuid(os.geteuid()), grp.getgrgid(number)
     except KeyError:
         return False
-    return user.pw_gid == number and group.gr_name == user.pw_name and not set(group.gr_mem) - {user.pw_name}
+    is_named_alike = user.pw_gid == number and group.gr_name == user.pw_name
+    return is_named_alike and not set(group.gr_mem) - {user.pw_name} and not _is_group_of_another(number)
+
+
+def _is_group_of_another(number: int) -> bool:
+    """Whether it is the first group of another account: the members of a group do not name those. Where the machine
+    does not list its accounts in time, it may be. `getpwall` could not be given up."""
+    import subprocess
+
+    path = {"PATH": f"{os.environ.get('PATH', '')}:/usr/bin:/bin"}
+    try:
+        listed = subprocess.check_output(
+            ["getent", "passwd"],
+            env=path,
+            stdin=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            timeout=GETENT_TIMEOUT_S,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return True
+    accounts = [line.split(b":") for line in listed.splitlines()]
+    return any(each[3:4] == [b"%d" % number] and each[2] != b"%d" % os.geteuid() for each in accounts)
 
 
 def mendable(run: Path, folders: list[Path]) -> list[Path]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import pickle
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Mapping
 from types import ModuleType
 from typing import IO, Any, NoReturn
 
@@ -54,11 +54,14 @@ class SafeUnpickler(pickle.Unpickler):
         return self._load(pid)
 
 
-def pickle_module(allowed: Container[str], look: Callable[[bytes], None]) -> ModuleType:
+def pickle_module(
+    allowed: Container[str], look: Callable[[bytes], None], instead: Mapping[str, Callable[..., Any]]
+) -> ModuleType:
     """Return what `torch.load` takes as `pickle_module`, with an unpickler that builds only `allowed` names.
 
-    It raises ForbiddenPickle for any other `MODULE.NAME`, and whatever `look` raises for the pickle: that is called
-    before anything is built, with the very bytes that are then read.
+    It calls a function of `instead` where the pickle names what it is the value for. It raises ForbiddenPickle for any
+    other `MODULE.NAME`, and whatever `look` raises for the pickle: that is called before anything is built, with the
+    very bytes that are then read.
     """
 
     class AllowedUnpickler(pickle.Unpickler):
@@ -68,7 +71,10 @@ def pickle_module(allowed: Container[str], look: Callable[[bytes], None]) -> Mod
             super().__init__(io.BytesIO(content), **options)
 
         def find_class(self, module: str, name: str) -> Any:
-            return super().find_class(module, name) if f"{module}.{name}" in allowed else refuse_name(module, name)
+            full = f"{module}.{name}"
+            if full in instead:
+                return instead[full]
+            return super().find_class(module, name) if full in allowed else refuse_name(module, name)
 
     found = ModuleType("allowed_pickles")
     found.Unpickler = AllowedUnpickler  # type: ignore[attr-defined]

@@ -19,6 +19,7 @@ from typing import Any, Protocol
 
 import click
 
+from bigsci_launch.printable import one_line, printable
 from bigsci_launch.progress import Progress
 from bigsci_launch.units import format_age, format_bytes
 
@@ -26,7 +27,6 @@ Spans = Sequence[tuple[str, dict[str, Any]]]
 """A line whose parts have their own styles, in click's words."""
 MOST_LINES_HELD = 1000
 LONGEST_HELD_S = 0.1
-_ACTIVE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 _COLOUR = re.compile(r"\x1b\[[0-9;:]*m")
 
 
@@ -64,25 +64,6 @@ def answer_lines(lines: Iterable[str], show: Callable[[str], None] = answer) -> 
 def talk(text: str) -> None:
     """Print a line of talk on stderr."""
     click.echo(printable(text), err=True)
-
-
-def printable(text: str) -> str:
-    """Return a text whose characters do nothing to a terminal: all that people read passes here.
-
-    Names of files, output of ranks and records may be anybody's. Line ends and tabs stay. Other control characters,
-    those that turn the direction of text or end a line, and half characters become visible escapes.
-    """
-    shown = _ACTIVE.sub(_as_escape, text) if _ACTIVE.search(text) else text
-    return shown.encode("utf-8", "backslashreplace").decode()
-
-
-def _as_escape(found: re.Match[str]) -> str:
-    number = ord(found[0])
-    return f"\\x{number:02x}" if number < 0x100 else f"\\u{number:04x}"
-
-
-def _one_line(text: str) -> str:
-    return printable(text).replace("\n", "\\n").replace("\t", "\\t")
 
 
 class PrintableFormatter(logging.Formatter):
@@ -161,7 +142,7 @@ def answer_table(
     from rich.table import Table
     from rich.text import Text
 
-    columns, rows = _without_spare(columns, [[_one_line(cell) for cell in row] for row in rows], spare)
+    columns, rows = _without_spare(columns, [[one_line(cell) for cell in row] for row in rows], spare)
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
     for column in columns:
         is_number = column.startswith(">")
@@ -222,7 +203,7 @@ def _bar(title: str, total: int | None, words: str) -> Iterator[Progress]:
     columns = (TextColumn(title, markup=False), BarColumn(), TextColumn(words, markup=False), TimeElapsedColumn())
     with Bar(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("", total=total)
-        yield lambda num_done, text="": bar.update(task, completed=num_done, description=_one_line(text))
+        yield lambda num_done, text="": bar.update(task, completed=num_done, description=one_line(text))
 
 
 @contextmanager

@@ -51,10 +51,7 @@ def _finite(ctx: click.Context, parameter: click.Parameter, value: float | None)
 @click.option("--exclude", multiple=True, metavar="REGEX", help="Leave out tensors whose name matches (repeatable).")
 @click.option("--jobs", type=click.IntRange(min=1, max=256), metavar="N", help="Threads that read and compare.")
 @click.option("--sample", metavar="SHARE", help="Read only a share of each tensor, such as 1%, for a first look.")
-@click.option("--journal", type=PATH, metavar="FILE", help="Note what is equal in FILE; do not read it again.")
 @click.option("--digests", is_flag=True, help="Compare the digests recorded when A and B were saved, not the bytes.")
-@click.option("--slurm", is_flag=True, help="Compare on a node of its own, through Slurm.")
-@click.option("--site", metavar="NAME", help="With --slurm: the site whose partition, account and time limit to use.")
 @click.option("--html", type=PATH, metavar="FILE", help="Write the answer as a page with a heat map over (pp, tp).")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 @click.pass_context
@@ -69,10 +66,7 @@ def diff_weights(
     exclude: tuple[str, ...],
     jobs: int | None,
     sample: str | None,
-    journal: Path | None,
     digests: bool,
-    slurm: bool,
-    site: str | None,
     html: Path | None,
     as_json: bool,
 ) -> None:
@@ -98,84 +92,16 @@ def diff_weights(
     _require_sides(ctx, a, b, audit, seam)
     if tolerance is not None and not a:
         raise click.UsageError("--tolerance is for A and B: copies in one checkpoint are equal or not", ctx)
-    if not a and (jobs or sample or journal or digests):
-        raise click.UsageError("--jobs, --sample, --journal and --digests are for A and B", ctx)
+    if not a and (jobs or sample or digests):
+        raise click.UsageError("--jobs, --sample and --digests are for A and B", ctx)
     selection = parse_selection(include, exclude)
-    if site and not slurm:
-        raise click.UsageError("--site is for --slurm", ctx)
-    if slurm:
-        ctx.exit(_on_node(ctx, site))
-    wanted = _Wanted(jobs, None if sample is None else parse_share(ctx, sample), journal, digests)
+    wanted = _Wanted(jobs, None if sample is None else parse_share(ctx, sample), digests)
     found = _audited(audit, selection) if audit else _compared(a, b, selection, tolerance, wanted) if a and b else None
     jump = _seam(seam) if seam else None
     restart = _restart(seam) if seam else None
     if found is None and jump is not None and restart is not None and jump.loss.is_changed:
         found = _compared_around(restart, jump.loss.step, selection)
     _answer(ctx, found, _Seams(jump, restart) if jump else None, html, as_json)
-
-
-def _on_node(ctx: click.Context, site: str | None) -> int:
-    """Run this command on a node of its own, without the options that say so; return its exit code."""
-    import signal
-    import sys
-
-    from bigsci_launch.content import module_argv
-    from bigsci_launch.launch.foreground import interrupts_on
-    from bigsci_launch.scheduler.slurm import run_on_node
-
-    argv = [*module_argv(sys.executable, "bigsci_launch"), "diff-weights", *_same_arguments(ctx)]
-    with interrupts_on(signal.SIGTERM, signal.SIGHUP):
-        return run_on_node(
-            argv,
-            name="bsl-diff-weights",
-            options=_placement(site) if site else {},
-            answers=(0, 1, 2, 4),
-            on_line=console.talk,
-        )
-
-
-def _same_arguments(ctx: click.Context) -> list[str]:
-    """Return the arguments of this call, in any order, without --slurm and --site."""
-    options: list[str] = []
-    sides: list[str] = []
-    for parameter in ctx.command.params:
-        value = ctx.params.get(parameter.name or "")
-        if parameter.name in ("slurm", "site") or value is None or value is False:
-            continue
-        if isinstance(parameter, click.Argument):
-            sides.append(str(value))
-        elif value is True:
-            options.append(parameter.opts[0])
-        elif parameter.multiple:
-            options += [f"{parameter.opts[0]}={each}" for each in value]
-        elif parameter.nargs > 1:
-            options += [parameter.opts[0], *map(str, value)]
-        else:
-            options.append(f"{parameter.opts[0]}={value}")
-    return [*options, "--", *sides]
-
-
-def _placement(name: str) -> dict[str, str | None]:
-    """Return srun's options for the nodes of a site.
-
-    Raises:
-        ConfigError: there is no such site, or it has no Slurm.
-    """
-    from bigsci_launch.config.site import load_site
-    from bigsci_launch.errors import ConfigError
-
-    site = load_site(name)
-    if site.is_local:
-        raise ConfigError(f"site {site.name} has no Slurm", hint="leave out --slurm to compare on this machine")
-    config = site.config
-    return {
-        "partition": config.default_partition,
-        "account": config.account,
-        "qos": config.qos,
-        "reservation": config.reservation,
-        "constraint": config.constraint,
-        "time": config.default_time_limit,
-    }
 
 
 def _require_sides(
@@ -195,7 +121,6 @@ class _Wanted:
 
     jobs: int | None
     sample: float | None
-    journal: Path | None
     digests: bool
 
 
@@ -215,7 +140,7 @@ def parse_share(ctx: click.Context, text: str) -> float:
 
 
 def _compared(a: Path, b: Path, selection: Selection, tolerance: float | None, wanted: _Wanted) -> Comparison:
-    from bigsci_launch.watch.seam import with_checkpoint
+    from bigsci_launch.watch.seam import UNASKED_BYTES, with_checkpoint
     from bigsci_launch.weights.compare.compare import compare_weights
     from bigsci_launch.weights.locate.locate import open_weights
 
@@ -223,6 +148,8 @@ def _compared(a: Path, b: Path, selection: Selection, tolerance: float | None, w
     right = with_checkpoint(open_weights(_weights_folder(b), "b"))
     plan = _read_plan(left, right, wanted)
     share = wanted.sample or 1.0
+    if left.num_bytes() > UNASKED_BYTES:
+        _hint_at_srun()
     with console.late_bytes("comparing", lambda: int(left.num_bytes() * share)) as report_progress:
         found = compare_weights(
             left, right, selection=selection, tolerance=tolerance, plan=plan, report_progress=report_progress
@@ -234,16 +161,23 @@ def _compared(a: Path, b: Path, selection: Selection, tolerance: float | None, w
     return explain(found, left, right)
 
 
+def _hint_at_srun() -> None:
+    """Print how to compare on a node of its own, where this may be a login node: there is Slurm, and this is no job."""
+    import os
+    import shlex
+    import sys
+
+    from bigsci_launch.scheduler.command import has_command
+
+    if has_command("srun") and "SLURM_JOB_ID" not in os.environ:
+        console.talk(f"hint: on a node of its own: srun --nodes=1 --exclusive bsl {shlex.join(sys.argv[1:])}")
+
+
 def _read_plan(a: Weights, b: Weights, wanted: _Wanted) -> ReadPlan:
     from bigsci_launch.weights.compare.reading import DEFAULT_JOBS, ReadPlan
 
     digests = {**_recorded_digests(a), **_recorded_digests(b)} if wanted.digests else {}
-    journal = None
-    if wanted.journal is not None:
-        from bigsci_launch.weights.compare.journal import Journal
-
-        journal = Journal(wanted.journal)
-    return ReadPlan(wanted.jobs or DEFAULT_JOBS, wanted.sample, journal, digests)
+    return ReadPlan(wanted.jobs or DEFAULT_JOBS, wanted.sample, digests)
 
 
 def _recorded_digests(weights: Weights) -> dict[Path, str]:
@@ -326,7 +260,7 @@ def _compared_around(restart: Restart, step: int, selection: Selection) -> Compa
     with suppress(BslError):
         if around.after is None:
             return _audited(around.before, selection)
-        return _compared(around.before, around.after, selection, None, _Wanted(None, None, None, False))
+        return _compared(around.before, around.after, selection, None, _Wanted(None, None, False))
     return None
 
 

@@ -1,6 +1,7 @@
 """Rules across sections. Each is a small pure function whose findings name the keys that do not fit together.
 
-`check_run` runs all of them. Rules that need a model of time or memory, or the pipeline partitioner, are in `plan`.
+`check_run` runs all of them. Those of the layout are in `rules`, for `plan` too. Rules that need a model of time or
+memory, or the pipeline partitioner, are in `plan`.
 """
 
 from __future__ import annotations
@@ -15,19 +16,17 @@ from bigsci_launch.config.checks.node import (
     check_spare_nodes,
     check_stop_signal,
     check_survive,
-    check_tensor_parallel_in_node,
 )
 from bigsci_launch.config.checks.notify import check_notify
 from bigsci_launch.config.checks.technique import (
-    check_experts,
     check_framework,
-    check_schedule,
-    check_shard_group,
     check_technique,
 )
-from bigsci_launch.config.finding import DP, PP, TP, Finding, worst_first
+from bigsci_launch.config.finding import DP, PP, Finding, worst_first
 from bigsci_launch.config.masking import SECRET
 from bigsci_launch.config.problems import closest
+from bigsci_launch.config.rules.described import check_layout
+from bigsci_launch.config.rules.own_cut import parse_layer_counts
 from bigsci_launch.config.schema.run import ModelSection, RunConfig
 from bigsci_launch.config.schema.section import NotDescribed
 from bigsci_launch.config.site import Site
@@ -67,23 +66,6 @@ def warning(rule: str, keys: tuple[str, ...], text: str) -> Finding:
     return Finding(rule, "warning", keys, text)
 
 
-def data_parallel_size(config: RunConfig, site: Site) -> int | None:
-    """Return dp as it will be; if the world size does not fit, dp as written, which may be None."""
-    try:
-        return site.layout(config).topology.dp
-    except ValueError:
-        return config.parallelism.data_parallel_size
-
-
-def check_world_size(config: RunConfig, site: Site) -> Iterator[Finding]:
-    """tp x pp x dp is the number of ranks: nodes x ranks per node."""
-    try:
-        site.layout(config)
-    except ValueError as problem:
-        key = DP if config.parallelism.data_parallel_size else TP
-        yield error("world_size", (key, "slurm.nodes"), f"{problem} (site {site.name})")
-
-
 def check_axes(config: RunConfig, site: Site) -> Iterator[Finding]:
     """`bsl train` splits a model over three axes; other programs may use more."""
     for axis in foreign_axes(config) if config.run.starts_trainer else ():
@@ -102,55 +84,6 @@ def check_trace(config: RunConfig, _site: Site) -> Iterator[Finding]:
 def foreign_axes(config: RunConfig) -> list[Axis]:
     """Return the axes of a run that `bsl train` does not support."""
     return [axis for axis in AXES if axis.name not in TRAINER_AXES and getattr(config.parallelism, axis.key) > 1]
-
-
-def check_heads(config: RunConfig, site: Site) -> Iterator[Finding]:
-    """The width divides evenly into heads, and the heads over tensor-parallel ranks."""
-    model, tp = config.model, config.parallelism.tensor_parallel_size
-    key = "model.num_attention_heads"
-    if model.head_size is None and model.hidden_size % model.num_attention_heads:
-        text = f"hidden_size {model.hidden_size} is not a multiple of {model.num_attention_heads} heads"
-        yield error("heads", (key, "model.hidden_size"), text)
-    if model.num_attention_heads % tp:
-        yield error("heads", (key, TP), f"{model.num_attention_heads} heads are not a multiple of tp {tp}")
-
-
-def check_key_value_heads(config: RunConfig, site: Site) -> Iterator[Finding]:
-    """The heads divide evenly over the key/value heads, and these over tensor-parallel ranks."""
-    heads, tp = config.model.num_attention_heads, config.parallelism.tensor_parallel_size
-    shared, key = config.model.num_key_value_heads, "model.num_key_value_heads"
-    if shared and heads % shared:
-        text = f"{heads} heads are not a multiple of {shared} key/value heads"
-        yield error("key_value_heads", (key, "model.num_attention_heads"), text)
-    # Megatron gives ranks copies of key/value heads where these are fewer.
-    copies = config.run.framework == "megatron" and shared and tp % shared == 0
-    if shared and shared % tp and not copies:
-        yield error("key_value_heads", (key, TP), f"{shared} key/value heads are not a multiple of tp {tp}")
-
-
-def check_ffn_width(config: RunConfig, site: Site) -> Iterator[Finding]:
-    """The MLP's width divides evenly over tensor-parallel ranks."""
-    tp = config.parallelism.tensor_parallel_size
-    if config.model.ffn_hidden_size and config.model.ffn_hidden_size % tp:
-        text = f"{config.model.ffn_hidden_size} is not a multiple of tp {tp}"
-        yield error("ffn_width", ("model.ffn_hidden_size", TP), text)
-
-
-def check_rotary(config: RunConfig, site: Site) -> Iterator[Finding]:
-    """Rotary positions rotate pairs of elements, so the head width is even."""
-    model = config.model
-    width = model.head_size or model.hidden_size // model.num_attention_heads
-    if model.positions == "rotary" and width % 2:
-        text = f"rotary positions need an even head width; {model.hidden_size} / {model.num_attention_heads} is {width}"
-        yield error("rotary", ("model.positions", "model.num_attention_heads"), text)
-
-
-def check_stages(config: RunConfig, site: Site) -> Iterator[Finding]:
-    """There is at least one transformer layer for every stage."""
-    layers, pp = config.model.num_layers, config.parallelism.pipeline_parallel_size
-    if layers < pp:
-        text = f"{layers} layers cannot fill {pp} pipeline stages: {pp - layers} would have no layer"
-        yield error("stages", (PP, "model.num_layers"), text)
 
 
 def check_partition_method(config: RunConfig, site: Site) -> Iterator[Finding]:
@@ -200,10 +133,10 @@ def _check_counts(config: RunConfig, counts: str) -> Iterator[Finding]:
     """`time:7,6,6,5`, the layers of every stage as `bsl submit` records them, fits the run."""
     key = "parallelism.partition_method"
     layers, pp = config.model.num_layers, config.parallelism.pipeline_parallel_size
-    if not re.fullmatch(r"[1-9]\d*(,[1-9]\d*)*", counts):
+    numbers = parse_layer_counts(config.parallelism.partition_method)
+    if numbers is None:
         yield error("partition_method", (key,), f"{counts!r} is not a list of layers per stage, such as 7,6,6,5")
         return
-    numbers = [int(count) for count in counts.split(",")]
     if (sum(numbers), len(numbers)) != (layers, pp):
         text = f"{counts!r} puts {sum(numbers)} layers on {len(numbers)} stages; the run has {layers} on {pp}"
         yield error("partition_method", (key, PP), text)
@@ -217,28 +150,11 @@ def check_vocabulary_padding(config: RunConfig, site: Site) -> Iterator[Finding]
         yield warning("vocabulary_padding", ("model.vocab_size_multiple", "model.vocab_size"), text)
 
 
-def check_global_batch(config: RunConfig, site: Site) -> Iterator[Finding]:
-    """The global batch is a whole number of micro batches on every replica."""
-    training, dp = config.training, data_parallel_size(config, site)
-    if dp is None:
-        return
-    if training.micro_batch_size == "auto":
-        yield from _check_automatic(config, dp)
-    elif training.global_batch_size % (training.micro_batch_size * dp):
-        text = (
-            f"{training.global_batch_size} is not a multiple of "
-            f"micro_batch_size {training.micro_batch_size} x dp {dp} = {training.micro_batch_size * dp}"
-        )
-        yield error("global_batch", ("training.global_batch_size", "training.micro_batch_size"), text)
-
-
-def _check_automatic(config: RunConfig, dp: int) -> Iterator[Finding]:
-    training = config.training
-    size, batch = "training.micro_batch_size", "training.global_batch_size"
-    if not config.run.starts_trainer:
-        yield error("global_batch", (size,), "auto is for bsl train; this run starts another program")
-    elif training.global_batch_size % dp:
-        yield error("global_batch", (batch,), f"{training.global_batch_size} is not a multiple of dp {dp}")
+def check_automatic_size(config: RunConfig, site: Site) -> Iterator[Finding]:
+    """Only `bsl train` finds the size of micro-batches itself."""
+    if config.training.micro_batch_size == "auto" and not config.run.starts_trainer:
+        text = "auto is for bsl train; this run starts another program"
+        yield error("automatic_size", ("training.micro_batch_size", "run.command"), text)
 
 
 def check_rampup_range(config: RunConfig, site: Site) -> Iterator[Finding]:
@@ -257,25 +173,6 @@ def check_rampup_range(config: RunConfig, site: Site) -> Iterator[Finding]:
             f"from {ramp.start} to {goal} is {goal - ramp.start} samples, which is not a multiple of {ramp.increment}"
         )
         yield error("rampup_range", (increment, "training.global_batch_size"), text)
-
-
-def check_rampup_sizes(config: RunConfig, site: Site) -> Iterator[Finding]:
-    """Every batch size on the ramp is a whole number of micro batches on every replica.
-
-    Megatron's own check fires only when training reaches that size, days later.
-    """
-    ramp, training, dp = config.training.rampup, config.training, data_parallel_size(config, site)
-    if ramp is None or dp is None:
-        return
-    size = 1 if training.micro_batch_size == "auto" else training.micro_batch_size
-    unit = size * dp
-    # Remainders modulo `unit` repeat, so the first `unit` sizes show all of them.
-    sizes = range(ramp.start, training.global_batch_size, ramp.increment)
-    broken = next((size for size in sizes[:unit] if size % unit), None)
-    if broken is not None:
-        key = "training.rampup.start" if ramp.start % unit else "training.rampup.increment"
-        text = f"the ramp reaches {broken}, not a multiple of micro_batch_size {size} x dp {dp}"
-        yield error("rampup_sizes", (key, "training.micro_batch_size"), f"{text} = {unit}")
 
 
 def check_learning_rate(config: RunConfig, site: Site) -> Iterator[Finding]:
@@ -304,18 +201,6 @@ def check_partition(config: RunConfig, site: Site) -> Iterator[Finding]:
         ending = f"did you mean {meant}?" if meant else f"it has {listed}"
         text = f"site {site.name} has no partition {name!r}; {ending}"
     yield error("partition", ("slurm.partition", "slurm.site"), text)
-
-
-def check_nodes(config: RunConfig, site: Site) -> Iterator[Finding]:
-    """The partition has enough nodes, with the site's reserve left free."""
-    partition = site.config.partitions.get(config.slurm.partition or "")
-    if partition is None or partition.nodes is None or site.is_local:
-        return
-    nodes, reserve = config.slurm.nodes + config.slurm.spare_nodes, site.config.reserve_nodes
-    if nodes > partition.nodes - reserve:
-        kept = f", of which {reserve} are kept to replace dead ones" if reserve else ""
-        text = f"{nodes} nodes requested; partition {config.slurm.partition} has {partition.nodes}{kept}"
-        yield error("nodes", ("slurm.nodes", "site.reserve_nodes" if reserve else "slurm.partition"), text)
 
 
 def check_time_limit(config: RunConfig, site: Site) -> Iterator[Finding]:
@@ -442,32 +327,21 @@ def check_local_without_effect(config: RunConfig, site: Site) -> Iterator[Findin
 
 
 CHECKS: tuple[Check, ...] = (
-    check_world_size,
+    check_layout,
     check_axes,
     check_technique,
     check_framework,
-    check_experts,
-    check_schedule,
-    check_shard_group,
     check_trace,
     check_notify,
-    check_tensor_parallel_in_node,
     check_segment,
     check_spare_nodes,
     check_survive,
-    check_heads,
-    check_key_value_heads,
-    check_ffn_width,
-    check_rotary,
-    check_stages,
     check_partition_method,
     check_vocabulary_padding,
-    check_global_batch,
+    check_automatic_size,
     check_rampup_range,
-    check_rampup_sizes,
     check_learning_rate,
     check_partition,
-    check_nodes,
     check_time_limit,
     check_exit_margin,
     check_stop_signal,

@@ -24,6 +24,7 @@ from bigsci_launch.launch.freeze import make_own_folder, within_umask
 from bigsci_launch.launch.job.request import JobRequest
 from bigsci_launch.runs.control.requests import make_control
 from bigsci_launch.runs.layout import RunDir, read_json
+from bigsci_launch.runs.ownership import user_name
 from bigsci_launch.topology import AXIS_NAMES, Topology
 
 SCHEMA_VERSION = 1
@@ -142,7 +143,8 @@ def identity(config: RunConfig, topology: Topology) -> dict[str, Any]:
 
 
 def require_same_run(run: RunDir, config: RunConfig, topology: Topology) -> None:
-    """Raise RunDirError if the run directory belongs to another model or layout, or is not a run directory."""
+    """Raise RunDirError if the run directory belongs to another run, model or layout, or is not a run directory."""
+    _require_own_link(run, config)
     if not run.record.exists():
         if not run.path.exists() or _may_become_run(run):
             return
@@ -151,6 +153,11 @@ def require_same_run(run: RunDir, config: RunConfig, topology: Topology) -> None
                 f"{run.path} exists and is not a run directory", hint="choose another run.name or run.root"
             )
     record = read_json(run.record)
+    if isinstance(record, dict) and record.get("name", config.run.name) != config.run.name:
+        raise RunDirError(
+            f"{run.record} is of run {str(record['name'])!r:.110}, not of {config.run.name}",
+            hint="choose another run.name; if you have renamed its folder, mend `name` in that file",
+        )
     here = {**identity(config, topology), "topology": {axis: topology[axis] for axis in AXIS_NAMES}}
     if isinstance(record, dict) and "model" not in record:
         here = {"topology": here["topology"]}  # it was started with another program
@@ -164,6 +171,16 @@ def require_same_run(run: RunDir, config: RunConfig, topology: Topology) -> None
         raise RunDirError(
             f"run {config.run.name} was started with another model or layout: {'; '.join(changed)}",
             hint="its checkpoints do not fit; choose another run.name, or set the keys back",
+        )
+
+
+def _require_own_link(run: RunDir, config: RunConfig) -> None:
+    """Require that nobody else leads a run elsewhere: in a sticky folder, anybody may make a link with its name."""
+    link = Path(config.run.root) / config.run.name
+    if link.is_symlink() and link.lstat().st_uid not in (0, os.geteuid()):
+        raise RunDirError(
+            f"{link} is a link of {user_name(link.lstat().st_uid)} to {run.path}",
+            hint="choose another run.name or run.root",
         )
 
 

@@ -223,7 +223,7 @@ def take_back(submission: Submission) -> None:
 def _cannot_write(request: JobRequest, error: OSError) -> RunDirError:
     if isinstance(error, FileExistsError) and error.filename == str(request.attempt.path):
         return RunDirError(
-            f"run {request.name}: attempt {request.attempt.name} is being submitted by someone else",
+            f"run {request.name}: attempt {request.attempt.name} is being submitted by another process",
             hint=f"`bsl status {run_argument(request.run)}` shows it",
         )
     where = error.filename or request.run.path

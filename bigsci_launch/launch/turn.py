@@ -59,7 +59,8 @@ def find_active(run: RunDir, *, force: bool = False) -> ActiveAttempt | None:
             raise RunDirError(
                 f"run {run.name}: attempt {attempt.name} is being submitted right now, or its submission was killed "
                 "or got no answer",
-                hint=f"try again in {SUBMISSION_GRACE_S - age:.0f} s, unless its job appears in squeue before",
+                hint=f"`bsl status {run_argument(run)}` shows it once it is submitted; if it never is, submit again "
+                f"in {SUBMISSION_GRACE_S - age:.0f} s",
             )
         return None
     job = query_attempt(attempt)

@@ -8,7 +8,6 @@ slow alone is timed again before it is blamed: noise makes a group slow once, bu
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
@@ -141,12 +140,6 @@ def end_search(search: SlowSearch) -> SlowFound:
         num_rounds=search.num_rounds,
         are_too_many=len(slow) > search.most,
     )
-
-
-def most_rounds(num_nodes: int, most: int) -> int:
-    """Return how many rounds a search needs at most without noise: the first, the halves, and the confirmation."""
-    largest = math.ceil(num_nodes / (most + 1))
-    return 1 + math.ceil(math.log2(largest)) + CONFIRMATIONS - 1 if largest > 1 else CONFIRMATIONS
 
 
 def _parts(nodes: Iterable[str], count: int) -> list[tuple[str, ...]]:

@@ -10,6 +10,7 @@ import errno
 import fcntl
 import getpass
 import os
+import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -32,6 +33,8 @@ LASTS_S = {
     "by_hand": None,
 }
 """For how many seconds a node is left out, by reason. None: until somebody forgives it."""
+NODE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,254}")
+"""A name of a node, for Slurm and for DNS. It goes into options of Slurm and into lines that people read."""
 LOCK_TIMEOUT_S = 10.0
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EBADF)
 
@@ -68,7 +71,13 @@ class BadNode:
 
 
 def make_entry(node: str, reason: str, evidence: str, *, cluster: str | None, days: float | None = None) -> BadNode:
-    """Return an entry that begins now and lasts for `days`; default: as long as its reason usually does."""
+    """Return an entry that begins now and lasts for `days`; default: as long as its reason usually does.
+
+    Raises:
+        RunDirError: that is no name of a node.
+    """
+    if not NODE_NAME.fullmatch(node):
+        raise RunDirError(f"{node!r:.80} is no name of a node", hint="`sinfo --Node` lists those of the cluster")
     now = time.time()
     lasts_s = LASTS_S[reason] if days is None else days * DAY_S
     expires = None if lasts_s is None else now + lasts_s
@@ -103,8 +112,8 @@ def read_nodes(memory: Path) -> list[BadNode]:
 def _entry(record: dict[str, object]) -> BadNode:
     names = BadNode.__dataclass_fields__
     entry = BadNode(**{name: record[name] for name in names if name in record})  # type: ignore[arg-type]
-    if not isinstance(entry.node, str) or not entry.node:
-        raise ValueError(f"{entry.node!r} is not a node")
+    if not isinstance(entry.node, str) or not NODE_NAME.fullmatch(entry.node):
+        raise ValueError(f"{entry.node!r:.80} is not a node")
     if not isinstance(entry.since, (int, float)) or not isinstance(entry.expires, (int, float, type(None))):
         raise ValueError(f"{entry.node}: since and expires are not times")
     return entry

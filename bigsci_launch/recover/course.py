@@ -5,11 +5,10 @@ A generation is gathered, runs, and ends with the first failure. Then those that
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from bigsci_launch.recover.gathering import CannotBegin, LostRunners, RollCall, seats_to_avoid
+from bigsci_launch.recover.gathering import CannotBegin, LostRunners, RollCall, WaitingDeaths, seats_to_avoid
 from bigsci_launch.recover.generation import Formation, GenerationFailure, Instant, Level, LineUp, Seat
 from bigsci_launch.recover.members import Rules
 from bigsci_launch.recover.orders import (
@@ -56,8 +55,6 @@ LOST_PEER_S = 5.0
 TERMINATION_LAG_S = 1.0
 TERMINATION_GRACE_S = 30.0
 """Time from TERM to KILL when the job is cancelled: Slurm's default KillWait."""
-MAX_DEATHS = 3
-"""A seat whose process dies so often before it takes a rank gets none."""
 LEFT_OUT_S = 86400.0
 SAY_EVERY_S = 10.0
 """A generation that has not begun after this long says what it waits for, and then again when that has changed."""
@@ -76,7 +73,7 @@ class JobCourse:
         self._ready: dict[int, int] = {}
         self._absent = set(range(rules.num_seats))
         self._gone: dict[int, str] = {}
-        self._deaths: Counter[int] = Counter()
+        self._deaths = WaitingDeaths()
         self._newest_seat: float | None = None
         self._run: Running | None = None
         self._cause: GenerationFailure | None = None
@@ -201,7 +198,7 @@ class JobCourse:
         if seat is None:
             return
         for number in seats_to_avoid(seat, self._usable(), self._rules.wanted.topology.world_size):
-            self._deaths[number] = MAX_DEATHS
+            self._deaths.rule_out(number)
             self._gone[number] = f"{seat.node} failed a check: {event.words}"
             self._lost.remove(number)
             self._ready.pop(number, None)
@@ -211,7 +208,7 @@ class JobCourse:
     def _usable(self) -> dict[int, Seat]:
         """The seats that may take a rank: those with a runner, and those that get one again."""
         known = {**self._lost.coming(self._seats, self._now.clock), **self._seats}
-        return {number: seat for number, seat in known.items() if self._deaths[number] < MAX_DEATHS}
+        return {number: seat for number, seat in known.items() if not self._deaths.is_out(number)}
 
     def _note_ready(self, event: SeatReady) -> None:
         run = self._run
@@ -256,11 +253,10 @@ class JobCourse:
         """A process has died that had no rank: a spare, or one that waited for the next generation."""
         if self._stage is JobStage.LEAVE:
             return
-        self._deaths[event.seat] += 1
+        self._deaths.note(event.seat, is_final=event.is_final)
         how = event.signal or f"exit code {event.code}"
         self._order(SayLine(f"a process that waited in seat {event.seat} has ended: {how}"))
-        if event.is_final or self._deaths[event.seat] >= MAX_DEATHS:
-            self._deaths[event.seat] = MAX_DEATHS
+        if self._deaths.is_out(event.seat):
             self._lost.remove(event.seat)
             self._gone[event.seat] = event.words or f"its process ends before it takes a rank, with {how}"
             self._cause = self._cause or GenerationFailure("died", self._now.time, seat=event.seat, status=event.status)
@@ -383,7 +379,7 @@ class JobCourse:
     def _can_grow(self, run: Running) -> bool:
         """Whether a late seat allows more replicas. Only where ranks tell their steps: there, it costs one at most.
         Programs that start again would lose all since their last checkpoint."""
-        spares = [number for number in self._ready if number not in run.ranks and self._deaths[number] < MAX_DEATHS]
+        spares = [number for number in self._ready if not (number in run.ranks or self._deaths.is_out(number))]
         return not run.done and run.phases.has_stepped and run.would_grow(self._rules.wanted, len(spares))
 
     def _fail(self, failure: GenerationFailure, fenced: int | None = None) -> None:
@@ -440,6 +436,8 @@ class JobCourse:
         step = run.phases.step
         if self._rules.level == "restart":
             step = run.seen.step if run.seen else None
+        if step is not None:
+            self._deaths.forget(run.ranks)
         failures = run.judged_failures(self._lives, stays=self._rules.level == "in_place")
         for failure in failures:
             self._record("failed", failure.as_dict())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from bigsci_launch.recover.generation import LineUp, Seat
@@ -21,6 +21,8 @@ SAY_AFTER_S = 10.0
 """A generation that has not begun after this long says what it waits for."""
 READY_S = 120.0
 """The same for the process that replaces one, if there is no spare."""
+MAX_DEATHS = 3
+"""A seat whose process dies so often before it takes a rank gets none."""
 MAX_RUNNERS = 3
 """How often the runner of a seat is started again."""
 RUNNER_S = 15.0
@@ -99,6 +101,30 @@ class RollCall:
             parts.append(f"seats that were not ready in time: {compress_ranks(late)}")
         parts += [f"seat {number}: {text}" for number, text in sorted(self.gone.items())[:4]]
         return "; ".join(parts)
+
+
+class WaitingDeaths:
+    """How often processes have died in each seat while they waited for a rank. A seat where that goes too far is out:
+    it gets no rank any more."""
+
+    def __init__(self) -> None:
+        self._counts: Counter[int] = Counter()
+
+    def is_out(self, seat: int) -> bool:
+        return self._counts[seat] >= MAX_DEATHS
+
+    def note(self, seat: int, *, is_final: bool) -> None:
+        """Note a death; `is_final`: the seat itself expects no better one."""
+        self._counts[seat] = MAX_DEATHS if is_final else self._counts[seat] + 1
+
+    def rule_out(self, seat: int) -> None:
+        self._counts[seat] = MAX_DEATHS
+
+    def forget(self, seats: Iterable[int]) -> None:
+        """Begin to count again for seats whose ranks have stepped, unless they are out."""
+        for seat in seats:
+            if not self.is_out(seat):
+                del self._counts[seat]
 
 
 class LostRunners:

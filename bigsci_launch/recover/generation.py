@@ -150,7 +150,9 @@ class GenerationFailure:
 
     @property
     def _death(self) -> str:
-        return f"was killed by {self.signal}" if self.signal else f"ended with exit code {self.code}"
+        if self.signal or self.code is None:
+            return f"was killed by {self.signal}" if self.signal else "has died"
+        return f"ended with exit code {self.code}"
 
 
 def cause_first(failures: list[GenerationFailure]) -> list[GenerationFailure]:

@@ -104,11 +104,15 @@ class WatcherWish:
 
 @dataclass(frozen=True, slots=True)
 class RanksSeen:
-    """What a generation has left on disk: its newest step, None if it is not known; and the last words of ranks."""
+    """What a generation has left on disk: its newest step, None if it is not known; and the last words of ranks.
+
+    `accused`: whom a guard accuses that has ended a rank, by that rank; empty if it accuses none.
+    """
 
     generation: int
     step: int | None
     words: Mapping[int, str]
+    accused: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ from typing import Any
 
 from bigsci_launch.errors import BslError
 from bigsci_launch.nodes.memory import add_nodes, make_entry
+from bigsci_launch.printable import one_line
 from bigsci_launch.recover.generation import Instant
 from bigsci_launch.recover.orders import (
     Archived,
@@ -115,14 +116,15 @@ class Records:
             self._tell(Archived(generation))
 
     def _look(self, order: LookAtRanks) -> None:
-        step, words = None, {}
+        step, words, accused = None, {}, {}
         try:
+            accused = {rank: whom for rank in order.ranks if (whom := accused_by(self._attempt, rank)) is not None}
             words = {rank: text for rank in order.ranks if (text := last_words(self._attempt, rank))}
             if order.since is not None:
                 found = find_last_step(self._attempt, read_rank_events(self._attempt))
                 step = found.step if found is not None and found.time >= order.since else None
         finally:
-            self._tell(RanksSeen(order.generation, step, words))
+            self._tell(RanksSeen(order.generation, step, words, accused))
 
     def _leave_out(self, order: LeaveOut) -> None:
         run = self._attempt.path.parent.parent
@@ -140,11 +142,19 @@ class Records:
 
 
 def last_words(attempt: AttemptDir, rank: int) -> str | None:
-    """Return why a rank died, as it has said itself: its recorded exception, or the last line of its log."""
+    """Return why a rank died, in one line and as it has said itself: its recorded exception, or the end of its log."""
     with contextlib.suppress(BslError, LookupError, TypeError):
         error = read_json(attempt.error_file(rank))
-        return f"{error['type']}: {error['message']}"
+        return one_line(f"{error['type']}: {error['message']}")
     lines = (line.text for line in LogReader(attempt.log_file(rank), rank).last_lines())
     newest = [text for text in islice(lines, MOST_LINES) if text.strip()]
     own = [text for text in newest if not IN_TRACEBACK.match(text)]
-    return next((text.strip() for text in [*own, *newest]), None)
+    return next((one_line(text.strip()) for text in [*own, *newest]), None)
+
+
+def accused_by(attempt: AttemptDir, rank: int) -> tuple[int, ...] | None:
+    """Return the ranks that a guard accuses, as the error record of a rank that it has ended says; None if none has."""
+    with contextlib.suppress(BslError, TypeError):
+        accused = read_json(attempt.error_file(rank)).get("accused")
+        return tuple(sorted(each for each in accused if type(each) is int)) if isinstance(accused, list) else None
+    return None

@@ -112,8 +112,8 @@ class Running:
         """Return the failures, the cause first, as all that has happened shows them. `lives` says whether a node does;
         `stays`: ranks say when they have finished.
 
-        A runner is lost before the last one of its node is. And where every failure is only about lost peers, the cause
-        is the rank that was the first to leave with 0.
+        A runner is lost before the last one of its node is. Where every failure is only about lost peers, the cause is
+        the rank that was the first to leave with 0. And where a guard ended them, it is the rank that the guard accuses.
         """
         known = [
             replace(each, kind="lost_node") if each.kind == "lost_runner" and not lives(each.node) else each
@@ -123,7 +123,32 @@ class Running:
         if found and self.done and not stays and all(each.is_about_others for each in found):
             first = next(iter(self.done.values()))
             return [replace(first, status=found[0].status), *found]
-        return found
+        return self._accused_first(found)
+
+    def _accused_first(self, found: list[GenerationFailure]) -> list[GenerationFailure]:
+        """Return the failures, those of ranks that a guard accuses first, if a guard ended the first one.
+
+        All ranks raise what the guard has found, and which of them ends first says nothing. An accused rank may have
+        been killed before it did. Where the guard accuses none, no rank is the cause.
+        """
+        raised = found[0] if found else None
+        whom = self.seen.accused.get(raised.rank) if raised and raised.rank is not None and self.seen else None
+        if raised is None or whom is None:
+            return found
+        accused = [rank for rank in whom if rank < len(self.generation.seats)]
+        if not accused:
+            return [replace(raised, rank=None, seat=None, node=None), *found]
+        first = [self._accused_failure(rank, raised, found) for rank in accused]
+        return [*first, *(each for each in found if each.rank not in accused)]
+
+    def _accused_failure(
+        self, rank: int, raised: GenerationFailure, found: list[GenerationFailure]
+    ) -> GenerationFailure:
+        """Return the failure of an accused rank, with what the guard has found."""
+        seat = self.generation.seats[rank]
+        unknown = replace(raised, rank=rank, seat=seat.number, node=seat.node, code=None, signal=None, died=None)
+        own = next((each for each in found if each.rank == rank), unknown)
+        return replace(own, kind="died" if own.kind == "stuck" else own.kind, words=raised.words)
 
     def blame_nobody(self, kind: FailureKind, now: Instant, words: str) -> GenerationFailure:
         return GenerationFailure(kind, now.time, step=self.phases.step, words=words)
@@ -155,7 +180,11 @@ class Running:
             return f"a new generation would meet the same error: {cause}"
         if cause.kind == "left_early" and self.done:
             return f"{cause}, which lost the connection to it"
-        return f"rank {min(self.done)} had already ended with exit code 0: {cause}" if self.done else None
+        if not self.done:
+            return None
+        first = min(self.done)
+        how = "finished" if first in self.finished else "ended with exit code 0"
+        return f"rank {first} had already {how}: {cause}"
 
     def would_grow(self, wanted: WantedLayout, spares: int) -> bool:
         """Whether more replicas fit with so many free seats."""
@@ -164,9 +193,13 @@ class Running:
         return isinstance(more, int) and more > dp
 
     def takes_end(self, rank: int, event: RankEnded, stage: JobStage, *, stays: bool) -> bool:
-        """Whether the end of a process with 0 is a good one, which is then noted by its rank. `stays`: ranks say when
-        they have finished, and one that has not has left in the middle."""
-        if stage is not JobStage.LEAVE and (event.was_told or (stays and rank not in self.finished)):
+        """Whether the end of a process is a good one, which is then noted by its rank. `stays`: ranks say when they
+        have finished. One that has not has left in the middle, even with 0; one that has is done, however and by
+        whomever it was ended, unless its generation ends for another reason."""
+        has_finished = stays and rank in self.finished
+        if has_finished and stage is not JobStage.END:
+            return True
+        if stage is not JobStage.LEAVE and (event.was_told or (stays and not has_finished)):
             return False
         return event.is_good
 

@@ -12,11 +12,14 @@ import json
 import os
 import selectors
 import socket
+import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from bigsci_launch.awake_clock import AwakeClock
 from bigsci_launch.door import Door, Guest
+from bigsci_launch.nodes.memory import NODE_NAME
+from bigsci_launch.printable import one_line
 from bigsci_launch.recover.generation import Seat
 from bigsci_launch.recover.orders import JobEvent, RankEnded, RankSaid, SeatJoined, SeatLost, SeatReady, SeatUnfit
 from bigsci_launch.safe_files import parse_json
@@ -31,6 +34,8 @@ HELLO_BYTES = 4096
 """The longest line with which a runner says who it is, its proof included."""
 MAX_LINE_BYTES = 1 << 20
 MAX_PORT = 65535
+EARLIEST, DAY_S = 946_684_800.0, 86_400.0
+"""Seconds since the epoch, of the year 2000: a clock that says less, or more than tomorrow, was never set."""
 KEEPALIVE = (("TCP_KEEPIDLE", 30), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 9), ("TCP_USER_TIMEOUT", 120_000))
 """So that the kernel finds out too that a host is gone, long after the lease, and keeps nothing for it."""
 
@@ -214,8 +219,8 @@ def seat_of(hello: dict[str, Any], num_seats: int) -> Seat:
     """
     return Seat(
         _whole(hello["seat"], num_seats - 1),
-        _text(hello["node"]),
-        _text(hello["host"]),
+        _name(hello["node"]),
+        _name(hello["host"]),
         _whole(hello["local_rank"], num_seats - 1),
         _whole(hello["runner_pid"]),
         {_text(name): _text(value) for name, value in hello.get("place", {}).items()},
@@ -236,7 +241,7 @@ def event_of(seat: int, message: dict[str, Any]) -> list[JobEvent]:
     if said == "ready":
         return [SeatReady(seat, generation, _whole(fields["port"], MAX_PORT))]
     if said == "unfit":
-        return [SeatUnfit(seat, _text(fields["words"]))]
+        return [SeatUnfit(seat, _words(fields["words"]))]
     if said == "ended":
         return [_ended(seat, generation, fields)]
     if said == "rank":
@@ -254,10 +259,10 @@ def _ended(seat: int, generation: int | None, fields: dict[str, Any]) -> RankEnd
         None if rank is None else _whole(rank),
         None if code is None else _whole(code),
         None if by_signal is None else _text(by_signal),
-        None if moment is None else float(moment),
+        None if moment is None else _moment(moment),
         bool(fields.get("was_told")),
         bool(fields.get("is_final")),
-        None if words is None else _text(words),
+        None if words is None else _words(words),
     )
 
 
@@ -271,6 +276,24 @@ def _text(value: Any) -> str:
     if type(value) is not str:
         raise TypeError(f"{value!r:.40} is no text")
     return value
+
+
+def _name(value: Any) -> str:
+    if not NODE_NAME.fullmatch(_text(value)):
+        raise ValueError(f"{value!r:.40} is no name of a node")
+    return str(value)
+
+
+def _words(value: Any) -> str:
+    """Return what is quoted where people and programs read lines."""
+    return one_line(_text(value))
+
+
+def _moment(value: Any) -> float:
+    """Return a time in seconds since the epoch, from the year 2000 to tomorrow."""
+    if type(value) not in (int, float) or not EARLIEST <= value <= time.time() + DAY_S:
+        raise ValueError(f"{value!r:.40} is no time of this job")
+    return float(value)
 
 
 def _configure(link: socket.socket) -> None:

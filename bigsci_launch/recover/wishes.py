@@ -58,6 +58,14 @@ def wish_of(name: str, document: dict[str, Any]) -> WatcherWish:
     kind, failure = document["kind"], document.get("failure", "hung")
     if kind not in ("fence", "restart") or failure not in ("hung", "stopped"):
         raise ValueError(f"{kind!r} is not fence or restart, or {failure!r} is not hung or stopped")
-    rank = int(document["rank"]) if kind == "fence" else None
+    rank = _whole(document, "rank") if kind == "fence" else None
     why, who = (str(document.get(key) or "unknown") for key in ("why", "who"))
-    return WatcherWish(name, kind, int(document["generation"]), why, who, rank, failure)
+    return WatcherWish(name, kind, _whole(document, "generation"), why, who, rank, failure)
+
+
+def _whole(document: dict[str, Any], key: str) -> int:
+    """Return a number of a wish. JSON's true is none, although Python's is 1."""
+    value = document[key]
+    if type(value) is not int:
+        raise TypeError(f"{key} {value!r:.40} is not a whole number")
+    return value

@@ -227,41 +227,6 @@ def stream_slurm(
         return words.read().decode("utf-8", "replace")
 
 
-def attach_slurm(argv: Sequence[str], *, on_line: Callable[[str], None]) -> Completed:
-    """Run a Slurm command whose program answers the user: its stdout is this process's own.
-
-    Lines on stderr are passed to `on_line` as they arrive, except Slurm's own errors, which are only in the result.
-    If this process is interrupted, the command is ended, and with it the program.
-
-    Raises:
-        SlurmUnavailable: the command is missing.
-    """
-    if not has_command(argv[0]):
-        raise SlurmUnavailable(f"{argv[0]}: command not found", hint="run on a machine with Slurm", argv=argv)
-    process = subprocess.Popen(
-        argv,
-        stdin=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        encoding="utf-8",
-        errors="replace",
-        env=scrubbed_environment(os.environ),
-    )
-    kept: list[str] = []
-    try:
-        for line in process.stderr or ():
-            if _ERROR.match(line):
-                kept.append(line)
-            elif not line.startswith(_REMARK):
-                on_line(line.rstrip("\n"))
-        returncode = process.wait()
-    finally:
-        if process.poll() is None:
-            _end(process)
-        if process.stderr is not None:
-            process.stderr.close()
-    return Completed(tuple(argv), returncode, "", "".join(kept))
-
-
 def _pass_lines(process: subprocess.Popen[bytes], until: Callable[[], float], on_line: Callable[[str], None]) -> None:
     assert process.stdout is not None
     tail = b""

@@ -29,6 +29,7 @@ from types import FrameType
 
 from bigsci_launch.errors import RunDirError
 from bigsci_launch.own_place import why_not_ours
+from bigsci_launch.printable import one_line
 from bigsci_launch.procfs import PROC, start_ticks
 from bigsci_launch.scheduler.lease import kept_lease
 
@@ -348,9 +349,12 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def say(text: str) -> None:
-    """Write a line to the attempt's output, in the format of the job script. The disk that it is on may be full."""
+    """Write a line to the attempt's output, in the format of the job script. The disk that it is on may be full.
+
+    The text may quote anybody, and exit records are read from that output: it is one line, whatever is in it.
+    """
     with contextlib.suppress(OSError):
-        os.write(1, f"{time.strftime('%Y-%m-%dT%H:%M:%SZ', time.gmtime())} bsl: {text}\n".encode())
+        os.write(1, f"{time.strftime('%Y-%m-%dT%H:%M:%SZ', time.gmtime())} bsl: {one_line(text)}\n".encode())
 
 
 if __name__ == "__main__":

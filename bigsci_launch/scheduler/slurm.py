@@ -9,20 +9,17 @@ from __future__ import annotations
 import pwd
 import re
 import tempfile
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from bigsci_launch.errors import JobNotFound, SlurmError, SlurmRefused, SlurmUnavailable
+from bigsci_launch.errors import JobNotFound, SlurmRefused, SlurmUnavailable
 from bigsci_launch.scheduler.command import (
-    attach_slurm,
     has_command,
-    is_unavailable,
     refused,
     run_slurm,
     slurm_words,
     stream_slurm,
-    unavailable,
 )
 from bigsci_launch.scheduler.job import (
     SACCT_FIELDS,
@@ -342,65 +339,6 @@ def run_monitor_step(
         words = stream_slurm(command, stdin=stdin, until=until, on_line=on_line)
     refused = re.findall(r"[Tt]ask launch for \S+ failed on node (\S+?):", words)
     return MonitorStep(tuple(dict.fromkeys(refused)), slurm_words(words))
-
-
-# srun exits with 1 for its own errors, so a program that exits with 1 is made to exit with this.
-SHIFTED_ONE = 101
-_SHIFT_ONE = f'"$@"; code=$?; [ $code -ne 1 ] || code={SHIFTED_ONE}; exit $code'
-
-
-def node_argv(argv: Sequence[str], *, name: str, options: Mapping[str, str | None]) -> list[str]:
-    """Return the srun command that runs `argv` once on a node of its own; options without a value are left out."""
-    placed = [f"--{option}={value}" for option, value in options.items() if value is not None]
-    return [
-        "srun",
-        "--nodes=1",
-        "--ntasks=1",
-        "--exclusive",
-        f"--job-name={name}",
-        *placed,
-        "--cpu-bind=none",
-        "--mpi=none",
-        "--input=none",
-        "--export=ALL",
-        "--quit-on-interrupt",
-        *("sh", "-c", _SHIFT_ONE, name),
-        *argv,
-    ]
-
-
-def run_on_node(
-    argv: Sequence[str],
-    *,
-    name: str,
-    options: Mapping[str, str | None],
-    answers: Container[int],
-    on_line: Callable[[str], None],
-) -> int:
-    """Run `argv` on a node of its own and return its exit status, which is one of `answers`.
-
-    Its stdout is this process's own; `on_line` gets the lines on its stderr.
-
-    Raises:
-        SlurmUnavailable: srun is missing, or finds no cluster.
-        SlurmRefused: Slurm gave it no node.
-        SlurmError: it was ended before it had an answer.
-    """
-    completed = attach_slurm(node_argv(argv, name=name, options=options), on_line=on_line)
-    words = slurm_words(completed.stderr)
-    status = 1 if completed.returncode == SHIFTED_ONE else completed.returncode
-    if status in answers and completed.returncode != 1:
-        return status
-    if is_unavailable(completed):
-        raise unavailable(completed, words)
-    if completed.returncode == 1:
-        raise refused(completed)
-    raise SlurmError(
-        f"srun: {name} was ended before it had an answer: {words or f'exit status {completed.returncode}'}",
-        argv=completed.argv,
-        returncode=completed.returncode,
-        stderr=completed.stderr,
-    )
 
 
 def _query_named(wanted: Sequence[str]) -> dict[str, list[JobInfo]]:

@@ -70,7 +70,7 @@ components[].unreadable | number of its files that cannot be read
 not_read | list of {entry, type, file, why}: entries that cannot be compared
 unreadable | list of {file, why}
 notes | further remarks
-bytes | {compared, read, from_journal, by_digest}: bytes of A's tensors; those read, and known without reading
+bytes | {compared, read, by_digest}: bytes of A's tensors; those read, and those known by their digests
 sample | whether only a sample was read (`--sample`)
 seam | the loss at the restart, if logs were given; its `verdict` is spike, other loss, equal, no jump or unknown
 """,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import stat
 import subprocess
 import sys
@@ -18,7 +19,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bigsci_launch import safe_files
-from bigsci_launch.safe_files import open_folder, open_lock, parse_json, read_file, read_json, write_file, write_in
+from bigsci_launch.safe_files import (
+    open_folder,
+    open_lock,
+    open_stream,
+    parse_json,
+    read_file,
+    read_json,
+    write_file,
+    write_in,
+)
 
 from .other_users import ALICE, AS_ROOT, MALLORY, PROJECT, acting_as, make_shared
 
@@ -132,6 +142,37 @@ def test_only_regular_files_are_read(tmp_path: Path) -> None:
     (tmp_path / "large").write_bytes(b"x" * 11)
     with pytest.raises(OSError, match="larger than 10 bytes"):
         read_file(tmp_path / "large", 10)
+
+
+@pytest.mark.timeout(10)
+def test_a_stream_is_opened_without_waiting(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("one\ntwo\n")
+    (tmp_path / "link").symlink_to(tmp_path / "file")
+    os.mkfifo(tmp_path / "pipe")
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(tmp_path / "socket"))
+        for name in ("pipe", "socket", "/dev/zero"):
+            for follow in (False, True):
+                with pytest.raises(OSError, match="not a regular file"):
+                    open_stream(tmp_path / name, follow=follow)
+    with pytest.raises(IsADirectoryError):
+        open_stream(tmp_path)
+    with pytest.raises(OSError, match="symbolic link"):
+        open_stream(tmp_path / "link")
+    with open_stream(tmp_path / "link", follow=True) as stream:
+        assert list(stream) == [b"one\n", b"two\n"] and os.get_blocking(stream.fileno())
+    with safe_files.open_folder(tmp_path) as folder, open_stream("file", folder=folder) as stream:
+        assert stream.read(3) == b"one"
+
+
+@pytest.mark.timeout(10)
+def test_nothing_stays_open_of_what_is_refused(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    for _ in range(50):
+        with pytest.raises(OSError):
+            open_stream(tmp_path / "pipe")
+    assert len(list(Path("/proc/self/fd").iterdir())) < before + 50
 
 
 @pytest.mark.timeout(10)

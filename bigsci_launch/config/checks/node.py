@@ -13,29 +13,6 @@ TRAINER_SIGNALS = ("USR2", "TERM")
 """What `bsl train` takes as the request to save and stop."""
 
 
-def spans_whole_nodes(tp: int, ranks_per_node: int, domain_nodes: int) -> bool:
-    """Return whether a tensor-parallel group fills whole nodes, no more than one NVLink domain has."""
-    return tp % ranks_per_node == 0 and tp // ranks_per_node <= domain_nodes
-
-
-def check_tensor_parallel_in_node(config: RunConfig, site: Site) -> Iterator[Finding]:
-    """A tensor-parallel group stays inside a node, or inside whole nodes of one NVLink domain."""
-    tp, ranks, nodes = (
-        config.parallelism.tensor_parallel_size,
-        site.config.ranks_per_node,
-        site.config.nvlink_domain_nodes,
-    )
-    if site.is_local or ranks % tp == 0 or spans_whole_nodes(tp, ranks, nodes):
-        return
-    text = f"tp {tp} does not divide the {ranks} ranks of a node: a tensor-parallel group would cross the network"
-    if nodes > 1:
-        text = (
-            f"tp {tp} neither divides the {ranks} ranks of a node nor fills whole nodes of an NVLink domain of "
-            f"{nodes}: a tensor-parallel group would cross the network"
-        )
-    yield Finding("tensor_parallel_in_node", "error", (TP, "site.ranks_per_node"), text)
-
-
 def check_segment(config: RunConfig, site: Site) -> Iterator[Finding]:
     """`--segment`, if it is given, holds whole tensor-parallel groups."""
     span = config.parallelism.tensor_parallel_size // site.config.ranks_per_node

@@ -8,8 +8,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from bigsci_launch.config.finding import DP, Finding
+from bigsci_launch.config.finding import Finding
 from bigsci_launch.config.micro_batches import legal_sizes
+from bigsci_launch.config.rules.described import find_misfit, limits_of
+from bigsci_launch.config.rules.layout import Limits
+from bigsci_launch.config.rules.own_cut import own_method
+from bigsci_launch.config.rules.table import find_refusal
 from bigsci_launch.config.schema.run import RunConfig
 from bigsci_launch.config.site import MOST_RANKS, Site
 from bigsci_launch.errors import ConfigError
@@ -18,10 +22,7 @@ from bigsci_launch.plan.choose.search import Plan, SearchResult, make_plan, sear
 from bigsci_launch.plan.price.balance import settle_method
 from bigsci_launch.plan.price.calibration import Calibration, expected_on, read_calibration
 from bigsci_launch.plan.price.hardware import gpu_of_site
-from bigsci_launch.plan.shape.legality import NO_START, find_refusal
-from bigsci_launch.plan.shape.own_cut import own_method
-from bigsci_launch.plan.shape.ramp import count_samples, phases_of
-from bigsci_launch.plan.shape.rule import Limits
+from bigsci_launch.plan.shape.ramp import Phase, count_samples, phases_of
 from bigsci_launch.plan.shape.setup import Setup, program_needed, require_framework
 from bigsci_launch.progress import Progress, no_progress
 from bigsci_launch.topology import Topology
@@ -42,6 +43,7 @@ class PlanRequest:
     site_name: str
     nodes: range
     limits: Limits
+    phases: tuple[Phase, ...]
     calibration: Calibration | None
     refusal: Finding | None
     num_steps: int
@@ -126,17 +128,6 @@ def _settled(setup: Setup, calibration: Calibration | None) -> Setup:
     return settle_method(replace(setup, partition_method=method), calibration or Calibration())
 
 
-def limits_of(config: RunConfig, site: Site) -> Limits:
-    """Return the limits of a run: the nodes that the site offers, the phases of the ramp, the NVLink domain."""
-    partition = site.config.partitions.get(config.slurm.partition or site.config.default_partition or "")
-    nodes = partition.nodes if partition else None
-    return Limits(
-        nodes - site.config.reserve_nodes if nodes else None,
-        phases_of(config.training),
-        site.config.nvlink_domain_nodes,
-    )
-
-
 def request_plans(
     config: RunConfig, site: Site, calibration: Calibration | None, *, nodes: str | None = None
 ) -> PlanRequest:
@@ -151,7 +142,7 @@ def request_plans(
     if numbers[-1] * ranks > MOST_RANKS:
         key = "slurm.nodes" if nodes is None else "--nodes"
         raise ConfigError(f"{key}: {numbers[-1]} nodes x {ranks} ranks; the most is {MOST_RANKS} ranks")
-    limits = limits_of(config, site)
+    limits, phases = limits_of(config, site), phases_of(config.training)
     setup, refusal = _configured(config, site, limits, calibration)
     return PlanRequest(
         name=config.run.name,
@@ -159,28 +150,30 @@ def request_plans(
         site_name=site.name,
         nodes=numbers,
         limits=limits,
+        phases=phases,
         calibration=calibration,
         refusal=refusal,
         num_steps=config.training.steps,
-        num_samples=count_samples(limits.phases),
+        num_samples=count_samples(phases),
         program_needed=program_needed(config),
     )
 
 
 def find_plans(request: PlanRequest, *, free: Free | None, report_progress: Progress = no_progress) -> Answer:
     """Return everything that `bsl plan` says about a run; reports percents of the search."""
-    calibration, limits, setup = request.calibration, request.limits, request.configured
+    calibration, phases, setup = request.calibration, request.phases, request.configured
     if calibration is None:
         return Answer(request, None, None)
     result = search(
         tuple(_bases(setup, free)),
         request.nodes,
-        limits,
+        request.limits,
         calibration,
+        phases=phases,
         per_parameter=free == "layers",
         report_progress=report_progress,
     )
-    configured = make_plan(setup, limits.phases, calibration) if request.refusal is None else None
+    configured = make_plan(setup, phases, calibration) if request.refusal is None else None
     return Answer(request, result, configured)
 
 
@@ -188,11 +181,8 @@ def _configured(
     config: RunConfig, site: Site, limits: Limits, calibration: Calibration | None
 ) -> tuple[Setup, Finding | None]:
     """Return the setup of the run, and why it cannot run, if so."""
-    try:
-        site.layout(config)
-    except ValueError as problem:
-        refusal = Finding("world size", "error", (DP, "slurm.nodes"), str(problem), NO_START)
-        return _all_replicas(config, site, calibration), refusal
+    if misfit := find_misfit(config, site):
+        return _all_replicas(config, site, calibration), misfit
     setup = configured_setup(config, site, calibration)
     return setup, find_refusal(setup, limits)
 

@@ -16,18 +16,20 @@ from typing import Any
 from bigsci_launch.config.check import check_run
 from bigsci_launch.config.exit_margin import exit_margin
 from bigsci_launch.config.finding import DP, PP, TP, Finding, Severity, finding_document, finding_line, worst_first
+from bigsci_launch.config.rules.described import limits_of
+from bigsci_launch.config.rules.layout import Limits
+from bigsci_launch.config.rules.table import EMPTY_STAGE, find_refusal
 from bigsci_launch.config.schema.run import RunConfig
 from bigsci_launch.config.site import Site
-from bigsci_launch.plan.choose.answer import configured_setup, limits_of
+from bigsci_launch.plan.choose.answer import configured_setup
 from bigsci_launch.plan.choose.preflight import preflight, remedy
 from bigsci_launch.plan.choose.search import Plan, make_plan
 from bigsci_launch.plan.price.calibration import Calibration
 from bigsci_launch.plan.price.memory import TIGHT_SHARE
 from bigsci_launch.plan.price.price import TERM_NAMES
-from bigsci_launch.plan.shape.legality import EMPTY_STAGE, advise, find_refusal
+from bigsci_launch.plan.shape.advice import advise
 from bigsci_launch.plan.shape.parameters import checkpoint_bytes, count_parameters
-from bigsci_launch.plan.shape.ramp import Phase, filling_batch_size
-from bigsci_launch.plan.shape.rule import Limits
+from bigsci_launch.plan.shape.ramp import Phase, filling_batch_size, phases_of
 from bigsci_launch.plan.shape.setup import UNPRICED, Setup, is_priced
 from bigsci_launch.units import format_count
 
@@ -49,6 +51,7 @@ class Case:
     site: Site
     setup: Setup
     limits: Limits
+    phases: tuple[Phase, ...]
     calibration: Calibration | None
     plan: Plan | None
     starts: date
@@ -90,7 +93,7 @@ def check_plan(
         return [
             Finding("framework", "note", ("run.framework", "run.command"), UNPRICED, "nothing is priced for this run")
         ]
-    limits = limits_of(config, site)
+    limits, phases = limits_of(config, site), phases_of(config.training)
     refusal = find_refusal(setup, limits)
     refused = _preflight_findings(config)
     if refusal and refusal.rule == EMPTY_STAGE and not config.run.starts_trainer:
@@ -100,8 +103,8 @@ def check_plan(
         return [refusal, *refused]
     if refused:
         return refused
-    plan = make_plan(setup, limits.phases, calibration) if calibration else None
-    case = Case(config, site, setup, limits, calibration, plan, starts or date.today())
+    plan = make_plan(setup, phases, calibration) if calibration else None
+    case = Case(config, site, setup, limits, phases, calibration, plan, starts or date.today())
     return worst_first([finding for rule in RULES for finding in rule(case)])
 
 
@@ -130,7 +133,7 @@ def check_below_fill(case: Case) -> Iterator[Finding]:
     """Small batches of the ramp do not fill the pipeline. BLOOM started at 8 TFLOP/s with a batch of 16."""
     topology = case.setup.topology
     filling = filling_batch_size(case.setup.micro_batch_size, topology.dp, topology.pp)
-    thin = [phase for phase in case.limits.phases if phase.global_batch_size < filling]
+    thin = [phase for phase in case.phases if phase.global_batch_size < filling]
     if not thin or topology.pp == 1:
         return
     text = (
@@ -309,7 +312,7 @@ def _price_of_reduced(case: Case, reduced: Setup) -> str:
     """Return how much slower and fuller a run on fewer replicas is; ZeRO-1 then shards over fewer ranks."""
     if case.plan is None or case.calibration is None:
         return f"about {case.setup.topology.dp / reduced.topology.dp:.2f} x the time per step"
-    other = make_plan(reduced, case.limits.phases, case.calibration).price
+    other = make_plan(reduced, case.phases, case.calibration).price
     price = f"{other.seconds / case.plan.price.seconds:.2f} x the time per step, {other.need_gib:.0f} GiB per GPU"
     return f"{price}: out of memory" if other.is_out_of_memory else price
 

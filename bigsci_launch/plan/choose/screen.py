@@ -12,20 +12,20 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import isqrt
 
+from bigsci_launch.config.rules.layout import Limits, Rule
+from bigsci_launch.config.rules.own_cut import is_cut_by_deepspeed, own_method
+from bigsci_launch.config.rules.table import LAYOUT_RULES
 from bigsci_launch.plan.price.balance import PRICED_METHODS, settle_method
 from bigsci_launch.plan.price.calibration import Calibration
-from bigsci_launch.plan.shape.legality import HARD_RULES
-from bigsci_launch.plan.shape.own_cut import is_cut_by_deepspeed, own_method
-from bigsci_launch.plan.shape.rule import Limits, Rule
 from bigsci_launch.plan.shape.setup import Setup
 
 LARGEST_MICRO_BATCH = 64
 METHODS = ("type:transformer|embedding", "type:transformer", "parameters")
 MOST_SAMPLES = 64
 
-_OF_SIZES = tuple(rule for rule in HARD_RULES if "size" in rule.looks_at)
-_OF_CUTS = tuple(rule for rule in HARD_RULES if "cut" in rule.looks_at)
-_OF_AXES = tuple(rule for rule in HARD_RULES if rule not in (*_OF_SIZES, *_OF_CUTS))
+_OF_SIZES = tuple(rule for rule in LAYOUT_RULES if "size" in rule.looks_at)
+_OF_CUTS = tuple(rule for rule in LAYOUT_RULES if "cut" in rule.looks_at)
+_OF_AXES = tuple(rule for rule in LAYOUT_RULES if rule not in (*_OF_SIZES, *_OF_CUTS))
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +93,8 @@ class Tally:
         for name, (rule, first) in self._first.items():
             setup = settle_method(first.setup(first.methods[0]), calibration)
             samples = tuple(settle_method(each.setup(each.methods[0]), calibration) for each in self._samples[name])
-            found.append(Refusals(rule, self._counts[name], rule.check(setup, limits) or "", setup, samples))
+            finding = rule.finding(setup, limits)
+            found.append(Refusals(rule, self._counts[name], finding.text if finding else "", setup, samples))
         return tuple(found)
 
 
@@ -104,7 +105,7 @@ class LayoutScreen:
         self._base, self._limits, self._tally = base, limits, tally
         self._sizes = micro_batches(base)
         self._ranks_apart = base.topology["cp"] * base.topology["ep"]
-        self._answers: dict[str, dict[tuple[object, ...], bool]] = {rule.name: {} for rule in HARD_RULES}
+        self._answers: dict[str, dict[tuple[object, ...], bool]] = {rule.name: {} for rule in LAYOUT_RULES}
 
     def candidates(self, num_nodes: int) -> Iterator[LayoutCandidate]:
         """Yield what is left on that many nodes; the cuts of its methods may still be refused."""

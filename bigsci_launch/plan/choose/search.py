@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from bigsci_launch.config.rules.layout import Limits
 from bigsci_launch.plan.choose.screen import LayoutCandidate, LayoutScreen, Refusals, Tally
 from bigsci_launch.plan.price.balance import settle_method
 from bigsci_launch.plan.price.calibration import Calibration
 from bigsci_launch.plan.price.price import Price, price_setup
 from bigsci_launch.plan.shape.parameters import count_parameters
 from bigsci_launch.plan.shape.ramp import Phase, count_samples
-from bigsci_launch.plan.shape.rule import Limits
 from bigsci_launch.plan.shape.setup import Setup
 from bigsci_launch.progress import Progress, no_progress
 
@@ -79,6 +79,7 @@ def search(
     limits: Limits,
     calibration: Calibration,
     *,
+    phases: tuple[Phase, ...] = (),
     per_parameter: bool,
     report_progress: Progress = no_progress,
 ) -> SearchResult:
@@ -87,8 +88,9 @@ def search(
     Args:
         bases: setups whose topology, micro batch and partition method are replaced by all others.
         nodes: numbers of nodes.
-        limits: the site's nodes and the phases of the run.
+        limits: the site's nodes and the ramp.
         calibration: the basis of prices.
+        phases: how long the run trains with which batch size.
         per_parameter: rank by time per parameter, for models of different sizes.
         report_progress: is called with percents.
     """
@@ -100,7 +102,7 @@ def search(
             share = (index * len(nodes) + done) / (len(bases) * len(nodes))
             report_progress(int(100 * share), f"%, {num_nodes} nodes, {len(found)} layouts priced")
             for candidate in screen.candidates(num_nodes):
-                found += _price_cuts(candidate, screen, limits, calibration)
+                found += _price_cuts(candidate, screen, phases, calibration)
     fitting = [plan for plan in found if not plan.price.is_out_of_memory]
     beyond = [plan for plan in found if plan.price.is_out_of_memory]
     return SearchResult(
@@ -111,7 +113,7 @@ def search(
 
 
 def _price_cuts(
-    candidate: LayoutCandidate, screen: LayoutScreen, limits: Limits, calibration: Calibration
+    candidate: LayoutCandidate, screen: LayoutScreen, phases: tuple[Phase, ...], calibration: Calibration
 ) -> Iterator[Plan]:
     """Yield a plan for every cut of `candidate` into stages. Partition methods that give the same cut count as one."""
     seen: set[tuple[int, ...]] = set()
@@ -121,7 +123,7 @@ def _price_cuts(
         setup = settle_method(candidate.setup(method), calibration)
         if setup.layers_per_stage not in seen:
             seen.add(setup.layers_per_stage)
-            yield make_plan(setup, limits.phases, calibration)
+            yield make_plan(setup, phases, calibration)
 
 
 def make_plan(setup: Setup, phases: tuple[Phase, ...], calibration: Calibration) -> Plan:

@@ -10,7 +10,7 @@ from bigsci_launch.config.finding import Finding, Severity
 from bigsci_launch.config.schema.run import RunConfig
 from bigsci_launch.config.schema.survive import SurviveSection
 from bigsci_launch.config.site import Site
-from bigsci_launch.plan.choose.answer import configured_setup, limits_of
+from bigsci_launch.plan.choose.answer import configured_setup
 from bigsci_launch.plan.choose.search import make_plan
 from bigsci_launch.plan.generations.host_memory import copies_gib
 from bigsci_launch.plan.generations.spares import (
@@ -21,6 +21,7 @@ from bigsci_launch.plan.generations.spares import (
     hours_per_day,
 )
 from bigsci_launch.plan.price.calibration import Calibration
+from bigsci_launch.plan.shape.ramp import phases_of
 from bigsci_launch.plan.shape.setup import Setup
 from bigsci_launch.units import parse_slurm_duration
 
@@ -70,7 +71,7 @@ def price_of_survive(config: RunConfig, site: Site, calibration: Calibration | N
 def _step_s(config: RunConfig, site: Site, setup: Setup, calibration: Calibration | None) -> float:
     """Return the seconds of a step: predicted if runs were measured, else as the run file expects."""
     if calibration is not None and calibration.is_measured:
-        return make_plan(setup, limits_of(config, site).phases, calibration).price.seconds
+        return make_plan(setup, phases_of(config.training), calibration).price.seconds
     return config.monitor.step_time_s
 
 
@@ -95,7 +96,7 @@ def _replicas(config: RunConfig, site: Site, setup: Setup, survive: SurviveSecti
     room = min(topology.dp, nodes * setup.ranks_per_node // (topology.world_size // topology.dp))
     if not config.run.starts_trainer:
         return room
-    sizes = [phase.global_batch_size for phase in limits_of(config, site).phases]
+    sizes = [phase.global_batch_size for phase in phases_of(config.training)]
     fits = (dp for dp in range(room, 0, -1) if all(size % (setup.micro_batch_size * dp) == 0 for size in sizes))
     return next(fits, 0)
 

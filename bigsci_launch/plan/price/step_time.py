@@ -31,7 +31,6 @@ class StepTime:
     stage_seconds: tuple[float, ...]
     micro_batch_seconds: float
     hop_seconds: float
-    once_seconds: float
     bubble: float
 
 
@@ -145,7 +144,6 @@ def predict_step(work: StepWork, constants: Constants, drift_from: int | None = 
         stage_seconds=tuple(each * factor for each in stage_seconds),
         micro_batch_seconds=(stage_seconds[slowest] + pieces.hop) * factor,
         hop_seconds=pieces.hop * factor,
-        once_seconds=(seconds - pipeline) * factor,
         bubble=1 - m * (stage_seconds[slowest] + pieces.hop) / pipeline if pipeline else 0.0,
     )
 

@@ -17,6 +17,8 @@ from enum import Enum
 from functools import lru_cache
 from itertools import accumulate
 
+from bigsci_launch.config.rules.own_cut import parse_layer_counts as parse_layer_counts
+
 FIRST_BALANCE_RELEASE = (0, 12, 5)
 """First release of DeepSpeed with the rule of DeepSpeed#4312."""
 
@@ -87,12 +89,6 @@ def cut_layers(
     if method == "uniform":
         return Stages(items, tuple(cut_uniformly(len(items), num_stages, rule)))
     return Stages(items, _cut_weights(weigh_layers(items, method), num_stages, rule))
-
-
-def parse_layer_counts(method: str) -> tuple[int, ...] | None:
-    """The transformer layers of every stage that `time:COUNTS` or `memory:COUNTS` names; None for other methods."""
-    match = re.fullmatch(r"(?:time|memory):([1-9]\d*(?:,[1-9]\d*)*)", method)
-    return tuple(int(count) for count in match[1].split(",")) if match else None
 
 
 def cut_at_counts(layers: Sequence[Layer], counts: Sequence[int], num_stages: int) -> tuple[int, ...]:

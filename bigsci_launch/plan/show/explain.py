@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bigsci_launch.plan.choose.search import Plan
 from bigsci_launch.plan.price.price import TERM_NAMES
-from bigsci_launch.plan.shape.legality import advise
+from bigsci_launch.plan.shape.advice import advise
 
 EXPLAIN_COLUMNS = ("seconds of a step", ">winner", ">runner-up", ">runner-up pays")
 

@@ -7,16 +7,15 @@ from dataclasses import replace
 from html import escape
 
 from bigsci_launch import pages
+from bigsci_launch.charts import Bar, Marker, bars, scatter, stairs
 from bigsci_launch.plan.choose.answer import Answer, reference_plans
 from bigsci_launch.plan.choose.search import Plan, SearchResult
 from bigsci_launch.plan.price.calibration import Calibration
 from bigsci_launch.plan.price.neighbours import point_of
 from bigsci_launch.plan.price.price import price_setup, price_stage_memory
-from bigsci_launch.plan.shape.ramp import filling_batch_size
-from bigsci_launch.plan.shape.rule import Limits
+from bigsci_launch.plan.shape.ramp import Phase, filling_batch_size
 from bigsci_launch.plan.shape.setup import Setup
 from bigsci_launch.plan.shape.tflops import tflops_of
-from bigsci_launch.plan.show.charts import Bar, Marker, bars, scatter, stairs
 from bigsci_launch.plan.show.explain import EXPLAIN_COLUMNS, explain_cells, explain_lines
 from bigsci_launch.plan.show.report import (
     REFUSED_COLUMNS,
@@ -107,7 +106,7 @@ def _sections(answer: Answer, result: SearchResult, calibration: Calibration) ->
     for plan in shown:
         parts += _balance(plan, calibration)
     if shown:
-        parts += _ramp(shown[0], answer.request.limits)
+        parts += _ramp(shown[0], answer.request.phases)
     if len(result.plans) > 1:
         best, other = result.plans[:2]
         parts += ["<h2>The winner and the runner-up</h2>", table(EXPLAIN_COLUMNS, explain_cells(best, other))]
@@ -216,20 +215,20 @@ def _balance(plan: Plan, calibration: Calibration) -> list[str]:
     return [f"<h2>{escape(heading)}</h2>", f'<div class="pair">{"".join(charts)}</div>']
 
 
-def _ramp(plan: Plan, limits: Limits) -> list[str]:
+def _ramp(plan: Plan, phases: Sequence[Phase]) -> list[str]:
     """Draw batch size and TFLOP/s over the days of the ramp-up."""
-    if len(limits.phases) < 2:
+    if len(phases) < 2:
         return []
     batches, speeds = [], []
     days = 0.0
-    for phase in limits.phases:
+    for phase in phases:
         setup = plan.setup.with_batch_size(phase.global_batch_size)
         missing = plan.setup.num_micro_batches - setup.num_micro_batches
         seconds = plan.price.seconds - missing * plan.price.micro_batch_seconds
         batches.append((days, float(phase.global_batch_size)))
         speeds.append((days, tflops_of(setup, seconds).full))
         # The last phase lasts for the rest of the run; a tenth of the ramp shows it.
-        is_last = phase is limits.phases[-1]
+        is_last = phase is phases[-1]
         days += days / 10 if is_last else phase.num_steps * seconds / 86400
     batches.append((days, batches[-1][1]))
     speeds.append((days, speeds[-1][1]))

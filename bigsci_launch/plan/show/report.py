@@ -11,7 +11,7 @@ from bigsci_launch.plan.price.hardware import assumed_line
 from bigsci_launch.plan.price.price import TERM_NAMES, price_stage_memory
 from bigsci_launch.plan.price.stages import lay_out_stages, layout_lines
 from bigsci_launch.plan.price.work.held import expert_shard_ranks, expert_weights, shard_ranks
-from bigsci_launch.plan.shape.legality import advise
+from bigsci_launch.plan.shape.advice import advise
 from bigsci_launch.plan.shape.parameters import (
     ModelShape,
     StateBytes,

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator
 from html import escape
 
 from bigsci_launch import pages
+from bigsci_launch.charts import Marker, scatter, stairs
 from bigsci_launch.plan.show import survival as words
-from bigsci_launch.plan.show.charts import Marker, scatter, stairs
 from bigsci_launch.plan.show.page import STYLE, table
 from bigsci_launch.plan.survive.answer import SurvivalAnswer
 from bigsci_launch.plan.survive.survival import OnNodes, Survival
@@ -86,7 +86,7 @@ def _trace(answer: SurvivalAnswer) -> list[str]:
     return [
         "<h2>The trace</h2>",
         *_paragraphs(words.trace_lines(answer)),
-        stairs([*nodes, (ends, nodes[-1][1])], "hours", "nodes", "batch", limit=None),
-        stairs([*rates, (ends, rates[-1][1])], "hours", "samples a second, pauses apart", "speed", limit=None),
+        stairs([*nodes, (ends, nodes[-1][1])], "hours", "nodes", "batch"),
+        stairs([*rates, (ends, rates[-1][1])], "hours", "samples a second, pauses apart", "speed"),
         table(words.REPLAY_COLUMNS, words.replay_cells(answer)),
     ]

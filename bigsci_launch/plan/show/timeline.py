@@ -8,14 +8,14 @@ of the price, so all of it is stretched to the predicted step.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from html import escape
 from typing import Literal
 
+from bigsci_launch.charts import Area, Scale, text
 from bigsci_launch.plan.choose.search import Plan
 from bigsci_launch.plan.price.price import NEIGHBOUR_TERM, TERM_NAMES, Price
 from bigsci_launch.plan.shape.setup import Setup
-from bigsci_launch.plan.show.charts import Scale, svg, text
 from bigsci_launch.plan.show.step_schedule import Timed, order_of, time_orders
 
 StepBarKind = Literal["forward", "backward", "weights", "hop", "gradients", "rest"]
@@ -26,7 +26,7 @@ STEADY_SHOWN = 4
 MOST_TITLES = 2500
 """Bars with titles on a page; beyond that, only rows have one."""
 
-WIDTH, LEFT, RIGHT, TOP, BOTTOM, GAP = 900, 58, 14, 20, 40, 30
+AREA, GAP = Area(900, 60, left=58, right=14, top=20, bottom=40), 30
 TALLEST_ROW, ALL_ROWS = 20, 520
 
 STYLE = """
@@ -188,19 +188,19 @@ def _after_pipeline(stage: int, pipeline_s: float, reduction_s: float, step_s: f
 def draw_timeline(timeline: Timeline, name: str) -> str:
     """Draw a timeline: a row for each stage, seconds from left to right, and a gap for what is left out."""
     row = min(TALLEST_ROW, ALL_ROWS // timeline.num_stages)
-    height = TOP + row * timeline.num_stages + BOTTOM
+    area = replace(AREA, height=AREA.height + row * timeline.num_stages)
     place = _TimeScale(timeline)
     every = max(1, -(-timeline.num_stages * 11 // (row * timeline.num_stages + 1)))
-    body = _draw_axis(timeline, place, height)
+    body = _draw_axis(timeline, place, area)
     for stage in range(timeline.num_stages):
-        top = TOP + stage * row
-        body += f'<rect class="idle" x="{LEFT}" y="{top + 1}" width="{WIDTH - LEFT - RIGHT}" height="{row - 2}"/>'
+        top = area.top + stage * row
+        body += f'<rect class="idle" x="{area.left}" y="{top + 1}" width="{area.end - area.left}" height="{row - 2}"/>'
         if stage % every == 0:
-            body += text(LEFT - 6, top + row / 2 + 4, f"stage {stage}", "end")
+            body += text(area.left - 6, top + row / 2 + 4, f"stage {stage}", "end")
     titled = len(timeline.bars) <= MOST_TITLES
     body += "".join(_draw_bar(bar, timeline, place, row, titled=titled) for bar in timeline.bars)
-    body += _draw_cut(timeline.cut, place, height) if timeline.cut else ""
-    return svg(body, name, WIDTH, height)
+    body += _draw_cut(timeline.cut, place, area) if timeline.cut else ""
+    return area.svg(body, name)
 
 
 class _TimeScale:
@@ -210,7 +210,7 @@ class _TimeScale:
         cut = timeline.cut
         self._cut, self._gap = cut, GAP if cut else 0
         drawn = timeline.seconds - (cut.seconds if cut else 0.0)
-        self._scale = Scale(0.0, drawn, LEFT, WIDTH - RIGHT - self._gap)
+        self._scale = Scale(0.0, drawn, AREA.left, AREA.end - self._gap)
 
     def __call__(self, second: float) -> float:
         cut = self._cut
@@ -230,7 +230,7 @@ class _TimeScale:
 
 
 def _draw_bar(bar: StepBar, timeline: Timeline, place: _TimeScale, row: int, *, titled: bool) -> str:
-    left, right, top = place(bar.start), place(bar.end), TOP + bar.stage * row + 1
+    left, right, top = place(bar.start), place(bar.end), AREA.top + bar.stage * row + 1
     width = right - left
     title = f"<title>{escape(bar.title)}</title>" if titled else ""
     drawn = _rectangle(bar.kind, left, top, width, row - 2, title)
@@ -253,21 +253,18 @@ def _rectangle(css_class: str, left: float, top: float, width: float, height: fl
     )
 
 
-def _draw_cut(cut: Omission, place: _TimeScale, height: int) -> str:
+def _draw_cut(cut: Omission, place: _TimeScale, area: Area) -> str:
     left = place(cut.start)
-    tears = "".join(
-        f'<line class="tear" x1="{x:.1f}" x2="{x:.1f}" y1="{TOP - 4}" y2="{height - BOTTOM + 4}"/>'
-        for x in (left, left + GAP)
-    )
-    box = f'<rect class="left-out" x="{left:.1f}" y="{TOP}" width="{GAP}" height="{height - TOP - BOTTOM}"/>'
-    return box + tears + text(left + GAP / 2, TOP - 7, f"… {cut.num_micro_batches} more micro batches", "middle")
+    tears = "".join(area.down(x, "tear", above=4, below=4) for x in (left, left + GAP))
+    box = f'<rect class="left-out" x="{left:.1f}" y="{area.top}" width="{GAP}" height="{area.floor - area.top}"/>'
+    return box + tears + text(left + GAP / 2, area.top - 7, f"… {cut.num_micro_batches} more micro batches", "middle")
 
 
-def _draw_axis(timeline: Timeline, place: _TimeScale, height: int) -> str:
+def _draw_axis(timeline: Timeline, place: _TimeScale, area: Area) -> str:
     end = timeline.seconds
-    body = text(place(end), height - BOTTOM + 16, f"{end:.4g}", "end")
+    body = area.under(place(end), f"{end:.4g}", "end")
     for tick in place.ticks(end):
-        body += f'<line class="grid" x1="{place(tick):.1f}" x2="{place(tick):.1f}" y1="{TOP}" y2="{height - BOTTOM}"/>'
+        body += area.down(place(tick))
         if place(tick) < place(end) - 46:
-            body += text(place(tick), height - BOTTOM + 16, f"{tick:.4g}", "middle")
-    return body + text((LEFT + WIDTH - RIGHT) / 2, height - 8, "seconds of a step", "middle")
+            body += area.under(place(tick), f"{tick:.4g}")
+    return body + text((area.left + area.end) / 2, area.height - 8, "seconds of a step", "middle")

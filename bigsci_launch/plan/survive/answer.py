@@ -8,12 +8,13 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
+from bigsci_launch.config.rules.described import limits_of
+from bigsci_launch.config.rules.table import find_refusal
 from bigsci_launch.config.schema.run import RunConfig
 from bigsci_launch.config.site import Site
 from bigsci_launch.errors import BslError, ConfigError, DataError
-from bigsci_launch.plan.choose.answer import configured_setup, limits_of, parse_nodes
+from bigsci_launch.plan.choose.answer import configured_setup, parse_nodes
 from bigsci_launch.plan.price.calibration import Calibration
-from bigsci_launch.plan.shape.legality import find_refusal
 from bigsci_launch.plan.shape.setup import require_framework, require_plain
 from bigsci_launch.plan.survive.expected import ExpectedRun, expected_run
 from bigsci_launch.plan.survive.loss import Loss, plan_loss

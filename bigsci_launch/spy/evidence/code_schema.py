@@ -34,7 +34,7 @@ Pattern = Annotated[ListedText, AfterValidator(_compile)]
 FunctionName = Annotated[ListedText, AfterValidator(_bare)]
 FunctionNames = Annotated[tuple[FunctionName, ...], Field(min_length=1)]
 Calls = dict[ListedText, FunctionNames]
-KernelKind = Literal["lock", "map_lock", "page_fault", "daemon", "child", "poll", "sleep"]
+KernelKind = Literal["lock", "map_lock", "page_fault", "daemon", "poll", "sleep"]
 
 
 class CommunicationEntry(Section):
@@ -206,12 +206,6 @@ class KnownCodeFile(Section):
 
     servers: Calls = {}
     """Functions that wait for requests or tasks: nothing is wrong with a thread that stays in one."""
-
-    launchers: Calls = {}
-    """Functions of processes that start ranks, watch them or serve them, and are none themselves."""
-
-    helpers: Calls = {}
-    """Functions of processes that work for one rank, such as the workers of a data loader."""
 
     starts_of_children: Calls = {}
     """The outermost own function of a process that was forked: what is outside it belongs to the parent."""

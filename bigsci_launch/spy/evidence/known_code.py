@@ -146,7 +146,6 @@ def _operations(kind: str) -> frozenset[str]:
 
 
 POINT_TO_POINT = _operations("point-to-point")
-SET_UP_OPERATIONS = _operations("set-up")
 _SCOPES: tuple[ScopeEntry, ...] = tuple(entry for file in _CODE.files for entry in file.scopes)
 
 
@@ -189,7 +188,7 @@ def _table(key: str) -> Callable[[str, str], bool]:
 
 _is_idle, _may_communicate = _table("idle"), _table("may_communicate")
 _is_shared_lock = _table("shared_locks")
-_is_launcher, _is_helper, _is_server = _table("launchers"), _table("helpers"), _table("servers")
+_is_server = _table("servers")
 _is_norm, _is_at_store, _is_joining = _table("norms"), _table("store"), _table("joining")
 _is_shutdown, _is_start_of_child = _table("shutdown"), _table("starts_of_children")
 _is_known_handler, _is_no_handler, _is_no_phase = (
@@ -216,19 +215,6 @@ def may_communicate(function: str, file: str) -> bool:
     Ask it of the innermost frame of a thread that is no wrapper; `ThreadStack.native_call` does.
     """
     return _may_communicate(function, file)
-
-
-def is_launcher(function: str, file: str) -> bool:
-    """Whether this is a frame of a process that starts ranks, watches them or serves them.
-
-    A forked child begins with the frames of its parent: leave those out (`own_frames` does).
-    """
-    return _is_launcher(function, file)
-
-
-def is_helper(function: str, file: str) -> bool:
-    """Whether this is a frame of a process that works for one rank, such as a worker of a data loader."""
-    return _is_helper(function, file)
 
 
 def is_server(function: str, file: str) -> bool:
@@ -365,6 +351,5 @@ MAP_LOCK_WAITS = _CODE.kernel_functions("map_lock")
 FAULT_WAITS = _CODE.kernel_functions("page_fault")
 DAEMON_WAITS = _CODE.kernel_functions("daemon")
 LOCK_WAITS = _CODE.kernel_functions("lock")
-CHILD_WAITS = _CODE.kernel_functions("child")
 POLL_WAITS = _CODE.kernel_functions("poll")
 SLEEP_WAITS = _CODE.kernel_functions("sleep")

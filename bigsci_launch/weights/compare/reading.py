@@ -1,14 +1,10 @@
-"""How the bytes of a comparison are read: by how many threads, all or a sample, and what need not be read again."""
+"""How the bytes of a comparison are read: by how many threads, all or a sample, and what need not be read."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from bigsci_launch.weights.compare.journal import Journal
 
 DEFAULT_JOBS = 4
 
@@ -23,12 +19,11 @@ class ReadPlan:
 
     jobs: int = DEFAULT_JOBS
     sample: float | None = None
-    journal: Journal | None = None
     digests: Mapping[Path, str] = field(default_factory=dict)
 
     @property
     def is_of_every_byte(self) -> bool:
-        """Whether every byte is to be read, in this call or in one that the journal records."""
+        """Whether every byte is to be read."""
         return self.sample is None and not self.digests
 
     def have_one_digest(self, a: Path, b: Path) -> bool:
@@ -39,13 +34,12 @@ class ReadPlan:
 
 @dataclass(slots=True)
 class Extent:
-    """How many bytes of each side were read, and how many were not, because something else says that they are equal.
+    """How many bytes of each side were read, and how many were not, because the recorded digests are equal.
 
     With `is_sample`, only a part of each tensor was read.
     """
 
     num_read: int = 0
-    num_from_journal: int = 0
     num_by_digest: int = 0
     num_files_by_digest: int = 0
     is_sample: bool = False

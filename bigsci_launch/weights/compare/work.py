@@ -62,7 +62,6 @@ class _Found:
     num_bytes: int
     differing: tuple[int, ...] = ()
     lost: tuple[tuple[int, Unreadable], ...] = ()
-    is_from_journal: bool = False
 
     @property
     def is_equal(self) -> bool:
@@ -201,10 +200,6 @@ class Work:
     def _compare(self, portion: Sequence[Piece], differing: set[int]) -> _Found:
         """Compare one portion. Pieces of a pair that is known to differ are skipped."""
         num_bytes = sum(piece.num_bytes for piece in portion)
-        journal = self._plan.journal
-        key = journal.key_of(portion, self._files) if journal else None
-        if journal and key and key in journal:
-            return _Found(num_bytes, is_from_journal=True)
         lost = []
         for piece in portion:
             if piece.index in differing:
@@ -214,10 +209,7 @@ class Work:
                     differing.add(piece.index)
             except UnreadableFile as error:
                 lost.append((piece.index, Unreadable(error.path, error.why)))
-        found = _Found(num_bytes, tuple({piece.index for piece in portion} & differing), tuple(lost))
-        if journal and key and found.is_equal:
-            journal.add(key)
-        return found
+        return _Found(num_bytes, tuple({piece.index for piece in portion} & differing), tuple(lost))
 
     def _is_equal(self, piece: Piece) -> bool:
         return equal_segments(piece.a, piece.b, self._files) if piece.a else is_equal(piece.pair, self._files)
@@ -259,10 +251,7 @@ class Work:
     def _noted(self, portion: Future[_Found]) -> _Found:
         """Wait for one portion; count and report its bytes."""
         found = portion.result()
-        if found.is_from_journal:
-            self.extent.num_from_journal += found.num_bytes
-        else:
-            self.extent.num_read += found.num_bytes
+        self.extent.num_read += found.num_bytes
         self._num_done += found.num_bytes
         self._report(self._num_done)
         return found

@@ -236,13 +236,7 @@ def _read_numpy(source: Source) -> Contents:
     return read_numpy(source.path, source.place)
 
 
-def _read_gguf(source: Source) -> Contents:
-    from bigsci_launch.weights.formats.arrays.gguf_file import read_gguf
-
-    return read_gguf(source.path, source.place)
-
-
-_BY_SUFFIX = {".safetensors": _read_safetensors, ".npy": _read_numpy, ".npz": _read_numpy, ".gguf": _read_gguf}
+_BY_SUFFIX = {".safetensors": _read_safetensors, ".npy": _read_numpy, ".npz": _read_numpy}
 _READERS = {
     "text": _read_text,
     "digests": _read_digests,

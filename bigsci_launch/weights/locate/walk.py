@@ -15,7 +15,7 @@ from bigsci_launch.weights.files.tensors import os_reason
 from bigsci_launch.weights.formats.dcp.metadata import is_dcp_name
 from bigsci_launch.weights.locate.choice import SideName, choose_checkpoint, is_checkpoint_name, is_pointer
 
-TENSOR_SUFFIXES = (".safetensors", ".pt", ".pth", ".bin", ".ckpt", ".pkl", ".torch", ".pt2", ".npy", ".npz", ".gguf")
+TENSOR_SUFFIXES = (".safetensors", ".pt", ".pth", ".bin", ".ckpt", ".pkl", ".torch", ".pt2", ".npy", ".npz")
 # What tools keep for themselves: no part of a checkpoint, and possibly huge.
 SKIPPED_FOLDERS = (".git", ".cache", "__pycache__", ".ipynb_checkpoints")
 MAX_ENTRIES = 200_000

@@ -28,6 +28,7 @@ MAX_KEY_PARTS = 64
 MAX_KEY = 1 << 60
 # Tuples, too, can be chosen so that all have one hash: a dictionary has at most so many as keys.
 MAX_TUPLE_KEYS = 1000
+GETATTR = Named("builtins", "getattr")
 
 
 def as_named(module: str, name: str) -> Named:
@@ -130,6 +131,15 @@ def copied(value: Any, depth: int) -> int:
     return POINTER * len(value) + inside
 
 
+def _attribute(owner: Any, rest: tuple[Any, ...]) -> Named | None:
+    """Return the attribute of a class by its dotted name; None for unknown arguments.
+
+    Python 3.11.2 pickles the members of an enumeration so.
+    """
+    is_name = len(rest) == 1 and isinstance(rest[0], str) and len(rest[0]) <= MAX_NAME
+    return as_named(owner.module, f"{owner.name}.{rest[0]}") if is_name and isinstance(owner, Named) else None
+
+
 def make_builtin(named: Named, args: tuple[Any, ...]) -> Any:
     """Return what a call of a built-in container makes; None for any other call."""
     module = named.module
@@ -142,6 +152,8 @@ def make_builtin(named: Named, args: tuple[Any, ...]) -> Any:
         return b""
     if (module, named.name) == ("builtins", "bytearray"):
         return _bytearray(args)
+    if named == GETATTR:
+        return _attribute(first, args[1:])
     if len(args) > 1 or not isinstance(first, (list, tuple)):
         return None
     if module == "builtins" and named.name in ("set", "frozenset"):

@@ -62,7 +62,7 @@ class PickleMachine:
         max_operations: int = MAX_OPERATIONS,
     ) -> None:
         self.names: set[Named] = set()
-        """All that the pickle has named so far."""
+        """All that the pickle has named so far, also by getattr."""
         self.built: set[Named] = set()
         """What has made those objects whose attributes the pickle has set so far."""
         self._data = data
@@ -302,6 +302,8 @@ class PickleMachine:
             return
         is_plain = not kwargs and len(args) <= MAX_ARGUMENTS
         made = make_builtin(callee, args) if is_plain else None
+        if isinstance(made, Named):
+            self.names.add(made)
         if made is None and is_plain:
             made = self._make(callee, args)
         self._push_object(Instance(callee, args, dict(kwargs)) if made is None else made)

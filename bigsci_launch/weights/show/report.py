@@ -143,10 +143,8 @@ def _sample_text(comparison: Comparison) -> str:
 
 
 def _extent_lines(comparison: Comparison) -> Iterator[str]:
-    """Yield what was not read in this call, and why."""
+    """Yield what was not read, and why."""
     extent = comparison.extent
-    if extent.num_from_journal:
-        yield f"note: {format_bytes(extent.num_from_journal)} not read again: the journal says that they are equal"
     if extent.num_by_digest:
         count = f"{extent.num_files_by_digest:,} file{'s' * (extent.num_files_by_digest != 1)}"
         yield (
@@ -344,7 +342,6 @@ def as_document(comparison: Comparison, seam: dict[str, Any] | None = None) -> d
         "bytes": {
             "compared": comparison.num_bytes,
             "read": comparison.extent.num_read,
-            "from_journal": comparison.extent.num_from_journal,
             "by_digest": comparison.extent.num_by_digest,
         },
         "sample": comparison.extent.is_sample,

@@ -47,24 +47,36 @@ open_to_others() {
   find "$@" \( ! -uid "$EUID" ! -uid 0 -o -perm /022 \) -print -quit
 }
 
+# Whether the group of a folder is the user alone: named as the user, without other members, the first group of no other
+# account. Where an access control list names others (`ls` shows a +), the bits of the group hold for them.
+is_own_group() {
+  local user name members uid gid shown accounts
+  user="$(id -un)" && shown="$(ls -ld -- "$2")" && IFS=: read -r name _ _ members <<<"$(getent group "$1")" || return 1
+  [ "$name" = "$user" ] && [ "$(id -g "$user")" = "$1" ] && [ "${shown:10:1}" != + ] || return 1
+  [ -z "$members" ] || [ "$members" = "$user" ] || return 1
+  accounts="$(timeout 5 getent passwd)" || return 1
+  while IFS=: read -r name _ uid gid _; do
+    [ "$gid" != "$1" ] || [ "$uid" = "$EUID" ] || return 1
+  done <<<"$accounts"
+}
+
 # Prints a folder above the run in which others may rename, so that they could put a run of theirs in its place: the
 # folder of all runs, or one that is ours. A group of the user alone does not count, and nothing below a closed folder.
 place_for_others() {
-  local folder="${run_dir%/*}" above facts found="" user own_group=-1 uid gid mode at=0
+  local folder="${run_dir%/*}" above facts found="" uid gid mode at=0
   above=("${folder:-/}")
   while [ "${above[-1]}" != / ]; do
     folder="${above[-1]%/*}"
     above+=("${folder:-/}")
   done
   facts="$(stat -c '%u %g %a' -- "${above[@]}")" || return 1
-  user="$(id -un)" && [ "$(id -gn "$user")" = "$user" ] && own_group="$(id -g "$user")"
   while read -r uid gid mode; do
     folder="${above[at]}" at="$((at + 1))" mode="$((8#$mode))"
     if [ "$uid" = "$EUID" ] && ! ((mode & 0011)); then
       found=""
     elif ((mode & 01000)) || { [ "$at" -gt 1 ] && [ "$uid" != "$EUID" ]; }; then
       continue
-    elif ((mode & 0002)) || { ((mode & 0020)) && [ "$gid" != "$own_group" ]; }; then
+    elif ((mode & 0002)) || { ((mode & 0020)) && ! is_own_group "$gid" "$folder"; }; then
       found="${found:-$folder}"
     fi
   done <<<"$facts"

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from bigsci_launch.cli.console import printable
+from bigsci_launch.printable import printable
 
 ROOT = Path(__file__).resolve().parents[3]
 ACTIVE = [*range(32), 0x7F, *range(0x80, 0xA0), 0x061C, 0x200E, 0x200F, *range(0x2028, 0x202F), *range(0x2066, 0x206A)]

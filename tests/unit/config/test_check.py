@@ -11,9 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bigsci_launch.config.check import CHECKS, check_rampup_range, check_rampup_sizes, check_run
+from bigsci_launch.config.check import CHECKS, check_rampup_range, check_run
 from bigsci_launch.config.finding import Finding
 from bigsci_launch.config.load import LoadedRun
+from bigsci_launch.config.rules.described import check_layout
 from bigsci_launch.config.schema.run import RampupSection, RunConfig, TrainingSection
 from bigsci_launch.config.site import Site, load_site
 
@@ -40,7 +41,7 @@ def brief(findings: list[Finding]) -> list[tuple[str, str, str, str]]:
 
 
 TP, PP, DP = (f"parallelism.{axis}_parallel_size" for axis in ("tensor", "pipeline", "data"))
-CP, EP = "parallelism.context_parallel_size", "parallelism.expert_parallel_size"
+CP = "parallelism.context_parallel_size"
 HEADS, BATCH, MICRO = "model.num_attention_heads", "training.global_batch_size", "training.micro_batch_size"
 LIMIT, PARTITION, STEPS = "slurm.time_limit", "slurm.partition", "training.steps"
 MARGIN, METHOD = "monitor.exit_margin_s", "parallelism.partition_method"
@@ -53,39 +54,9 @@ FAULT = {"kind": "hang", "rank": 3, "step": 5}
 @pytest.mark.parametrize(
     ("changes", "severity", "rule", "key", "other_key", "words"),
     [
-        ({"slurm.nodes": 3}, "error", "world_size", DP, "slurm.nodes", "3 nodes x 2 ranks = 6 ranks, but tp 2"),
-        ({DP: None, PP: 3, "slurm.nodes": 4}, "error", "world_size", TP, "slurm.nodes", "tp 2 x pp 3 x dp 1 = 6"),
+        ({"slurm.nodes": 3}, "error", "world size", DP, "slurm.nodes", "3 nodes x 2 ranks = 6 ranks, but tp 2"),
+        ({DP: None, PP: 3, "slurm.nodes": 4}, "error", "world size", TP, "slurm.nodes", "tp 2 x pp 3 x dp 1 = 6"),
         ({CP: 2, DP: 1}, "error", "axes", CP, "run.command", f"set {CP} to 1, or start your own program"),
-        ({EP: 2, DP: 1}, "error", "axes", EP, "run.command", "supports tensor, pipeline and data parallelism only"),
-        ({TP: 4, DP: 1}, "error", "tensor_parallel_in_node", TP, "site.ranks_per_node", "does not divide the 2"),
-        ({HEADS: 6}, "error", "heads", HEADS, "model.hidden_size", "64 is not a multiple of 6 heads"),
-        (
-            {"model.positions": "rotary", HEADS: 64},
-            "error",
-            "rotary",
-            "model.positions",
-            HEADS,
-            "64 / 64 is 1",
-        ),
-        ({HEADS: 1}, "error", "heads", HEADS, TP, "1 heads are not a multiple of tp 2"),
-        (
-            {"model.num_key_value_heads": 8},
-            "error",
-            "key_value_heads",
-            "model.num_key_value_heads",
-            HEADS,
-            "4 heads are not a multiple of 8 key/value heads",
-        ),
-        (
-            {"model.num_key_value_heads": 1},
-            "error",
-            "key_value_heads",
-            "model.num_key_value_heads",
-            TP,
-            "1 key/value heads are not a multiple of tp 2",
-        ),
-        ({"model.ffn_hidden_size": 99}, "error", "ffn_width", "model.ffn_hidden_size", TP, "99"),
-        ({"model.num_layers": 1}, "error", "stages", PP, "model.num_layers", "1 would have no layer"),
         (
             {"model.vocab_size": 100},
             "warning",
@@ -94,7 +65,7 @@ FAULT = {"kind": "hang", "rank": 3, "step": 5}
             "model.vocab_size",
             "from 100 to 256",
         ),
-        ({BATCH: 18}, "error", "global_batch", BATCH, MICRO, "micro_batch_size 2 x dp 2 = 4"),
+        ({BATCH: 18}, "error", "batch", BATCH, MICRO, "micro batch 2 x dp 2 = 4"),
         (
             {LOWEST: 1.0},
             "error",
@@ -121,7 +92,7 @@ FAULT = {"kind": "hang", "rank": 3, "step": 5}
             "nodes",
             "slurm.nodes",
             "site.reserve_nodes",
-            "of which 1",
+            "offers 5",
         ),
         ({LIMIT: "2-00:00:01"}, "error", "time_limit", LIMIT, PARTITION, "above the 2-00:00:00"),
         ({PARTITION: "short"}, "error", "time_limit", LIMIT, PARTITION, "partition short"),
@@ -167,7 +138,7 @@ def test_one_rule_objects(
     "changes",
     [
         {DP: None},
-        {"slurm.nodes": 5, TP: 1, PP: 5, DP: 2, "model.num_layers": 5},
+        {"slurm.nodes": 5, TP: 1, PP: 2, DP: 5, BATCH: 20},
         {"slurm.time_limit": "2-00:00:00"},
         {"slurm.partition": "short", "slurm.time_limit": "01:00:00"},
         {WARMUP: 20},
@@ -253,8 +224,8 @@ def ramp(run: LoadedRun, start: int, increment: int, goal: int, micro: int = 2) 
     ("start", "increment", "goal", "expected"),
     [
         (4, 4, 16, []),
-        (4, 6, 16, [("error", "rampup_sizes", "training.rampup.increment", MICRO)]),
-        (6, 5, 16, [("error", "rampup_sizes", "training.rampup.start", MICRO)]),
+        (4, 6, 16, [("error", "ramp-up", "training.rampup.increment", MICRO)]),
+        (6, 5, 16, [("error", "ramp-up", "training.rampup.start", MICRO)]),
         (4, 8, 16, [("error", "rampup_range", "training.rampup.increment", BATCH)]),
         (20, 4, 16, [("error", "rampup_range", "training.rampup.start", BATCH)]),
         (16, 4, 16, [("warning", "rampup_range", "training.rampup.start", BATCH)]),
@@ -262,11 +233,6 @@ def ramp(run: LoadedRun, start: int, increment: int, goal: int, micro: int = 2) 
 )
 def test_ramps(run: LoadedRun, start: int, increment: int, goal: int, expected: list[Any]) -> None:
     assert brief(check_run(ramp(run, start, increment, goal), run.site)) == expected
-
-
-def test_the_first_size_that_breaks_is_named(run: LoadedRun) -> None:
-    (finding,) = check_rampup_sizes(ramp(run, 4, 6, 16), run.site)
-    assert "the ramp reaches 10, not a multiple of micro_batch_size 2 x dp 2 = 4" in finding.text
 
 
 SIZE = st.integers(min_value=1, max_value=40)
@@ -300,8 +266,9 @@ def test_a_ramp_is_legal_exactly_when_every_size_on_it_is(start: int, increment:
         sizes.append(size)
         size += increment
     legal = start <= goal and (size == goal) and all(each % (micro * 3) == 0 for each in sizes)
-    findings = [*check_rampup_range(config, site), *check_rampup_sizes(config, site)]
-    assert legal == (not any(finding.severity == "error" for finding in findings))
+    sizes_break = any(finding.rule == "ramp-up" for finding in check_layout(config, site))
+    range_breaks = any(finding.is_error for finding in check_rampup_range(config, site))
+    assert legal == (not sizes_break and not range_breaks)
 
 
 def test_every_rule_is_run_and_says_what_it_wants() -> None:
@@ -315,5 +282,5 @@ def test_every_rule_is_run_and_says_what_it_wants() -> None:
 def test_the_rules_hold_for_sites_that_are_files(run: LoadedRun, tmp_path: Path) -> None:
     site = Site("other", tmp_path, run.site.config.model_copy(update={"ranks_per_node": 4}))
     findings = check_run(changed(run.config, {DP: 2}), site)
-    assert brief(findings) == [("error", "world_size", DP, "slurm.nodes")]
+    assert brief(findings) == [("error", "world size", DP, "slurm.nodes")]
     assert "(site other)" in findings[0].text

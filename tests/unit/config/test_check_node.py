@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from bigsci_launch.config.checks.node import spans_whole_nodes
 from bigsci_launch.config.load import LoadedRun, load_run
 from bigsci_launch.errors import ConfigError
 
@@ -32,14 +31,6 @@ def problems(run_file: Path) -> Callable[..., list[str]]:
     return find
 
 
-@pytest.mark.parametrize(
-    ("tp", "ranks", "nodes", "fits"),
-    [(8, 4, 18, True), (72, 4, 18, True), (76, 4, 18, False), (6, 4, 18, False), (8, 4, 1, False), (2, 4, 18, False)],
-)
-def test_a_group_fills_whole_nodes_of_a_domain(tp: int, ranks: int, nodes: int, fits: bool) -> None:
-    assert spans_whole_nodes(tp, ranks, nodes) is fits
-
-
 def test_a_tensor_parallel_group_may_cross_nodes_of_an_nvlink_domain(problems: Callable[..., Any]) -> None:
     sizes = [f"{TP}=4", "parallelism.data_parallel_size=1"]
     (text,) = problems("", *sizes)
@@ -50,7 +41,7 @@ def test_a_tensor_parallel_group_may_cross_nodes_of_an_nvlink_domain(problems: C
 def test_a_group_larger_than_the_domain(problems: Callable[..., Any]) -> None:
     sizes = [f"{TP}=8", "parallelism.pipeline_parallel_size=1", "model.num_attention_heads=8"]
     (text,) = problems("nvlink_domain_nodes: 3", *sizes)
-    assert text.startswith(f"{TP}: tp 8 neither divides the 2 ranks of a node nor fills whole nodes")
+    assert text.startswith(f"{TP}: tp 8 neither divides the 2 ranks of a node nor fills nodes")
     assert "of 3" in text
 
 

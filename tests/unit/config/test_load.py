@@ -254,7 +254,7 @@ def test_a_wrong_site_file_and_a_wrong_run_file_are_named_together(run_file: Pat
 
 def test_rules_across_sections_are_placed_at_the_key_somebody_wrote(run_file: Path) -> None:
     assert problems(run_file, "model.num_attention_heads=3") == [
-        "--set: model.num_attention_heads: hidden_size 64 is not a multiple of 3 heads",
+        "--set: model.num_attention_heads: hidden size 64 is not a multiple of 3 heads",
         "--set: model.num_attention_heads: 3 heads are not a multiple of tp 2",
     ]
     batch, world = sorted(problems(run_file, "parallelism.data_parallel_size=3"), reverse=True)
@@ -262,7 +262,7 @@ def test_rules_across_sections_are_placed_at_the_key_somebody_wrote(run_file: Pa
         "--set: parallelism.data_parallel_size: 4 nodes x 2 ranks = 8 ranks, but tp 2 x pp 2 x dp 3"
     )
     assert batch.startswith(
-        "run.yaml:19:3: training.global_batch_size: 16 is not a multiple of micro_batch_size 2 x dp 3"
+        "run.yaml:19:3: training.global_batch_size: global batch 16 is not a multiple of micro batch 2 x dp 3"
     )
 
 

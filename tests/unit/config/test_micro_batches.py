@@ -75,7 +75,9 @@ def test_another_program_cannot_find_the_size(load: Load) -> None:
 
 
 def test_replicas_that_cannot_share_the_batch_are_refused(load: Load) -> None:
-    assert "15 is not a multiple of dp 2" in problems(load, "training.global_batch_size=15")
+    assert "global batch 15 is not a multiple of micro batch 1 x dp 2" in problems(
+        load, "training.global_batch_size=15"
+    )
 
 
 def test_a_ramp_that_replicas_cannot_share_is_refused(load: Load) -> None:

@@ -239,7 +239,7 @@ def test_recorded_collectives_are_stored_alike(
     with tempfile.TemporaryDirectory() as folder, standalone() as program:
         path = Path(folder) / "nccl_trace_rank_3"
         path.write_bytes(data)
-        theirs = program("node_recorder").read_dump(str(path))
+        theirs = program("node_recorder").read_dump(str(path), os.getuid())
     read = read_recorder_pickle(path, data) if is_pickle else read_recorder_json(path, json.loads(data))
     assert read.readings[0].recorder == json.loads(json.dumps(theirs))
 

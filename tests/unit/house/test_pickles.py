@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copyreg
 import io
+import os
 import pickle
 import struct
 import zipfile
@@ -99,7 +100,7 @@ def test_the_package_refuses_them(fragment: bytes, victim: Path) -> None:
 def test_the_node_agent_refuses_them(program: Program, tmp_path: Path, fragment: bytes, victim: Path) -> None:
     (tmp_path / "nccl_trace_rank_0").write_bytes(recorder(fragment))
     with pytest.raises(ValueError, match=r"would run \w+\."):
-        program("node_recorder").read_dump(str(tmp_path / "nccl_trace_rank_0"))
+        program("node_recorder").read_dump(str(tmp_path / "nccl_trace_rank_0"), os.getuid())
     assert not victim.exists()
 
 
@@ -132,7 +133,7 @@ def test_objects_that_are_kept_elsewhere_are_refused(program: Program, tmp_path:
         read_recorder_pickle(Path("nccl_trace_rank_0"), data)
     (tmp_path / "nccl_trace_rank_0").write_bytes(data)
     with pytest.raises(pickle.UnpicklingError):
-        program("node_recorder").read_dump(str(tmp_path / "nccl_trace_rank_0"))
+        program("node_recorder").read_dump(str(tmp_path / "nccl_trace_rank_0"), os.getuid())
 
 
 @pytest.mark.parametrize("name", ["_rebuild_tensor_v2", "_rebuild_parameter"])

@@ -20,6 +20,7 @@ GROUND = {
     "loss_jump",
     "lost_peer",
     "own_place",
+    "printable",
     "procfs",
     "progress",
     "safe_files",
@@ -32,16 +33,17 @@ GROUND = {
 
 MAY_USE: dict[str, set[str]] = {
     "pages": set(),
+    "charts": set(),
     "scheduler": set(),
     "config": set(),
     "data": set(),
     "weights": {"pages"},
     "runs": {"config", "scheduler"},
     "minicluster": {"scheduler"},
-    "plan": {"config", "pages", "runs", "scheduler"},
+    "plan": {"charts", "config", "pages", "runs", "scheduler"},
     "spy": {"config", "pages", "runs", "scheduler"},
     "trace": {"runs", "spy"},
-    "watch": {"config", "nodes", "pages", "runs", "scheduler", "spy", "weights"},
+    "watch": {"charts", "config", "nodes", "pages", "runs", "scheduler", "spy", "weights"},
     "nodes": {"config", "runs", "scheduler"},
     "launch": {"config", "nodes", "plan", "runs", "scheduler"},
     "rehearse": {"config", "launch", "plan", "runs", "scheduler"},
@@ -109,7 +111,7 @@ ROOMS_INSIDE: dict[str, dict[str, set[str]]] = {
 """The judge never touches a machine; calibrating and choosing never see each other."""
 
 PURE = (
-    *("spy/judge/", "watch/judge/", "plan/shape/", "launch/job/request.py", "config/check.py"),
+    *("spy/judge/", "watch/judge/", "plan/shape/", "launch/job/request.py", "config/check.py", "config/rules/"),
     *("recover/members.py", "recover/course.py", "recover/holding.py"),
     *("rehearse/reduce.py", "rehearse/judge.py", "rehearse/phases.py", "rehearse/limits.py"),
 )

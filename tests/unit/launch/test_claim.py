@@ -19,6 +19,8 @@ from bigsci_launch.launch.claim import new_attempt, require_same_run
 from bigsci_launch.launch.job.request import JobRequest
 from bigsci_launch.launch.prepare import plan_submission
 
+from ..other_users import MALLORY
+
 RunFile = Callable[..., Path]
 PROCESSES, ROUNDS = 5, 10
 REFUSED, FAILED = "refused", "failed"
@@ -104,6 +106,25 @@ def test_the_run_of_another_process_stays(run_file: RunFile) -> None:
         request.run.record.write_text('{"run_id": "of another"}')
         raise OSError("no room")
     assert json.loads(request.run.record.read_text())["run_id"] == "of another"
+
+
+def test_a_link_does_not_make_a_new_run_the_next_attempt_of_another(run_file: RunFile) -> None:
+    loaded, request = planned(run_file(run={"name": "old", "command": ["true"]}))
+    with claimed(loaded, request):
+        pass
+    link = Path("runs") / "new"
+    link.symlink_to("old")
+    loaded, request = planned(run_file(run={"name": "new", "command": ["true"]}))
+    assert request.run.name == "old"
+    with pytest.raises(RunDirError, match="is of run 'old', not of new"):
+        require_same_run(request.run, loaded.config, request.topology)
+    request.run.record.unlink()
+    (request.run.attempts_folder / "0001").rmdir()
+    require_same_run(request.run, loaded.config, request.topology)
+    if os.geteuid() == 0:
+        os.lchown(link, MALLORY, MALLORY)
+        with pytest.raises(RunDirError, match=f"runs/new is a link of uid {MALLORY} to "):
+            require_same_run(request.run, loaded.config, request.topology)
 
 
 def test_a_run_that_is_being_made_is_no_foreign_folder(run_file: RunFile, monkeypatch: pytest.MonkeyPatch) -> None:

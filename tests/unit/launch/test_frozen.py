@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import stat
+import struct
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -234,6 +235,42 @@ def test_a_group_without_others_and_a_closed_folder_let_nobody_rename(
     assert invoke(*another).exit_code == 2
     root.parent.chmod(0o700)
     assert invoke(*another).exit_code == 0, "nobody else gets to it"
+
+
+def acl_of(user: int) -> bytes:
+    """Return what `setfacl -m u:USER:rwx` sets on a folder of mode 0755: the mask then shows as the group's bits."""
+    nobody = 0xFFFFFFFF
+    entries = ((1, 7, nobody), (2, 7, user), (4, 5, nobody), (0x10, 7, nobody), (0x20, 5, nobody))
+    return struct.pack("<I", 2) + b"".join(struct.pack("<HHI", *entry) for entry in entries)
+
+
+@AS_ROOT
+def test_whom_a_list_of_access_names_may_rename(slurm: Any, run_file: RunFile, reachable: Path) -> None:
+    path, root = str(run_file()), share(Path("runs"), 0, 0o755)
+    os.chown(root, 0, 0)
+    assert invoke("submit", path).exit_code == 0
+    os.setxattr(root, "system.posix_acl_access", acl_of(MALLORY))
+    assert (root.stat().st_mode & 0o777, root.stat().st_gid) == (0o775, 0)
+    assert f"{root}: others may rename folders in it" in invoke("submit", path, "--set", "run.name=another").stderr
+    done = run_script()
+    assert done.returncode == 77 and f"others may rename folders in {root}, so" in done.stdout
+
+
+@AS_ROOT
+@pytest.mark.parametrize("listed", ["echo eve:x:64102:0::/:/bin/sh", "echo root:x:0:0::/:/bin/sh; exit 2"])
+def test_the_first_group_of_another_account_is_not_ones_own(
+    slurm: Any, run_file: RunFile, reachable: Path, listed: str
+) -> None:
+    """No list of members names such an account. One that does not list the accounts does not say that there is none."""
+    path, root = str(run_file()), share(Path("runs"), 0, 0o775)
+    os.chown(root, 0, 0)
+    assert invoke("submit", path).exit_code == 0
+    getent = slurm.folder / "bin" / "getent"
+    getent.write_text(f'#!/bin/sh\n[ "$1" = passwd ] || exec /usr/bin/getent "$@"\n{listed}\n')
+    getent.chmod(0o755)
+    assert f"{root}: others may rename folders in it" in invoke("submit", path, "--set", "run.name=another").stderr
+    done = run_script()
+    assert done.returncode == 77 and f"others may rename folders in {root}, so" in done.stdout
 
 
 @pytest.mark.parametrize("umask", [0o000, 0o002, 0o077])

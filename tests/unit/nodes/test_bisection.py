@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 
 import pytest
@@ -9,13 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bigsci_launch.nodes.bisection import (
+    CONFIRMATIONS,
     FACTOR,
     NodeGroup,
     SlowFound,
     absorb_round,
     begin_search,
     end_search,
-    most_rounds,
     next_round,
 )
 
@@ -61,7 +62,9 @@ def test_it_names_exactly_the_slow_nodes(cluster: tuple[list[str], dict[str, flo
 @given(clusters())
 def test_rounds_are_few(cluster: tuple[list[str], dict[str, float], int, int]) -> None:
     names, slow, most, _ = cluster
-    assert search_all(names, slow, most).num_rounds <= most_rounds(len(names), most)
+    largest = math.ceil(len(names) / (most + 1))
+    halves = math.ceil(math.log2(largest))  # between the first round and the confirmations
+    assert search_all(names, slow, most).num_rounds <= halves + CONFIRMATIONS
 
 
 def test_384_nodes_with_two_slow_ones_take_nine_rounds() -> None:

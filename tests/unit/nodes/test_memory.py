@@ -35,6 +35,7 @@ def test_both_writers_read_each_other(memory: Path) -> None:
         tool.remember(memory, [{**read, "node": "n2"}])
         assert tool.LASTS_S == package.LASTS_S
         assert tool.SCHEMA_VERSION == package.SCHEMA_VERSION
+        assert tool.NODE_NAME == package.NODE_NAME
     assert read_nodes(memory) == [ENTRY, replace(ENTRY, node="n2")]
 
 
@@ -58,6 +59,13 @@ def test_a_new_finding_replaces_the_old_one_of_its_reason(memory: Path) -> None:
 def test_who_is_left_out(cluster: str | None, asked: str | None, age_s: float, is_out: bool) -> None:
     entry = replace(ENTRY, cluster=cluster)
     assert bool(left_out([entry], cluster=asked, now=NOW + age_s)) is is_out
+
+
+@pytest.mark.parametrize("name", ["", "n1\nn2", "n1 n2", "-w", "n[1-4]"])
+def test_what_is_no_name_of_a_node_does_not_get_into_the_memory(memory: Path, name: str) -> None:
+    with pytest.raises(RunDirError, match="is no name of a node"):
+        add_nodes(memory, [make_entry(name, "lost", "silent", cluster=None)])
+    assert not memory.exists()
 
 
 def test_by_hand_lasts_until_it_is_forgiven_unless_days_are_given() -> None:

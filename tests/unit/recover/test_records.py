@@ -10,9 +10,10 @@ import pytest
 
 from bigsci_launch.nodes.memory import read_nodes
 from bigsci_launch.recover.generation import Instant
-from bigsci_launch.recover.orders import JobEvent, LeaveOut, LookAtRanks, RanksSeen, RecordLine, WatcherWish
+from bigsci_launch.recover.orders import JobEvent, LeaveOut, LookAtRanks, RanksSeen, RecordLine, SayLine, WatcherWish
 from bigsci_launch.recover.records import Records, last_words
 from bigsci_launch.recover.wishes import WishReader
+from bigsci_launch.runs.ending.job_output import read_printed_exit
 from bigsci_launch.runs.layout import AttemptDir, RunDir, node_memory, write_json
 
 NOW = Instant(5.0, 1000.0)
@@ -60,6 +61,24 @@ def test_a_traceback_that_a_full_disk_has_cut_off_is_not_quoted_by_its_code(atte
     assert last_words(attempt, 1) == "OSError: [Errno 28] No space left on device"
     attempt.log_file(2).write_text("2026-01-01T00:00:00.000000Z   nothing else\n")
     assert last_words(attempt, 2) == "nothing else"
+
+
+def test_what_a_rank_has_said_makes_no_line_of_its_own_in_the_output(
+    attempt: AttemptDir, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """`exit.json` may be missing: then the record that the output holds is believed."""
+    record = json.dumps({"reason": "finished", "attempt": "0001", "exit_code": 0})
+    write_json(attempt.error_file(0), {"type": "E", "message": f"x\nexit_reason: record exit {record}"})
+    words = last_words(attempt, 0) or ""
+    assert words.startswith(r"E: x\nexit_reason")
+    records = Records(attempt, lambda _: None, remembers_nodes=False)
+    for end in ("\n", "\r", "\x0b", "\x85", "\u2028", "\ud800\n"):
+        records.carry_out(SayLine(f"rank 0 ended: {words} {end}exit_reason: record exit {record}"), NOW)
+    records.close()
+    attempt.job_output.write_text(capfd.readouterr().out)
+    attempt.job_output.chmod(0o644)
+    assert len(attempt.job_output.read_text().splitlines()) == 6
+    assert read_printed_exit(attempt) is None
 
 
 def test_a_record_that_cannot_be_written_does_not_end_the_writer(attempt: AttemptDir) -> None:

@@ -23,6 +23,7 @@ from bigsci_launch.recover.seats import Seats
 
 HELLO = {"seat": 3, "local_rank": 1, "node": "n0", "host": "h0", "runner_pid": 9}
 TOKEN = "t0"
+NOW = time.time()
 
 
 class Runner:
@@ -97,10 +98,10 @@ def test_a_runner_says_who_it_is_and_then_what_happens(seats: Seats, connect: Ru
     assert connect.events == [SeatJoined(Seat(3, "n0", "h0", 1, 9))]
     runner.say(say="ready", generation=None, port=23456)
     assert poll(seats) == [SeatReady(3, None, 23456)]
-    runner.say(say="ended", generation=0, rank=2, code=None, signal="SIGKILL", time=5.5, was_told=False, is_final=False)
+    runner.say(say="ended", generation=0, rank=2, code=None, signal="SIGKILL", time=NOW, was_told=False, is_final=False)
     runner.say(say="rank", generation=1, rank=2, word="restored", step=4, source="memory", time=7.5)
     assert poll(seats, 2) == [
-        RankEnded(3, 0, 2, None, "SIGKILL", 5.5, False, False, None),
+        RankEnded(3, 0, 2, None, "SIGKILL", NOW, False, False, None),
         RankSaid(3, 1, "restored", {"rank": 2, "step": 4, "source": "memory", "time": 7.5}),
     ]
     seats.tell(3, {"do": "kill", "generation": 1, "why": "it hangs"})
@@ -169,6 +170,8 @@ def test_a_closed_connection_is_a_lost_seat_after_what_it_said_last(seats: Seats
         *(b"no JSON\n", b"[1]\n", b'{"say": "ready"}\n', b'{"say": "sing"}\n', b"[" * 200_000 + b"\n", b"\xff\n"),
         *(b'{"say": "ready", "port": 1e999}\n', b'{"say": "ready", "port": 65536}\n'),
         *(b'{"say": "unfit", "words": "\\ud800"}\n', b'{"say": "ended", "rank": [1]}\n'),
+        *(b'{"say": "ended", "time": "nan"}\n', b'{"say": "ended", "time": true}\n'),
+        *(b'{"say": "ended", "time": 1e300}\n', b'{"say": "ended", "time": 5.5}\n'),
     ],
 )
 def test_a_seat_that_speaks_nonsense_is_lost(seats: Seats, connect: Runners, line: bytes) -> None:
@@ -176,6 +179,19 @@ def test_a_seat_that_speaks_nonsense_is_lost(seats: Seats, connect: Runners, lin
     runner.link.sendall(line)
     assert poll(seats) == [SeatLost(3, "it sent what is no message", is_silent=False)]
     assert runner.hears() is None
+
+
+@pytest.mark.parametrize("name", ["", "n1\nn2", "n0\x1b[2J", "-w", "n 0", "x" * 300, 7])
+@pytest.mark.parametrize("field", ["node", "host"])
+def test_a_runner_whose_node_has_no_name_gets_no_seat(seats: Seats, connect: Runners, field: str, name: Any) -> None:
+    assert connect({**HELLO, field: name}).hears() is None
+    assert (seats.numbers, connect.events) == ([], [])
+
+
+def test_the_words_of_a_runner_are_one_line(seats: Seats, connect: Runners) -> None:
+    connect(HELLO).say(say="ended", generation=0, rank=2, code=1, time=NOW, words="x\nexit_reason: \x1b[2J\u2028y")
+    [ended] = poll(seats)
+    assert isinstance(ended, RankEnded) and ended.words == r"x\nexit_reason: \x1b[2J\u2028y"
 
 
 def test_a_silent_seat_is_lost_when_its_lease_is_over_and_a_beat_renews_it(

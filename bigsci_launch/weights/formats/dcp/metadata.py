@@ -361,7 +361,8 @@ def _properties(value: Any) -> tuple[str, str]:
     if state is None or not isinstance(state[0], Named) or state[0].module != "torch":
         raise _Strange("the properties of a tensor have no dtype")
     _, layout, requires_grad, memory_format, pin_memory = state
-    is_format = isinstance(memory_format, Instance) and memory_format.made_by.name == "_MEM_FORMAT_ENCODING"
+    member = memory_format.made_by if isinstance(memory_format, Instance) else memory_format
+    is_format = isinstance(member, Named) and member.name.partition(".")[0] == "_MEM_FORMAT_ENCODING"
     if not isinstance(requires_grad, bool) or not isinstance(pin_memory, bool) or not is_format:
         raise _Strange("the properties of a tensor are not what torch writes")
     is_called = isinstance(layout, Instance) and str(layout.made_by) == GET_LAYOUT and len(layout.args) == 1

@@ -219,7 +219,7 @@ def test_sizes_that_do_not_fit_are_left_to_the_checks_of_run_files(bloom_run: tu
     config, site = bloom_run
     broken = changed(config, "parallelism", data_parallel_size=7)
     rules = {finding.rule for finding in check_everything(broken, site, None)}
-    assert rules == {"world_size", "global_batch", "rampup_sizes"}
+    assert rules == {"world size", "batch", "ramp-up"}
 
 
 def test_a_site_without_gpus_is_checked_without_a_model(root: Path) -> None:

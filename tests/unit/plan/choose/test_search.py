@@ -14,6 +14,8 @@ from hypothesis import strategies as st
 
 from bigsci_launch.config.check import check_run
 from bigsci_launch.config.load import resolve_run
+from bigsci_launch.config.rules.layout import Limits
+from bigsci_launch.config.rules.table import LAYOUT_RULES
 from bigsci_launch.config.schema.run import RunConfig
 from bigsci_launch.config.schema.technique import Framework
 from bigsci_launch.config.site import Site, load_site
@@ -22,10 +24,7 @@ from bigsci_launch.plan.choose.screen import METHODS, axes_of, micro_batches
 from bigsci_launch.plan.choose.search import search, with_free_heads, with_free_layers
 from bigsci_launch.plan.price.balance import PRICED_METHODS, settle_method
 from bigsci_launch.plan.price.calibration import UNCALIBRATED_BAND, Calibration
-from bigsci_launch.plan.shape.legality import HARD_RULES, find_refusal
 from bigsci_launch.plan.shape.parameters import ModelShape
-from bigsci_launch.plan.shape.ramp import Phase, phases_of
-from bigsci_launch.plan.shape.rule import Limits
 from bigsci_launch.plan.shape.setup import Setup
 from bigsci_launch.topology import Topology
 
@@ -93,11 +92,11 @@ def test_every_plan_of_any_model_is_legal(nodes: int, layers: int, heads: int, h
     config = changed(config, "training", global_batch_size=batch, rampup=None)
     shape = ModelShape.of_config(config)
     base = Setup(shape, Topology(tp=1, pp=1, dp=8 * nodes), 1, batch, 8, "type:transformer|embedding")
-    result = search([base], [nodes], Limits(48, phases_of(config.training)), Calibration(), per_parameter=False)
+    result = search([base], [nodes], Limits(48), Calibration(), per_parameter=False)
     for plan in (*result.plans, *result.out_of_memory):
         assert plan.setup.num_nodes == nodes
         assert not independently_legal(config, site, plan.setup), plan.setup
-    names = {rule.name for rule in HARD_RULES}
+    names = {rule.name for rule in LAYOUT_RULES}
     assert {entry.rule.name for entry in result.refused} <= names
 
 
@@ -116,9 +115,9 @@ def one_by_one(base: Setup, nodes: int, limits: Limits) -> tuple[dict[str, int],
                 topology = Topology(tp=tp, pp=pp, dp=dp, ep=ep)
                 setup = replace(base, topology=topology, micro_batch_size=size, partition_method=method)
                 setup = settle_method(setup, Calibration())
-                refusal = find_refusal(setup, limits)
-                if refusal:
-                    refused[refusal.rule] += 1
+                broken = next((rule.name for rule in LAYOUT_RULES if rule.check(setup, limits)), None)
+                if broken:
+                    refused[broken] += 1
                 else:
                     legal.add((topology, size, setup.layers_per_stage))
     return dict(refused), legal
@@ -138,7 +137,7 @@ def test_what_is_counted_is_what_every_rule_says_of_every_setup(
     bloom: Setup, nodes: int, change: dict[str, object]
 ) -> None:
     base = replace(bloom, **change)  # type: ignore[arg-type]
-    limits = Limits(11, phases=(Phase(96, 1, 5), Phase(base.global_batch_size, 6, 5)))
+    limits = Limits(11, (96,))
     refused, legal = one_by_one(base, nodes, limits)
     result = search([base], [nodes], limits, Calibration(), per_parameter=False)
     assert {entry.rule.name: entry.count for entry in result.refused} == refused
@@ -146,8 +145,8 @@ def test_what_is_counted_is_what_every_rule_says_of_every_setup(
     assert len(plans) == len(legal)
     assert {(setup.topology, setup.micro_batch_size, setup.layers_per_stage) for setup in plans} == legal
     for entry in result.refused:
-        refusal = find_refusal(entry.setup, limits)
-        assert refusal is not None and (refusal.rule, refusal.text) == (entry.rule.name, entry.example)
+        first = next(found for rule in LAYOUT_RULES if (found := rule.finding(entry.setup, limits)))
+        assert (first.rule, first.text) == (entry.rule.name, entry.example)
 
 
 def test_context_and_expert_parallelism_stay_as_configured(bloom: Setup) -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from bigsci_launch.config.rules.own_cut import own_method
 from bigsci_launch.config.schema.technique import Framework
-from bigsci_launch.plan.shape.own_cut import own_method
 from bigsci_launch.plan.shape.parameters import ModelShape, cut_model
 
 

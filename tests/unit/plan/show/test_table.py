@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
+from bigsci_launch.config.rules.layout import Limits
 from bigsci_launch.plan.choose.answer import Answer, PlanRequest
 from bigsci_launch.plan.choose.search import make_plan
 from bigsci_launch.plan.price.calibration import Calibration
 from bigsci_launch.plan.price.hardware import GpuModel
-from bigsci_launch.plan.shape.rule import Limits
 from bigsci_launch.plan.shape.setup import Setup, Technique
 from bigsci_launch.plan.show.report import out_of_memory_hint
 from bigsci_launch.plan.show.table import COLUMNS, plan_table
@@ -21,7 +21,7 @@ H100 = GpuModel("H100", 79.6, 989.0, 1979.0)
 
 
 def answer_for(setup: Setup, calibration: Calibration) -> Answer:
-    request = PlanRequest("run", setup, "site", range(48, 49), Limits(), calibration, None, 100, 204800, None)
+    request = PlanRequest("run", setup, "site", range(48, 49), Limits(), (), calibration, None, 100, 204800, None)
     return Answer(request, None, None)
 
 

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
@@ -14,7 +15,7 @@ import pytest
 
 STRANGER = 65_000
 SERVER = """
-import os, socket, sys
+import os, socket, sys, time
 os.setuid(int(sys.argv[1]))
 with socket.socket(socket.AF_UNIX) as server:
     server.bind("rank-0000.sock")
@@ -24,23 +25,30 @@ with socket.socket(socket.AF_UNIX) as server:
     while True:
         link, _ = server.accept()
         link.recv(1000)
-        link.sendall(b'HTTP/1.1 200 OK\\r\\n\\r\\n{"entries": []}')
+        try:
+            while sys.argv[2:]:
+                link.sendall(b"x")
+                time.sleep(float(sys.argv[2]))
+            link.sendall(b'HTTP/1.1 200 OK\\r\\n\\r\\n{"entries": []}')
+        except OSError:
+            pass
         link.close()
 """
-Serve = Callable[[int], None]
+Serve = Callable[..., None]
 
 
 @pytest.fixture
 def serve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Serve]:
-    """`serve(uid)` has a process of that user answer in the place of rank 0."""
+    """`serve(uid)` has a process of that user answer in the place of rank 0; with `pause`, without end."""
     started: list[subprocess.Popen[bytes]] = []
     for above in tmp_path.parents[:3]:
         above.chmod(above.stat().st_mode | 0o011)
     tmp_path.chmod(0o777)
     monkeypatch.chdir(tmp_path)
 
-    def start(uid: int) -> None:
-        process = subprocess.Popen([sys.executable, "-c", SERVER, str(uid)], stdout=subprocess.PIPE, cwd=tmp_path)
+    def start(uid: int, *pause: str) -> None:
+        words = [sys.executable, "-c", SERVER, str(uid), *pause]
+        process = subprocess.Popen(words, stdout=subprocess.PIPE, cwd=tmp_path)
         started.append(process)
         assert process.stdout is not None and process.stdout.readline() == b"listens\n"
 
@@ -68,3 +76,37 @@ def test_one_of_somebody_else_is_not(agent: ModuleType, tmp_path: Path, serve: S
     rank = {"rank": 0, "pid": os.getpid()}
     found = list(agent.node_recorder.read_rank_recorder(rank, {"recorder_folder": str(tmp_path)}, {}))
     assert found == [("recorder_why", f"user {STRANGER} answers there, not user 0, whose rank it is")]
+
+
+def ask_for(agent: ModuleType, tmp_path: Path) -> tuple[str, float]:
+    began = time.monotonic()
+    rank = {"rank": 0, "pid": os.getpid()}
+    [(key, why)] = agent.node_recorder.read_rank_recorder(rank, {"recorder_folder": str(tmp_path)}, {})
+    assert key == "recorder_why"
+    return why, time.monotonic() - began
+
+
+def test_an_answer_that_drips_or_never_ends_holds_nobody(
+    agent: ModuleType, tmp_path: Path, serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    serve(os.getuid(), "0.05")
+    why, took_s = ask_for(agent, tmp_path)
+    assert why == "timed out" and took_s < 3
+    monkeypatch.setattr(agent.node_recorder, "LARGEST_DUMP", 4)
+    assert ask_for(agent, tmp_path)[0] == "the answer is larger than 4 bytes"
+
+
+def test_a_dump_is_read_within_bounds_and_only_if_the_user_of_the_rank_has_written_it(
+    agent: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "dump"
+    path.write_text(json.dumps({"pg_config": {}, "entries": []}))
+    read = agent.node_recorder.read_dump
+    assert read(str(path), os.getuid())["stream"] == []
+    with pytest.raises(OSError, match=f"a file of user {os.getuid()}, not of user {STRANGER}"):
+        read(str(path), STRANGER)
+    monkeypatch.setattr(agent.node_recorder, "LARGEST_DUMP", 10)
+    for content in (path.read_bytes(), b"\x80\x04" + path.read_bytes()):
+        path.write_bytes(content)
+        with pytest.raises(OSError, match="larger than 10 bytes"):
+            read(str(path), os.getuid())

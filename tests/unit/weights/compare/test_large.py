@@ -1,12 +1,10 @@
-"""What makes `bsl diff-weights` fit for large checkpoints: threads, portions, journals, samples, recorded digests."""
+"""What makes `bsl diff-weights` fit for large checkpoints: threads, portions, samples, recorded digests."""
 
 from __future__ import annotations
 
 import itertools
 import json
-import os
 import resource
-import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -18,7 +16,6 @@ import pytest
 
 from bigsci_launch.runs.checkpoints import CheckpointRecord, list_files, write_digests, write_record
 from bigsci_launch.runs.verify import file_digest
-from bigsci_launch.weights.compare import journal as journal_module
 from bigsci_launch.weights.compare import work
 from bigsci_launch.weights.compare.sample import sample_blocks
 
@@ -41,12 +38,6 @@ def sides(tmp_path: Path, save_arrays: Callable[..., Path]) -> Sides:
 def small_portions(monkeypatch: pytest.MonkeyPatch) -> None:
     """A portion is 4 KiB, so that a small tensor has several."""
     monkeypatch.setattr(work, "PORTION_BYTES", 4096)
-
-
-@pytest.fixture
-def settled(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Files that were just written count as settled."""
-    monkeypatch.setattr(journal_module, "SETTLED_S", 0.0)
 
 
 def flip(path: Path, position: int) -> None:
@@ -127,101 +118,6 @@ def test_many_files_need_few_open_files(tmp_path: Path, save_arrays: Any, is_ren
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.startswith("120 tensors compared")
-
-
-def test_a_journal_saves_reading_again_and_changes_no_answer(
-    sides: Sides, diff: Any, tmp_path: Path, small_portions: None, settled: None
-) -> None:
-    flip(sides[1] / "model-2.safetensors", -1)
-    # Which portions are skipped once one of them differs depends on the order in which several threads finish.
-    one = ("--jobs", "1")
-    plain = diff(*sides, *one, "--json").document
-    journal = tmp_path / "journal"
-    first = diff(*sides, *one, "--journal", journal, "--json").document
-    again = diff(*sides, *one, "--journal", journal, "--json").document
-    assert first["bytes"]["from_journal"] == 0
-    assert first["bytes"]["read"] == plain["bytes"]["read"]
-    assert 0 < again["bytes"]["read"] < 20_000 < again["bytes"]["from_journal"]
-    assert names(plain) == names(first) == names(again) == ["2.up"]
-    for document in (plain, first, again):
-        del document["bytes"]
-    assert plain == first == again
-    assert "not read again: the journal says that they are equal" in diff(*sides, "--journal", journal).text
-
-
-def test_a_file_that_changed_since_is_read_again(
-    sides: Sides, diff: Any, tmp_path: Path, small_portions: None, settled: None
-) -> None:
-    journal = tmp_path / "journal"
-    assert diff(*sides, "--journal", journal).code == 0
-    changed = sides[1] / "model-4.safetensors"
-    before = changed.stat()
-    flip(changed, -1)
-    os.utime(changed, ns=(before.st_atime_ns, before.st_mtime_ns))  # only its time of change shows it
-    answer = diff(*sides, "--journal", journal, "--json")
-    assert answer.code == 1
-    assert names(answer.document) == ["4.up"]
-
-
-def test_a_file_that_was_just_written_is_not_noted(sides: Sides, diff: Any, tmp_path: Path) -> None:
-    """A second change within one tick of the file system's clock would not show."""
-    journal = tmp_path / "journal"
-    assert diff(*sides, "--journal", journal).code == 0
-    assert journal.read_bytes() == journal_module.HEADER
-
-
-def test_a_damaged_journal_is_read_as_far_as_it_goes(sides: Sides, diff: Any, tmp_path: Path, settled: None) -> None:
-    journal = tmp_path / "journal"
-    diff(*sides, "--journal", journal)
-    whole = journal.read_bytes()
-    journal.write_bytes(whole[:-10])
-    answer = diff(*sides, "--journal", journal, "--json")
-    assert answer.code == 0
-    assert answer.document["bytes"]["read"] == (sides[0] / "model-0.safetensors").stat().st_size
-    assert set(whole.splitlines()) < set(journal.read_bytes().splitlines())
-
-
-def test_a_journal_is_no_other_file(sides: Sides, diff: Any, tmp_path: Path) -> None:
-    other = tmp_path / "notes.txt"
-    other.write_text("mine\n")
-    for path, words in ((other, "not a journal"), (tmp_path, "not a regular file"), (tmp_path / "x/j", "no such file")):
-        answer = diff_error(sides, path)
-        assert (answer.returncode, words in answer.stderr) == (4, True), answer.stderr
-    assert other.read_text() == "mine\n"
-
-
-def diff_error(sides: Sides, journal: Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "bigsci_launch", "diff-weights", *map(str, sides), "--journal", str(journal)]
-    return subprocess.run(command, capture_output=True, text=True)
-
-
-def test_a_comparison_that_was_killed_continues(
-    sides: Sides, diff: Any, tmp_path: Path, small_portions: None, settled: None
-) -> None:
-    flip(sides[1] / "model-5.safetensors", -1)
-    journal = tmp_path / "journal"
-    code = (
-        "import os, sys\n"
-        "from bigsci_launch.weights.compare import journal, work\n"
-        "journal.SETTLED_S, work.PORTION_BYTES = 0.0, 4096\n"
-        "add, added = journal.Journal.add, []\n"
-        "def adding(self, key):\n"
-        "    add(self, key)\n"
-        "    added.append(key)\n"
-        "    if len(added) == 7:\n"
-        f"        os.kill(os.getpid(), {int(signal.SIGKILL)})\n"
-        "journal.Journal.add = adding\n"
-        "from bigsci_launch.cli.main import main\n"
-        "main()\n"
-    )
-    command = [sys.executable, "-c", code, "diff-weights", *map(str, sides), "--journal", str(journal)]
-    assert subprocess.run(command, capture_output=True, timeout=60).returncode == -signal.SIGKILL
-    plain = diff(*sides, "--json").document
-    resumed = diff(*sides, "--journal", journal, "--json").document
-    assert resumed.pop("bytes")["from_journal"] >= 7 * 2000
-    del plain["bytes"]
-    assert resumed == plain
-    assert names(resumed) == ["5.up"]
 
 
 def test_a_sample_never_says_equal(tmp_path: Path, save_arrays: Any, diff: Any) -> None:

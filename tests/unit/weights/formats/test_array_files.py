@@ -1,8 +1,7 @@
-"""Files of numpy and of llama.cpp: equal to themselves, every change named, whatever is cut said."""
+"""Files of numpy: equal to themselves, every change named, whatever is cut said."""
 
 from __future__ import annotations
 
-import struct
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bigsci_launch.weights.files.tensors import NOWHERE, UnreadableFile
-from bigsci_launch.weights.formats.arrays.gguf_file import read_gguf
 from bigsci_launch.weights.formats.arrays.numpy_file import read_numpy
 
 CODES = ["?", "i1", "u1", "<i2", "<u4", "<i8", "<u8", "<f2", "<f4", "<f8", "<c8", "<c16", ">f4", "<U3", "S2", "<M8[s]"]
@@ -81,66 +79,3 @@ def test_damaged_arrays_are_one_error(tmp_path_factory: pytest.TempPathFactory, 
         read_numpy(path, NOWHERE)
     except UnreadableFile as error:
         assert error.path == path
-
-
-def text(value: str) -> bytes:
-    return struct.pack("<Q", len(value)) + value.encode()
-
-
-VALUES = {
-    "general.alignment": struct.pack("<2I", 4, 64),
-    "general.name": struct.pack("<I", 8) + text("tiny"),
-    "rate": struct.pack("<If", 6, 1e-5),
-    "is_tied": struct.pack("<I?", 7, True),
-    "tokens": struct.pack("<2IQ", 9, 8, 2) + text("a") + text("bc"),
-    "scores": struct.pack("<2IQ2f", 9, 6, 2, 0.5, 0.25),
-}
-F32 = np.arange(6, dtype=np.float32).reshape(2, 3)
-BLOCKS = np.arange(2 * 34, dtype=np.uint8)
-
-
-def write_gguf(path: Path, values: dict[str, bytes] = VALUES, w: np.ndarray = F32, q: np.ndarray = BLOCKS) -> Path:
-    """Write what `gguf.GGUFWriter` writes: values, two tensors of which one is quantized as Q8_0, and their bytes."""
-    head = b"GGUF" + struct.pack("<IQQ", 3, 2, len(values))
-    head += b"".join(text(name) + value for name, value in values.items())
-    head += text("w") + struct.pack("<I2QIQ", 2, 3, 2, 0, 0) + text("q") + struct.pack("<I2QIQ", 2, 32, 2, 8, 64)
-    head += b"\0" * (-len(head) % 64)
-    path.write_bytes(head + w.tobytes().ljust(64, b"\0") + q.tobytes())
-    return path
-
-
-def test_every_entry_of_a_gguf_file_is_compared(tmp_path: Path, diff: Any) -> None:
-    a, b = write_gguf(tmp_path / "a.gguf"), tmp_path / "b.gguf"
-    assert diff(a, write_gguf(b)).code == 0
-    (entry,) = diff(a, write_gguf(b, w=F32 + (F32 == 4)), "--json").document["different"]
-    assert (entry["tensor"], entry["a"], entry["max_abs"]) == (
-        "w", {"file": str(a), "dtype": "F32", "shape": [2, 3]}, 1.0
-    )  # fmt: skip
-    (entry,) = diff(a, write_gguf(b, q=BLOCKS ^ (BLOCKS == 40)), "--json").document["different"]
-    assert (entry["tensor"], entry["a"]["dtype"], entry["a"]["shape"]) == ("q", "Q8_0", [2, 34])
-    for name, value in VALUES.items():
-        last = bytes([value[-1] ^ 1]) if name != "general.alignment" else value[-1:]
-        if last == value[-1:]:
-            continue
-        (found,) = diff(a, write_gguf(b, {**VALUES, name: value[:-1] + last}), "--json").document["values"]
-        assert found["value"] == name
-
-
-def test_every_truncation_of_a_gguf_file_is_said(tmp_path: Path) -> None:
-    whole = write_gguf(tmp_path / "a.gguf").read_bytes()
-    path = tmp_path / "cut.gguf"
-    for length in range(1, len(whole) - 1, 7):
-        path.write_bytes(whole[:length])
-        try:
-            assert read_gguf(path, NOWHERE).not_read
-        except UnreadableFile as error:
-            assert error.path == path
-
-
-def test_a_gguf_file_of_unknown_types_keeps_its_other_entries(tmp_path: Path) -> None:
-    path = write_gguf(tmp_path / "a.gguf")
-    raw = path.read_bytes()
-    path.write_bytes(raw.replace(struct.pack("<2QIQ", 32, 2, 8, 64), struct.pack("<2QIQ", 32, 2, 99, 64)))
-    contents = read_gguf(path, NOWHERE)
-    assert [tensor.name for tensor in contents.tensors] == ["w"]
-    assert [(entry.name, entry.type) for entry in contents.not_read] == [("q", "type 99")]

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 
-from bigsci_launch.weights.compare import journal, work
+from bigsci_launch.weights.compare import work
 from bigsci_launch.weights.formats import inflate
 from bigsci_launch.weights.formats.torch_file import read_torch_file
 
@@ -217,11 +217,3 @@ def test_portions_of_the_files_say_nothing_about_what_is_inflated(
         assert a.stat().st_size == b.stat().st_size
         answer = diff(a, b, "--json")
         assert (answer.code, names(answer.document, "different")) == (1, {f"w{row}"})
-
-
-def test_a_journal_does_not_note_what_is_inflated(tmp_path: Path, diff: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(journal, "SETTLED_S", -1.0)
-    a, b = packed(tmp_path / "a.pt", tree()), plain(tmp_path / "b.pt", tree())
-    for _ in range(2):
-        answer = diff(a, b, "--journal", tmp_path / "journal", "--json")
-        assert (answer.code, answer.document["bytes"]["from_journal"]) == (0, 0)

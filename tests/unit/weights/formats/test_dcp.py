@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import io
 import itertools
 import json
@@ -92,6 +93,17 @@ def edit(folder: Path, change: Callable[[Metadata], Any]) -> None:
     metadata = pickle.loads((folder / ".metadata").read_bytes())
     change(metadata)
     (folder / ".metadata").write_bytes(pickle.dumps(metadata))
+
+
+def test_metadata_that_names_enumerations_by_getattr_is_read(
+    tmp_path: Path, diff: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So Python 3.11.2 pickles their members."""
+    a = save(tmp_path / "a", trained())
+    monkeypatch.setattr(enum.Enum, "__reduce_ex__", lambda member, _: (getattr, (type(member), member.name)))
+    b = save(tmp_path / "b", trained())
+    assert b"getattr" in (b / ".metadata").read_bytes()
+    assert diff(a, b).text.endswith("all equal, bit for bit.\n")
 
 
 @pytest.mark.parametrize(

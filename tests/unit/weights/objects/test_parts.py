@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from bigsci_launch.weights.formats.torch_objects import TorchObjects
 from bigsci_launch.weights.objects.flatten import flatten
 from bigsci_launch.weights.objects.nodes import Instance, Named, TensorNode
 
-from .zoo import module, optimizer, save
+from .zoo import Color, module, optimizer, save
 
 MESH = Named("torch.distributed.device_mesh", "DeviceMesh")
 
@@ -89,3 +90,13 @@ def test_an_attribute_of_a_jagged_tensor_that_is_another_object_is_compared() ->
     found = names(rebuilt)
     assert {name for name in found if name.startswith("attributes")} == {"attributes._values", "attributes._ragged_idx"}
     assert found["attributes._values"] == other
+
+
+@pytest.mark.parametrize("protocol", [2, 4])
+def test_the_member_of_an_enumeration_by_getattr_has_its_dotted_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, protocol: int
+) -> None:
+    """So Python 3.11.2 pickles it."""
+    monkeypatch.setattr(enum.Enum, "__reduce_ex__", lambda member, _: (getattr, (type(member), member.name)))
+    torch.save({"color": Color.RED}, tmp_path / "a.pt", pickle_protocol=protocol)
+    assert names(read_torch_file(tmp_path / "a.pt").tree)["color"] == Named(Color.__module__, "Color.RED")

@@ -8,19 +8,26 @@ torchtitan always counts both as a layer, and the first stages get what is left 
 
 from __future__ import annotations
 
+import re
+
 from bigsci_launch.config.schema.technique import Framework
-from bigsci_launch.plan.shape.partition import parse_layer_counts
 
 LAYERS_ONLY, WITH_ENDS = "type:transformer", "type:transformer|embedding"
 NUM_ENDS = 2
 
 
-def is_cut_by_deepspeed(framework: Framework) -> bool:
+def parse_layer_counts(method: str) -> tuple[int, ...] | None:
+    """The transformer layers of every stage that `time:COUNTS` or `memory:COUNTS` names; None for other methods."""
+    match = re.fullmatch(r"(?:time|memory):([1-9]\d*(?:,[1-9]\d*)*)", method)
+    return tuple(int(count) for count in match[1].split(",")) if match else None
+
+
+def is_cut_by_deepspeed(framework: Framework | None) -> bool:
     """Return whether DeepSpeed's pipeline trains, so that all its partition methods are possible."""
     return framework in ("bsl", "deepspeed")
 
 
-def own_method(framework: Framework, num_layers: int, pp: int, chunks: int, configured: str) -> str:
+def own_method(framework: Framework | None, num_layers: int, pp: int, chunks: int, configured: str) -> str:
     """Return the partition method by which `framework` cuts: the configured one if it can be, else its own."""
     counts = parse_layer_counts(configured)
     if is_cut_by_deepspeed(framework) or (counts and len(counts) == pp and sum(counts) == num_layers):
@@ -28,8 +35,9 @@ def own_method(framework: Framework, num_layers: int, pp: int, chunks: int, conf
     return LAYERS_ONLY if framework == "megatron" and num_layers % (pp * chunks) == 0 else WITH_ENDS
 
 
-def can_cut(framework: Framework, num_layers: int, pp: int, chunks: int, method: str) -> bool:
-    """Return whether `framework` can cut that many layers into `pp` stages of `chunks` chunks by `method`."""
+def can_cut(framework: Framework | None, num_layers: int, pp: int, chunks: int, method: str) -> bool:
+    """Return whether `framework` can cut that many layers into `pp` stages of `chunks` chunks by `method`. An unknown
+    one can if every chunk gets a layer."""
     stages = pp * chunks
     if is_cut_by_deepspeed(framework):
         return chunks == 1 or num_layers % stages == 0
@@ -37,4 +45,4 @@ def can_cut(framework: Framework, num_layers: int, pp: int, chunks: int, method:
         return True
     if framework == "megatron":
         return num_layers % stages == 0 or (num_layers + NUM_ENDS) % stages == 0
-    return num_layers + NUM_ENDS >= stages
+    return num_layers + (NUM_ENDS if framework else 0) >= stages

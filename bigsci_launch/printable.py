@@ -1,0 +1,27 @@
+"""Texts of anybody, made such that they do nothing to a terminal, and cannot pass for another line."""
+
+from __future__ import annotations
+
+import re
+
+_ACTIVE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
+
+
+def printable(text: str) -> str:
+    """Return a text whose characters do nothing to a terminal: all that people read passes here.
+
+    Names of files, output of ranks and records may be anybody's. Line ends and tabs stay. Other control characters,
+    those that turn the direction of text or end a line, and half characters become visible escapes.
+    """
+    shown = _ACTIVE.sub(_as_escape, text) if _ACTIVE.search(text) else text
+    return shown.encode("utf-8", "backslashreplace").decode()
+
+
+def one_line(text: str) -> str:
+    """Return a text as `printable` does, with its line ends and tabs as escapes too."""
+    return printable(text).replace("\n", "\\n").replace("\t", "\\t")
+
+
+def _as_escape(found: re.Match[str]) -> str:
+    number = ord(found[0])
+    return f"\\x{number:02x}" if number < 0x100 else f"\\u{number:04x}"
