@@ -134,7 +134,9 @@ class Controller:
         if is_everywhere(self._listeners):
             say(f"it listens on all addresses: {self._host} has none on this node that other nodes can use")
         if self._options.step:
-            self._children.start(0, self._options.command, self._environment)
+            if (error := self._try_start(0, self._options.command)) is not None:
+                say(f"{self._options.command[0]} cannot be started: {error}")
+                self._take(RunnersEnded(127))
             return
         for seat in range(self._options.seats):
             self._start_runner(seat)
@@ -142,10 +144,22 @@ class Controller:
             self._children.signal(signal.SIGTERM)  # the request may have come while a runner was being started
 
     def _start_runner(self, seat: int, *more: str) -> None:
-        """Start the runner of a seat on this machine, unless the job is being ended."""
+        """Start the runner of a seat on this machine, unless the job is being ended. One that cannot be started, such
+        as for lack of files or memory, is a runner that did not come: whether it is tried again is up to the course."""
         before, after = split_command(self._options.command)
-        if self.terminated is None:
-            self._children.start(seat, [*before, "--seat", str(seat), *more, *after], self._environment)
+        if self.terminated is not None:
+            return
+        if (error := self._try_start(seat, [*before, "--seat", str(seat), *more, *after])) is not None:
+            say(f"the runner of seat {seat} cannot be started: {error}")
+            self._take(SeatNeverCame(seat, 127))
+
+    def _try_start(self, number: int, argv: Sequence[str]) -> OSError | None:
+        """Start a child, and return why that was not possible."""
+        try:
+            self._children.start(number, argv, self._environment)
+        except OSError as error:
+            return error
+        return None
 
     def _start_again(self) -> None:
         """Start the runners that follow others in their seats, once these have ended."""

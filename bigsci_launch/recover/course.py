@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from bigsci_launch.recover.gathering import CannotBegin, LostRunners, RollCall, WaitingDeaths, seats_to_avoid
-from bigsci_launch.recover.generation import Formation, GenerationFailure, Instant, Level, LineUp, Seat
+from bigsci_launch.recover.gathering import CannotBegin, LostRunners, RollCall, SeatDeaths, WaitWords, seats_to_avoid
+from bigsci_launch.recover.generation import FailureKind, Formation, GenerationFailure, Instant, Level, LineUp, Seat
 from bigsci_launch.recover.members import Rules
 from bigsci_launch.recover.orders import (
     Archived,
@@ -56,8 +56,6 @@ TERMINATION_LAG_S = 1.0
 TERMINATION_GRACE_S = 30.0
 """Time from TERM to KILL when the job is cancelled: Slurm's default KillWait."""
 LEFT_OUT_S = 86400.0
-SAY_EVERY_S = 10.0
-"""A generation that has not begun after this long says what it waits for, and then again when that has changed."""
 
 
 class JobCourse:
@@ -73,7 +71,7 @@ class JobCourse:
         self._ready: dict[int, int] = {}
         self._absent = set(range(rules.num_seats))
         self._gone: dict[int, str] = {}
-        self._deaths = WaitingDeaths()
+        self._deaths = SeatDeaths()
         self._newest_seat: float | None = None
         self._run: Running | None = None
         self._cause: GenerationFailure | None = None
@@ -83,7 +81,7 @@ class JobCourse:
         self._code: int | None = None
         self._silent_nodes: set[str] = set()
         self._progress = StandstillCount(knows_steps=rules.level == "in_place")
-        self._waiting_for, self._said_at = "", 0.0
+        self._waiting = WaitWords()
 
     @property
     def generation(self) -> Formation | None:
@@ -163,14 +161,17 @@ class JobCourse:
             self._silent_nodes.add(seat.node)
         if self._stage is JobStage.LEAVE:
             return
+        run = self._run
+        rank = run.ranks.get(seat.number) if run else None
+        if run is not None and rank in run.finished and self._stage is JobStage.RUN:
+            self._note_done(run, rank, run.failure("lost_runner", self._now, rank, words=event.why))
+            return
         self._lost.add(seat, self._now.clock)
-        self._note_lost_rank(seat, event.why)
+        self._note_lost_rank(seat, run, rank, event.why)
         self._leave_out_if_lost(seat.node, event.why)
         self._orders += self._lost.start(self._seats, self._now.clock)
 
-    def _note_lost_rank(self, seat: Seat, why: str) -> None:
-        run = self._run
-        rank = run.ranks.get(seat.number) if run else None
+    def _note_lost_rank(self, seat: Seat, run: Running | None, rank: int | None, why: str) -> None:
         if run is None or rank is None:
             self._order(SayLine(f"spare seat {seat.number} on {seat.node} has lost its runner: {why}"))
             return
@@ -237,14 +238,22 @@ class JobCourse:
         run.inside.discard(rank)
         stays = self._rules.level == "in_place"
         if run.takes_end(rank, event, self._stage, stays=stays):
-            run.done[rank] = run.failure("left_early", self._now, rank, event)
-            run.first_done = run.first_done or self._now
+            kind: FailureKind = "left_early" if event.is_good else "died"
+            self._note_done(run, rank, run.failure(kind, self._now, rank, event))
         elif self._stage is JobStage.END:
             run.note_ended_while_ending(rank, event, self._now, stays=stays)
         elif self._stage is JobStage.RUN:
             run.final = event if event.is_final else None
             has_left = event.is_good and not event.was_told
             self._fail(run.failure("left_early" if has_left else "died", self._now, rank, event))
+
+    def _note_done(self, run: Running, rank: int, failure: GenerationFailure) -> None:
+        """Note that a rank is done: it has ended with 0, or had finished before this happened to it."""
+        if rank not in run.done and failure.kind != "left_early":
+            self._order(SayLine(f"{failure}, after it had finished: that is no failure"))
+        run.inside.discard(rank)
+        run.done.setdefault(rank, failure)
+        run.first_done = run.first_done or self._now
         if self._stage is JobStage.RUN and run.has_finished:
             self._record("finished", {"exit_code": 0})
             self._leave(0)
@@ -333,13 +342,7 @@ class JobCourse:
         elif isinstance(decision, CannotBegin):
             self._give_up(self._cause.status if self._cause else 1, decision.why)
         else:
-            self._say_what_is_waited_for(decision.text)
-
-    def _say_what_is_waited_for(self, text: str) -> None:
-        """Say it when it has changed, and not too often: seats become ready one by one."""
-        if text != self._waiting_for and self._now.clock >= max(self._since.clock, self._said_at) + SAY_EVERY_S:
-            self._waiting_for, self._said_at = text, self._now.clock
-            self._order(SayLine(f"waiting: {text}"))
+            self._orders += self._waiting.say(decision.text, self._since.clock, self._now.clock)
 
     def _has_archived(self) -> bool:
         """Whether nothing is left of the ranks of the generation before. What is left when there is no other one says
@@ -433,12 +436,11 @@ class JobCourse:
     def _conclude(self, run: Running, ended: Instant) -> None:
         """Record how the generation ended, and decide whether there will be another one."""
         began_to_end, self._stage, self._since = self._since, JobStage.GATHER, self._now
-        step = run.phases.step
-        if self._rules.level == "restart":
-            step = run.seen.step if run.seen else None
-        if step is not None:
+        stays = self._rules.level == "in_place"
+        step = run.newest_step(stays=stays)
+        if run.has_stepped(stays=stays):
             self._deaths.forget(run.ranks)
-        failures = run.judged_failures(self._lives, stays=self._rules.level == "in_place")
+        failures = run.judged_failures(self._lives, stays=stays)
         for failure in failures:
             self._record("failed", failure.as_dict())
         seconds = round(ended.clock - began_to_end.clock, 3)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from bigsci_launch.recover.generation import LineUp, Seat
 from bigsci_launch.recover.members import WantedLayout, line_up
-from bigsci_launch.recover.orders import SeatOrder, StartRunner, TellSeat
+from bigsci_launch.recover.orders import SayLine, SeatOrder, StartRunner, TellSeat
 from bigsci_launch.topology import compress_ranks
 
 HELLO_S = 60.0
@@ -17,8 +17,8 @@ SAME_SEAT_S = 2.0
 """How long a lost process may take to be replaced in its own seat, if a spare seat is ready."""
 FIRST_READY_S = 600.0
 """How long programs may take to import everything, when a job starts on a cold file system."""
-SAY_AFTER_S = 10.0
-"""A generation that has not begun after this long says what it waits for."""
+SAY_EVERY_S = 10.0
+"""A generation that has not begun after this long says what it waits for, and then again when that has changed."""
 READY_S = 120.0
 """The same for the process that replaces one, if there is no spare."""
 MAX_DEATHS = 3
@@ -103,7 +103,20 @@ class RollCall:
         return "; ".join(parts)
 
 
-class WaitingDeaths:
+class WaitWords:
+    """Says what a generation waits for when that has changed, and not too often: seats become ready one by one."""
+
+    def __init__(self) -> None:
+        self._text, self._said_at = "", 0.0
+
+    def say(self, text: str, since: float, clock: float) -> Iterator[SeatOrder]:
+        """Yield the order to say it, if it is time to; the generation gathers `since` then."""
+        if text != self._text and clock >= max(since, self._said_at) + SAY_EVERY_S:
+            self._text, self._said_at = text, clock
+            yield SayLine(f"waiting: {text}")
+
+
+class SeatDeaths:
     """How often processes have died in each seat while they waited for a rank. A seat where that goes too far is out:
     it gets no rank any more."""
 

@@ -44,7 +44,8 @@ class Running:
         self.inside = set(range(len(generation.seats)))
         """Ranks whose processes have neither ended nor left."""
         self.done: dict[int, GenerationFailure] = {}
-        """Ranks that have ended with 0, in that order, each with the failure that it is if others still needed it."""
+        """Ranks that have ended with 0, or after they had finished, in that order, each with the failure that it is if
+        others still needed it."""
         self.finished: set[int] = set()
         """Ranks that have said that the training is over for them. Programs that say nothing are not among them."""
         self.first_done: Instant | None = None
@@ -68,8 +69,17 @@ class Running:
 
     @property
     def has_finished(self) -> bool:
-        """Whether every rank has ended with 0."""
+        """Whether every rank is done."""
         return len(self.done) == len(self.ranks)
+
+    def newest_step(self, *, stays: bool) -> int | None:
+        """Return the newest step of the generation, as far as it is known. `stays`: ranks say it; otherwise it was
+        looked for when the generation had ended."""
+        return self.phases.step if stays else (self.seen.step if self.seen else None)
+
+    def has_stepped(self, *, stays: bool) -> bool:
+        """Whether a step was finished, by every rank if they say it."""
+        return self.phases.has_stepped if stays else self.newest_step(stays=False) is not None
 
     def seat(self, rank: int) -> int:
         return self.generation.seats[rank].number
@@ -113,7 +123,7 @@ class Running:
         `stays`: ranks say when they have finished.
 
         A runner is lost before the last one of its node is. Where every failure is only about lost peers, the cause is
-        the rank that was the first to leave with 0. And where a guard ended them, it is the rank that the guard accuses.
+        the rank that was the first to leave with 0. And where a guard ended them, it is one that the guard accuses.
         """
         known = [
             replace(each, kind="lost_node") if each.kind == "lost_runner" and not lives(each.node) else each

@@ -326,7 +326,11 @@ def write_exit(
     argv += ["--world-size", str(world_size), "--started", str(started), "--exit-code", str(code)]
     argv += ["--terminated", str(terminated)] if terminated else []
     argv += ["--stop-requested"] if stop_requested else []
-    done = subprocess.run(argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, check=False)
+    try:
+        done = subprocess.run(argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, check=False)
+    except OSError as error:
+        say(f"the program that writes exit.json cannot be started: {error}")
+        return code
     if done.returncode != 0:
         say("exit.json could not be written")
     return int(done.stdout) if done.stdout.strip().isdigit() else code

@@ -52,6 +52,17 @@ def test_what_was_overcome_is_no_failure_but_it_is_told(attempt: Attempt, record
     assert found["clocks"] == []
 
 
+def test_a_rank_that_was_killed_after_it_had_finished_has_not_failed(
+    attempt: Attempt, records: GenerationRecords
+) -> None:
+    attempt.exits(*range(7))
+    attempt.exits(7, code=None, signal="SIGKILL", clean_end=True)
+    attempt.event(*range(8), kind="end", reason="finished")
+    records.write("finished", exit_code=0)
+    found = attempt.describe(code=0)
+    assert (found["reason"], found["exit_code"], found["failed_ranks"]) == ("finished", 0, [])
+
+
 def test_a_smaller_generation_is_complete_without_the_ranks_of_earlier_ones(
     attempt: Attempt, records: GenerationRecords
 ) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import resource
 import signal
 import socket
 import subprocess
@@ -328,6 +329,37 @@ def test_a_killed_runner_is_started_again_and_nothing_of_its_rank_is_left(job: J
     (failed,) = job.records("failed")
     assert (failed["kind"], failed["rank"], failed["seat"]) == ("lost_runner", 1, 1)
     wait_until(lambda: not job.processes())
+
+
+@pytest.mark.parametrize(("options", "code"), [((), 1), (("--step",), 127)])
+def test_runners_that_cannot_be_started_do_not_end_the_controller_with_an_exception(
+    job: Job, options: tuple[str, ...], code: int
+) -> None:
+    config = load_run(job.write("pass", dp=2)).config
+    job.attempt.mkdir(parents=True)
+    (job.attempt / "config.yaml").write_text(dump_resolved(config))
+    words = ("--attempt-dir", str(job.attempt), "--level", "restart", "--seats", "2", *options, "--")
+    argv = [sys.executable, "-I", "-m", "bigsci_launch.recover.controller", *words, str(job.folder / "gone"), "--"]
+    job._start(argv)
+    assert job.end() == code, job.output
+    assert job.output.count("cannot be started") == (1 if options else 2) and "Traceback" not in job.output
+
+
+@pytest.mark.long
+def test_a_runner_that_cannot_be_started_again_is_tried_again_later(job: Job) -> None:
+    job.write("while not os.path.exists('enough'): time.sleep(0.05)\n", dp=2)
+    job.submit()
+    wait_until(lambda: all("up 0 2" in job.log(rank) and job.has_pid(rank) for rank in range(2)))
+    runner = job.pid(1, "runner_pid")
+    controller = int(Path(f"/proc/{runner}/stat").read_text().rpartition(")")[2].split()[1])
+    _, hard = resource.prlimit(controller, resource.RLIMIT_NOFILE)
+    resource.prlimit(controller, resource.RLIMIT_NOFILE, (3, hard))
+    os.kill(runner, signal.SIGKILL)
+    wait_until(lambda: "runner of seat 1 cannot be started" in (job.attempt / "job.out").read_text())
+    resource.prlimit(controller, resource.RLIMIT_NOFILE, (hard, hard))
+    wait_until(lambda: "up 1 2" in job.log(1), 30)
+    (job.folder / "enough").touch()
+    assert job.end() == 0, job.output
 
 
 @pytest.mark.long

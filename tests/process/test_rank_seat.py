@@ -188,7 +188,7 @@ def test_nothing_outlives_the_controller(seat: ToyController, is_silent: bool) -
     wait_until(lambda: "up" in seat.log())
     if is_silent:
         seat.fall_silent()
-        wait_until(lambda: seat.runner is not None and seat.runner.poll() is not None, 40)
+        wait_until(lambda: seat.runner is not None and seat.runner.poll() is not None, 90)
     else:
         assert seat.runner is not None
         seat._connection.shutdown(socket.SHUT_RDWR)
@@ -329,6 +329,57 @@ def test_standbys_that_are_killed_cost_nothing_but_themselves(
     assert seat.serving(0)["pid"] == serving and not [each for each in seat.said if each["say"] == "ended"]
     os.kill(serving, signal.SIGKILL)
     assert seat.wait_for("ended", generation=0)["rank"] == 1
+    seat.wait_for("ready", generation=0)
+
+
+def test_without_a_standby_the_seat_serves_on(seat: ToyController, tmp_path: Path) -> None:
+    """None can be started any more. When the process that serves dies too, the seat has nothing to offer."""
+    python = tmp_path / "python"
+    python.symlink_to(sys.executable)
+    program = [str(python), str(PROGRAMS / "seat_steps.py"), str(tmp_path)]
+    seat.start_seat("--survive", "in_place", "--standby", program=program)
+    seat.wait_for("ready", generation=None)
+    python.unlink()
+    seat.begin(0)
+    wait_until(lambda: sum("there is no standby" in line for line in seat.log()) == 3)
+    step = seat.said[-1]["step"]
+    seat.wait_for("rank", word="stepped", step=step + 3)
+    assert not [each for each in seat.said if each["say"] == "ended"]
+    os.kill(seat.serving(0)["pid"], signal.SIGKILL)
+    assert seat.wait_for("ended", generation=0)["signal"] == "SIGKILL"
+    assert seat.wait_for("ended", code=127)["is_final"]
+    assert exit_code_of(seat) == 127
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, pytest.param(signal.SIGSEGV, marks=pytest.mark.long)])
+def test_a_rank_that_has_finished_has_not_failed_however_its_process_ends(
+    seat: ToyController, tmp_path: Path, number: int
+) -> None:
+    (tmp_path / "finish").write_text("wait")
+    program = [sys.executable, str(PROGRAMS / "seat_steps.py"), str(tmp_path)]
+    seat.start_seat("--survive", "in_place", program=program)
+    seat.wait_for("ready", generation=None)
+    seat.begin(0)
+    seat.wait_for("rank", word="finished")
+    os.kill(seat.serving(0)["pid"], number)
+    ended = seat.wait_for("ended", generation=0)
+    assert (ended["code"], ended["signal"], ended["was_told"]) == (0, None, False)
+    record = seat.record("exits")
+    assert (record["signal"], record["clean_end"]) == (signal.Signals(number).name, True)
+    assert "had finished before its process ended" in seat.log()[-1]
+    assert children(seat) == []
+    seat.order("leave", code=0)
+    assert exit_code_of(seat) == 0
+
+
+def test_a_process_that_is_killed_while_it_may_still_leave_has_died(seat: ToyController) -> None:
+    start_level_2(seat, "deaf")
+    seat.begin(0)
+    seat.wait_for("rank", word="stepped", generation=0)
+    seat.order("end", generation=0, why="rank 0 died", grace_s=60)
+    os.kill(seat.serving(0)["pid"], signal.SIGKILL)
+    ended = seat.wait_for("ended", generation=0)
+    assert (ended["signal"], ended["was_told"], ended["words"]) == ("SIGKILL", False, None)
     seat.wait_for("ready", generation=0)
 
 

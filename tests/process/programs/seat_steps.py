@@ -1,7 +1,8 @@
 """A process of a seat that takes a step every 50 ms: `python seat_steps.py FOLDER`.
 
-It stays when its generation ends. When FOLDER/finish exists, it says that it has finished, and ends with 0. The rank
-that finds its number in FOLDER/leave takes the file away and ends with 0 without a word.
+It stays when its generation ends. When FOLDER/finish exists, it says that it has finished, and ends with 0, or waits
+there if the file says `wait`. The rank that finds its number in FOLDER/leave takes the file away and ends with 0
+without a word.
 """
 
 import json
@@ -9,6 +10,7 @@ import os
 import select
 import socket
 import sys
+import time
 from pathlib import Path
 
 
@@ -42,6 +44,8 @@ def main(folder: Path) -> None:
                 sys.exit(0)
             if (folder / "finish").exists():
                 say("finished")
+                if (folder / "finish").read_text() == "wait":
+                    time.sleep(600)
                 sys.exit(0)
 
 

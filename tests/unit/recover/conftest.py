@@ -62,6 +62,7 @@ class Job:
         self.step: int | None = None
         self.is_disk_stuck = False
         self.words: dict[int, str] = {}
+        self.accused: dict[int, tuple[int, ...]] = {}
 
     def take(self, event: JobEvent) -> None:
         self._carry_out(self.course.take(event, self._now))
@@ -91,7 +92,7 @@ class Job:
                 case LookAtRanks() if not self.is_disk_stuck:
                     step = self.step if order.since is not None else None
                     words = {rank: self.words[rank] for rank in order.ranks if rank in self.words}
-                    self.take(RanksSeen(order.generation, step, words))
+                    self.take(RanksSeen(order.generation, step, words, self.accused))
                 case WishAnswer():
                     self.answers.append(order.refused)
                 case SayLine():

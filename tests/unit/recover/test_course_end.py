@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -149,6 +150,46 @@ def test_a_final_error_is_not_tried_again(make_job: MakeJob) -> None:
     assert "a new generation would meet the same error" in job.records_of("gave_up")[0]["why"]
 
 
+@pytest.mark.parametrize(
+    ("accused", "own", "cause"),
+    [
+        ((3,), {"code": 3}, (3, 3, None)),
+        ((3,), {"signal": "SIGKILL", "was_told": True}, (3, None, "SIGKILL")),
+        ((3,), {}, (3, None, None)),
+        ((2, 3), {"code": 3}, (2, None, None)),
+        ((), {"code": 3}, (None, 3, None)),
+    ],
+)
+def test_the_cause_is_whom_a_guard_accuses_and_not_who_ended_first(
+    make_job: MakeJob, accused: tuple[int, ...], own: dict[str, Any], cause: tuple[int | None, int | None, str | None]
+) -> None:
+    job = make_job("in_place")
+    job.accused = {rank: accused for rank in (1, 3)}
+    job.words = {1: "GuardError: copies differ", 3: "GuardError: copies differ"}
+    job.start()
+    job.end(1, 3, is_final=True)
+    if own:
+        job.end(3, **own)
+    job.leave()
+    first, (gave_up,) = job.records_of("failed")[0], job.records_of("gave_up")
+    assert (first["rank"], first["code"], first["signal"]) == cause
+    assert (first["kind"], gave_up["rank"], job.code) == ("died", cause[0], 3)
+    assert gave_up["why"].endswith("GuardError: copies differ")
+    assert 1 in [failed["rank"] for failed in job.records_of("failed")]
+
+
+def test_a_guard_does_not_excuse_a_rank_that_died_before_it_spoke(make_job: MakeJob) -> None:
+    job = make_job("in_place")
+    job.accused = {1: (3,)}
+    job.start()
+    job.end(0, signal="SIGKILL")
+    job.end(1, 3)
+    job.ready(0)
+    job.ready(1)
+    job.leave()
+    assert [rank for _, _, rank in job.failures] == [0, 1]
+
+
 def test_a_rank_that_does_not_exit_with_its_final_error_is_killed(make_job: MakeJob) -> None:
     job = make_job("in_place")
     job.start()
@@ -180,6 +221,35 @@ def test_after_a_rank_has_ended_with_0_a_failure_is_that_of_the_job(make_job: Ma
     assert "rank 0 had already ended with exit code 0" in job.records_of("gave_up")[0]["why"]
 
 
+@pytest.mark.parametrize(
+    "end",
+    [{"signal": "SIGKILL"}, {"code": 1}, {"code": 0, "was_told": True}, None],
+    ids=["killed", "failed", "told", "runner lost"],
+)
+def test_a_rank_that_has_finished_is_done_however_its_process_ends(
+    make_job: MakeJob, end: dict[str, Any] | None
+) -> None:
+    job = make_job("in_place", pp=1, nodes=(2,), suffix=None)
+    job.start()
+    for rank in (0, 1):
+        job.say(rank, "finished")
+    if end is None:
+        job.lose(1)
+    else:
+        job.end(1, **end)
+    assert (job.code, job.restarted) == (None, [])
+    job.end(0, 0)
+    assert (job.code, job.failures, len(job.records_of("finished"))) == (0, [], 1)
+
+
+def test_a_rank_that_had_not_finished_when_it_was_told_to_end_has_failed(make_job: MakeJob) -> None:
+    job = make_job("in_place", pp=1, nodes=(2,))
+    job.start()
+    job.end(1, 0, was_told=True)
+    job.leave(0)
+    assert job.failures == [(0, "died", 1)]
+
+
 def test_ranks_may_not_run_for_ever_after_the_first_has_ended(make_job: MakeJob) -> None:
     job = make_job("restart", pp=1, nodes=(2,), wait_s=30)
     job.start()
@@ -200,6 +270,19 @@ def test_a_seat_whose_process_never_lives_long_enough_gets_no_rank(make_job: Mak
     job.ready(1)
     job.leave()
     assert job.generation == [0, 5, 2, 3]
+
+
+def test_deaths_of_waiting_processes_count_from_the_last_generation_that_stepped(make_job: MakeJob) -> None:
+    job = make_job("in_place", pp=1, nodes=(2, 1))
+    job.start()
+    for number in range(4):
+        for rank in (0, 1):
+            job.say(rank, "stepped", step=number)
+        job.end(1, signal="SIGKILL")
+        job.take(RankEnded(1, None, None, 1, None, 1.0, False, False, None))
+        job.ready(1)
+        job.leave(0)
+        assert (job.number, job.generation) == (number + 1, [0, 1])
 
 
 # ------------------------------------------------------------------------------------------- what others ask for

@@ -95,7 +95,26 @@ def test_a_record_that_cannot_be_written_does_not_end_the_writer(attempt: Attemp
     assert json.loads(attempt.generations.read_text()) == line
 
 
-@pytest.mark.parametrize("text", ["{", "[]", "{}", '{"kind": "dance", "generation": 0}', '{"kind": "fence"}'])
+def test_whom_a_guard_accuses_is_read_from_the_error_of_a_rank(attempt: AttemptDir) -> None:
+    for rank, more in enumerate(({"accused": [7, 3, True, "5"]}, {"accused": []}, {}, {"accused": "3"})):
+        attempt.error_file(rank).write_text(json.dumps({"type": "GuardError", "message": "differs", **more}))
+    answers: queue.SimpleQueue[JobEvent] = queue.SimpleQueue()
+    records = Records(attempt, answers.put, remembers_nodes=False)
+    records.carry_out(LookAtRanks(0, (0, 1, 2, 3, 4), None), NOW)
+    seen = answers.get(timeout=10)
+    records.close()
+    assert isinstance(seen, RanksSeen) and seen.accused == {0: (3, 7), 1: ()}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("{", "[]", "{}", '{"kind": "dance", "generation": 0}', '{"kind": "fence"}'),
+        '{"kind": "fence", "generation": 0, "rank": true}',
+        '{"kind": "fence", "generation": 0, "rank": "1"}',
+        '{"kind": "restart", "generation": false}',
+    ],
+)
 def test_what_is_no_wish_is_refused_and_does_not_hide_others(attempt: AttemptDir, text: str) -> None:
     attempt.wishes.mkdir(parents=True)
     (attempt.wishes / "a.json").write_text(text)
