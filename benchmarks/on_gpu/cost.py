@@ -160,7 +160,7 @@ def note(record: Record, card: Card, each: CostRun, found: dict[str, Any], recor
 def note_guards(record: Record, card: Card, each: CostRun, found: dict[str, Any]) -> None:
     """Record what the guards cost, and whether their share is what is promised."""
     seconds = block(each, each.case.turns.checked)
-    (said,) = [one for one in read_events(each.attempt.event_file(0)) if one["kind"] == "guards"]
+    said = next(one for one in read_events(each.attempt.event_file(0)) if one["kind"] == "guards")
     plain_ms = 1e3 * median(value for step, value in seconds.items() if step % 2)
     check_ms, every_ms = 1e3 * median(differences(seconds)), median(found["every_ms"])
     interval = found["intervals"][-1]

@@ -179,7 +179,7 @@ def stand_in(rank: Rank) -> None:
         rank.squeeze.peak = found.get("memory_reserved", 0)
         return found
 
-    loop.build_engine, loop.memory_figures, loop._save = built, figured, lambda *_: None
+    loop.build_engine, loop.memory_figures, loop._save = built, figured, lambda *_, **__: None
     # torch's server waits for ever for its own end if it is ended as soon as it has begun, and nobody asks it here.
     loop.offered_recorder = contextlib.nullcontext
     # The same weights are drawn for each attempt.
