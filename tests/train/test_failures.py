@@ -33,7 +33,8 @@ def test_a_rank_that_dies_is_told_from_those_that_lost_it(start: Any, tmp_path: 
 
 @pytest.mark.parametrize("kind", ["hang", "skip"])
 def test_a_rank_that_hangs_or_skips_stops_the_others(kind: str, start: Any, tmp_path: Path) -> None:
-    attempt = start(tmp_path, "tp=2", faults=[{"kind": kind, "rank": 1, "step": 3}])
+    # With checks in that step, the ranks would be in collectives of different sizes, which gloo does not wait out.
+    attempt = start(tmp_path, "tp=2", faults=[{"kind": kind, "rank": 1, "step": 3}], guards={"interval": "off"})
     attempt.until(lambda: bool(faults_of(attempt, 1)))
     time.sleep(2.0)
     assert faults_of(attempt, 1) == [(kind, 3)]
