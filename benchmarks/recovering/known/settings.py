@@ -60,7 +60,7 @@ def _killed_after(seconds: float, words: tuple[str, ...]) -> None:
 REFUSED = {
     "run.seed=7": "seed",
     "model.hidden_size=32": "hidden_size",
-    "parallelism.data_parallel_size=1": "data_parallel_size",
+    "parallelism.data_parallel_size=1": "dp: 2 -> 1",
     "training.precision=bf16": "precision",
     "data.prefix=/nonexistent/x": "/nonexistent/x",
 }
