@@ -17,7 +17,7 @@ from enum import Enum
 from functools import lru_cache
 from itertools import accumulate
 
-from bigsci_launch.config.rules.own_cut import parse_layer_counts as parse_layer_counts
+from bigsci_launch.config.rules.own_cut import parse_layer_counts
 
 FIRST_BALANCE_RELEASE = (0, 12, 5)
 """First release of DeepSpeed with the rule of DeepSpeed#4312."""

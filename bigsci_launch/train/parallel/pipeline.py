@@ -27,13 +27,14 @@ from deepspeed.runtime.pipe.topology import PipeModelDataParallelTopology
 from torch import nn
 
 from bigsci_launch.config.micro_batches import assumed_size
+from bigsci_launch.config.rules.own_cut import parse_layer_counts
 from bigsci_launch.config.schema.run import RunConfig
 from bigsci_launch.errors import BslError, ConfigError
 from bigsci_launch.plan.choose.preflight import embedding_tie, find_stage_refusals, find_tie_refusals, remedy
 from bigsci_launch.plan.price.balance import settle_method
 from bigsci_launch.plan.price.calibration import Calibration
 from bigsci_launch.plan.price.stages import StageLayout, lay_out_stages, layout_lines
-from bigsci_launch.plan.shape.partition import Layer, PartitionRule, cut_at_counts, parse_layer_counts
+from bigsci_launch.plan.shape.partition import Layer, PartitionRule, cut_at_counts
 from bigsci_launch.plan.shape.setup import Setup
 from bigsci_launch.topology import Topology
 from bigsci_launch.train.initial_weights import Draw

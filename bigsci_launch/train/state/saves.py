@@ -11,7 +11,7 @@ import math
 import time
 from dataclasses import dataclass
 
-from bigsci_launch.errors import CheckpointError, SaveError
+from bigsci_launch.errors import SaveError
 from bigsci_launch.file_names import step_of_tag
 from bigsci_launch.runs.checkpoints import CheckpointsDir
 from bigsci_launch.topology.words import name_ranks
@@ -80,7 +80,7 @@ class Saves:
         self._due = time.monotonic() + pause_s
         if not self._is_first:
             return
-        newest = self._newest()
+        newest = find_newest(self._checkpoints)
         self._report.event(
             "save_refused",
             refused_since=self._since,
@@ -122,21 +122,22 @@ class Saves:
         return None
 
     def _final(self, error: SaveError, step: int) -> SaveError:
-        newest = self._newest()
+        newest = find_newest(self._checkpoints)
         words = f"{_who(error)}: {error.message}; {newest.words}: {newest.lost_words(step)} lost"
         return SaveError(words, hint=f"{error.hint}, and submit the run again", path=error.path, number=error.number)
 
-    def _newest(self) -> Newest:
-        """Return which checkpoint is the newest."""
-        try:
-            step = step_of_tag(self._checkpoints.read_latest())
-        except FileNotFoundError:
-            return Newest(0, "there is no checkpoint")
-        except (OSError, CheckpointError) as error:
-            return Newest(None, f"which checkpoint is the newest is not known ({error})")
-        if step is None:
-            return Newest(None, "which checkpoint is the newest is not known")
-        return Newest(step, f"the newest checkpoint is of step {step}")
+
+def find_newest(checkpoints: CheckpointsDir) -> Newest:
+    """Return which checkpoint is the newest."""
+    try:
+        step = step_of_tag(checkpoints.read_latest())
+    except FileNotFoundError:
+        return Newest(0, "there is no checkpoint")
+    except OSError as error:
+        return Newest(None, f"which checkpoint is the newest is not known ({error})")
+    if step is None:
+        return Newest(None, "which checkpoint is the newest is not known")
+    return Newest(step, f"the newest checkpoint is of step {step}")
 
 
 def _who(error: SaveError) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import resource
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 
 from bigsci_launch.errors import SaveError
+from bigsci_launch.runs.checkpoints import CheckpointsDir
 
 pytestmark = pytest.mark.torch
 
@@ -64,3 +66,37 @@ def test_what_the_sync_finds_is_one_sentence(
     name = errno.errorcode[number]
     assert refused.value.message == f"{tmp_path}/x.pt: {os.strerror(number)} ({name})"
     assert hint in (refused.value.hint or "")
+
+
+def test_a_process_without_free_descriptors_is_no_refusal_of_the_disk(tmp_path: Path, save: Any) -> None:
+    """Another process of this rank could save: the error ends it as any other does."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    lowest_free = os.dup(0)
+    os.close(lowest_free)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest_free, hard))
+    try:
+        with pytest.raises(OSError) as failed:
+            save(tmp_path / "x.pt", 8)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert failed.value.errno == errno.EMFILE
+
+
+@pytest.mark.parametrize(
+    ("latest", "step", "lost"),
+    [
+        (None, 0, "steps 1 to 8 are"),
+        ("global_step7", 7, "step 8 is"),
+        ("../elsewhere", None, "the steps since then are"),
+        ("odd", None, "the steps since then are"),
+    ],
+)
+def test_no_checkpoint_is_told_from_one_that_is_not_known(
+    tmp_path: Path, latest: str | None, step: int | None, lost: str
+) -> None:
+    from bigsci_launch.train.state.saves import find_newest
+
+    if latest is not None:
+        (tmp_path / "latest").write_text(latest)
+    found = find_newest(CheckpointsDir(tmp_path))
+    assert (found.step, found.lost_words(8)) == (step, lost)
