@@ -29,7 +29,7 @@ from pathlib import Path
 
 from bigsci_launch.file_names import digests_name
 from bigsci_launch.topology import Coordinate
-from bigsci_launch.weights.formats.text.digests import digest_document
+from bigsci_launch.weights.formats.digests import digest_document
 
 NUM_FILES, VOCABULARY_SHARE = 26, 0.18
 GOAL_WARM, GOAL_COLD, GOAL_MB, GOAL_NS, GOAL_DIGESTS_S = 0.6, 1.2, 64, 10, 1.0

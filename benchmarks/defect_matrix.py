@@ -120,7 +120,7 @@ def has_ended(attempt: AttemptDir) -> bool:
     return attempt.error_file(0).exists() or (bool(ended) and all(ended))
 
 
-def train(attempts: list[AttemptDir], logs: Path, num_ranks: int, program: str = "bigsci_launch.train.several") -> None:
+def train(attempts: list[AttemptDir], logs: Path, num_ranks: int, program: str = "several") -> None:
     """Train all attempts in turn, on the same ranks."""
     module = [program, *(str(attempt.path) for attempt in attempts)]
     ranks = start_ranks(num_ranks, module, lambda rank: logs / f"rank-{rank}.log", {})

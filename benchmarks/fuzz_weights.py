@@ -28,9 +28,7 @@ with atheris.instrument_imports(include=["bigsci_launch"]):
     from bigsci_launch.errors import BslError
     from bigsci_launch.weights.compare.compare import compare_weights
     from bigsci_launch.weights.explain import audit  # noqa: F401  # imported here so that it is instrumented
-    from bigsci_launch.weights.formats import contents  # noqa: F401
-    from bigsci_launch.weights.formats.arrays import numpy_file  # noqa: F401
-    from bigsci_launch.weights.formats.text import digests, json_state, text_dump  # noqa: F401
+    from bigsci_launch.weights.formats import contents, digests, json_state, numpy_file, text_dump  # noqa: F401
     from bigsci_launch.weights.locate.locate import open_weights
     from bigsci_launch.weights.show.report import as_document, summary_lines
 

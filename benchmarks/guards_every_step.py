@@ -1,4 +1,4 @@
-"""Trains attempts like `bigsci_launch.train.several` and writes what the guards took in each step that was not checked.
+"""Trains attempts like `several` and writes what the guards took in each step that was not checked.
 
     python -m guards_every_step RUN/ATTEMPT...    (a rank's environment; `guards_cost.py` starts it)
 
@@ -17,7 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from bigsci_launch.train import several
+import several
 
 FILE = "guards-ms.json"
 EVERY_SECOND, UNCHECKED = "every-second", "unchecked"
@@ -44,13 +44,13 @@ def timed(
 
 def time_guards(note: Callable[[float], None], settle: Callable[[], None] = lambda: None) -> None:
     """Time what guards do in a step, apart from its beginning."""
-    from bigsci_launch.train.guards.adam import OptimizerWatch
-    from bigsci_launch.train.guards.data import DataWatch
-    from bigsci_launch.train.guards.flow.clipping import ClipWatch
-    from bigsci_launch.train.guards.watch import Guards
+    from bigsci_launch.train.guards.engine.adam import OptimizerWatch
+    from bigsci_launch.train.guards.engine.clipping import ClipWatch
+    from bigsci_launch.train.guards.engine.data import DataWatch
+    from bigsci_launch.train.guards.engine.watch import EngineGuards
 
     for owner, names in (
-        (Guards, ("alarm", "after_words", "check_step", "after_step")),
+        (EngineGuards, ("alarm", "after_words", "check_step", "after_step")),
         (DataWatch, ("word",)),
         (ClipWatch, ("see_reduced", "see_used")),
         (OptimizerWatch, ("_look",)),
@@ -61,32 +61,32 @@ def time_guards(note: Callable[[float], None], settle: Callable[[], None] = lamb
 
 def stand_in(spent: dict[int, float]) -> None:
     """Time what guards do in a step."""
-    from bigsci_launch.train.guards.watch import Guards
+    from bigsci_launch.train.guards.engine.watch import EngineGuards
 
     step = 0
 
     def note(seconds: float) -> None:
         spent[step] += seconds
 
-    before_step = Guards.before_step
+    before_step = EngineGuards.before_step
 
-    def begin(self: Guards, number: int) -> None:
+    def begin(self: EngineGuards, number: int) -> None:
         nonlocal step
         step = number
         before_step(self, number)
 
     time_guards(note)
-    choose = Guards._choose_interval
+    choose = EngineGuards._choose_interval
 
-    def choose_interval(self: Guards, cost: float, seconds: float) -> None:
+    def choose_interval(self: EngineGuards, cost: float, seconds: float) -> None:
         fixed = {EVERY_SECOND: 2, UNCHECKED: 1000}.get(self._config.run.name)
         if fixed is None:
             choose(self, cost, seconds)
         else:
             self.interval = fixed
 
-    Guards._choose_interval = choose_interval  # type: ignore[method-assign]
-    Guards.before_step = timed(begin, note)  # type: ignore[method-assign]
+    EngineGuards._choose_interval = choose_interval  # type: ignore[method-assign]
+    EngineGuards.before_step = timed(begin, note)  # type: ignore[method-assign]
 
 
 def main() -> None:

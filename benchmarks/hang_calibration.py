@@ -25,7 +25,7 @@ from foreign.scoring import FAILURES  # noqa: E402
 from foreign.table import all_cases  # noqa: E402
 
 from bigsci_launch.errors import BslError  # noqa: E402
-from bigsci_launch.hang_lab.catalogue import find_reproduction  # noqa: E402
+from bigsci_launch.hang_lab.zoo import find_reproduction  # noqa: E402
 from bigsci_launch.spy.evidence.bundle import Bundle, read_bundle  # noqa: E402
 from bigsci_launch.spy.evidence.ranks import Evidence  # noqa: E402
 from bigsci_launch.spy.judge.verdict import judge  # noqa: E402

@@ -33,13 +33,13 @@ from hang_peers import ask_detail, ask_torchfrtrace
 from hang_recordings import let_time_pass
 
 from bigsci_launch.errors import LabError
-from bigsci_launch.hang_lab.catalogue import Reproduction, find_reproduction, find_reproductions
+from bigsci_launch.hang_lab.catalogue import Reproduction
 from bigsci_launch.hang_lab.comparison import JudgedVerdict, compare
 from bigsci_launch.hang_lab.judgement import Judgement, expectation, judge, read_verdict
 from bigsci_launch.hang_lab.needs import missing_need
 from bigsci_launch.hang_lab.nursery import Nursery, open_nursery
 from bigsci_launch.hang_lab.runner import Trial, reproduce
-from bigsci_launch.hang_lab.zoo import REPRODUCTIONS
+from bigsci_launch.hang_lab.zoo import REPRODUCTIONS, find_reproduction, find_reproductions
 from bigsci_launch.spy.evidence.bundle import Bundle, read_bundle
 from bigsci_launch.spy.judge.verdict import judge as judge_evidence
 from bigsci_launch.spy.show.document import to_document

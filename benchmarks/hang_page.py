@@ -7,9 +7,9 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from bigsci_launch.hang_lab.catalogue import class_order, find_reproduction
+from bigsci_launch.hang_lab.catalogue import class_order
 from bigsci_launch.hang_lab.judgement import Judgement
-from bigsci_launch.hang_lab.zoo import NOT_REPRODUCED
+from bigsci_launch.hang_lab.zoo import NOT_REPRODUCED, find_reproduction
 from bigsci_launch.topology import Topology
 from bigsci_launch.topology.words import name_ranks
 

@@ -21,8 +21,8 @@ sys.path.insert(0, str(HERE))
 
 from hang_page import figures  # noqa: E402
 
-from bigsci_launch.hang_lab.catalogue import find_reproduction  # noqa: E402
 from bigsci_launch.hang_lab.judgement import judge, read_verdict  # noqa: E402
+from bigsci_launch.hang_lab.zoo import find_reproduction  # noqa: E402
 from bigsci_launch.spy.evidence.bundle import Bundle  # noqa: E402
 from bigsci_launch.spy.judge.facts import deciding_thread_ran  # noqa: E402
 from bigsci_launch.spy.judge.verdict import judge as judge_evidence  # noqa: E402

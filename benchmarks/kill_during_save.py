@@ -31,12 +31,12 @@ from typing import Any
 
 from ranks import draw_corpus, require_success, start_attempt
 
+from bigsci_launch.checkpoints.folder import CheckpointsDir, find_checkpoint, read_record, require_complete
+from bigsci_launch.checkpoints.verify import find_damage, pin_path
 from bigsci_launch.config.schema.run import RunConfig
 from bigsci_launch.errors import BslError
-from bigsci_launch.runs.checkpoints import CheckpointsDir, find_checkpoint, read_record, require_complete
 from bigsci_launch.runs.events import read_events
 from bigsci_launch.runs.layout import AttemptDir, RunDir
-from bigsci_launch.runs.verify import find_damage, pin_path
 
 RANKS, INTERVAL, KEPT = 2, 2, 2
 MAX_DELAY_S = 0.003

@@ -46,8 +46,7 @@ def train(folder: Path, steps: int) -> AttemptDir:
     attempt = run.attempt("0001")
     attempt.make()
     attempt.config.write_text(dump_resolved(config_of(folder / "corpus", steps)))
-    here = {"PYTHONPATH": str(Path(__file__).parent)}
-    place = {"BSL_RUN_DIR": str(run.path), "BSL_ATTEMPT": attempt.name, **here}
+    place = {"BSL_RUN_DIR": str(run.path), "BSL_ATTEMPT": attempt.name}
     processes = start_ranks(4, ["micro_batch_train"], attempt.log_file, place)
     require_success(processes, attempt.log_file(0), timeout_s=60 + 5.0 * steps)
     return attempt

@@ -18,7 +18,7 @@ def start_deepspeed() -> None:
     from bigsci_launch.train.microbatch import traffic
     from bigsci_launch.train.microbatch.automatic import AutoSize
 
-    agree_in = AutoSize.train
+    agree_in = AutoSize.around_step
 
     def train(self: Any, step: int, work: Callable[[], Any]) -> Any:
         if step % 2:
@@ -33,7 +33,7 @@ def start_deepspeed() -> None:
             engine._INSTRUCTION_MAP, traffic._present = guarded, watched
             engine._exec_schedule = agreement._exec
 
-    AutoSize.train = train  # type: ignore[method-assign]
+    AutoSize.around_step = train  # type: ignore[method-assign]
 
 
 plain_start = startup.start_deepspeed

@@ -62,7 +62,14 @@ def start_ranks(
     stdin: int | None = None,
 ) -> list[Process]:
     """Start `python -m MODULE ARGUMENTS...` as `num_ranks` ranks, each with a log and `more` in its environment."""
-    shared = {"WORLD_SIZE": str(num_ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), **more}
+    here = os.pathsep.join(filter(None, (str(Path(__file__).parent), os.environ.get("PYTHONPATH"))))
+    shared = {
+        "PYTHONPATH": here,
+        "WORLD_SIZE": str(num_ranks),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(free_port()),
+        **more,
+    }
     processes = []
     for rank in range(num_ranks):
         environment = {**os.environ, **shared, "RANK": str(rank), "LOCAL_RANK": str(rank)}

@@ -80,7 +80,7 @@ def save(folder: Path, num_bytes: int, steps: int, seconds: float) -> list[float
         LAYOUT.ranks,
         ["recovering.async_save", str(folder / "saved"), str(num_bytes), str(steps), str(seconds)],
         lambda rank: folder / f"async-{rank}.log",
-        {"PYTHONPATH": str(Path(__file__).parent)},
+        {},
     )
     log = folder / "async-0.log"
     require_success(processes, log, timeout_s=10 * steps * seconds)

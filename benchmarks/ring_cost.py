@@ -199,8 +199,10 @@ def run_turn(way: str, samples: int, calls: int, cpu: str, steps: int = STEPS) -
         if way.startswith(RING):
             given |= {"BSL_RING_DIR": rings or text, "PYTHONPATH": path_of_python(RING_SITE, HERE.parent)}
             if way in TRACES:
-                given |= {"BSL_TRACE": str(folder / "trace.json"), "XDG_CACHE_HOME": str(CACHE)}
-                (folder / "trace.json").write_text(json.dumps({"include": TRACES[way]}))
+                file = folder / "requests" / "trace.json"
+                given |= {"BSL_TRACE": str(file), "XDG_CACHE_HOME": str(CACHE)}
+                file.parent.mkdir()
+                file.write_text(json.dumps({"include": TRACES[way]}))
             if way == TRACE_IN_PYTHON:
                 given |= {"CC": "no-compiler", "XDG_CACHE_HOME": "/dev/null"}
         elif way.startswith("TORCH_DISTRIBUTED_DEBUG"):
@@ -220,7 +222,7 @@ def run_turn(way: str, samples: int, calls: int, cpu: str, steps: int = STEPS) -
         if not report.exists():
             raise SystemExit(f"{way}: {done.stderr[-2000:]}")
         told = json.loads(report.read_text())
-        own = {report.name, program.name, "trace.json"}
+        own = {report.name, program.name}
         kept = [each for place in filter(None, (text, rings)) for each in Path(place).iterdir() if each.is_file()]
         left = sum(each.stat().st_size for each in kept if each.name not in own)
     return Turn(

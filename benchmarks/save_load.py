@@ -23,8 +23,8 @@ from pathlib import Path
 from kill_during_save import RANKS, write_page
 from ranks import draw_corpus, require_success, start_attempt
 
+from bigsci_launch.checkpoints.folder import CheckpointsDir, read_record
 from bigsci_launch.config.schema.run import RunConfig
-from bigsci_launch.runs.checkpoints import CheckpointsDir, read_record
 from bigsci_launch.runs.events import read_events
 from bigsci_launch.runs.layout import AttemptDir, RunDir
 

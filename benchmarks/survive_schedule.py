@@ -102,7 +102,7 @@ def measure(folder: Path, cases: Sequence[Case], hidden: int, num_steps: int, *,
     attempts = {case: write(runs / case.name, sections(case, corpus, hidden, num_steps)) for case in cases}
     (num_ranks,) = {len(case.counts) * case.replicas for case in cases}
     module = ["survive_schedule", "--ranks", *(str(attempt.path) for attempt in attempts.values())]
-    more = {WAIT_VARIABLE: str(int(waits)), "PYTHONPATH": str(Path(__file__).parent), "OMP_NUM_THREADS": "1"}
+    more = {WAIT_VARIABLE: str(int(waits)), "OMP_NUM_THREADS": "1"}
     ranks = start_ranks(num_ranks, module, lambda rank: runs / f"{num_ranks}-rank-{rank}.log", more)
     require_success(ranks, runs / f"{num_ranks}-rank-0.log", LIMIT_S)
     return {case: _median_step(attempt) for case, attempt in attempts.items()}
@@ -114,11 +114,11 @@ def _median_step(attempt: AttemptDir) -> float:
 
 def run_ranks(attempts: Sequence[str]) -> None:
     """Train as one of the ranks, with layers that wait if the environment says so."""
+    import several
     import torch
     from torch import Tensor
 
-    from bigsci_launch.train import several
-    from bigsci_launch.train.model import TransformerLayer
+    from bigsci_launch.train.parallel.model import TransformerLayer
 
     if os.environ[WAIT_VARIABLE] == "1":
         import time

@@ -23,8 +23,8 @@ from typing import Any
 from kill_during_save import write_page
 from ranks import draw_corpus, require_success, start_attempt
 
+from bigsci_launch.checkpoints.folder import CheckpointsDir
 from bigsci_launch.config.schema.run import RunConfig
-from bigsci_launch.runs.checkpoints import CheckpointsDir
 from bigsci_launch.runs.events import read_events
 from bigsci_launch.runs.layout import RunDir
 from bigsci_launch.topology import Topology

@@ -22,7 +22,7 @@ from torch import nn
 
 from bigsci_launch.file_names import digests_name
 from bigsci_launch.topology import Coordinate
-from bigsci_launch.weights.formats.text.digests import digest_document, digest_entry
+from bigsci_launch.weights.formats.digests import digest_document, digest_entry
 
 TESTS = Path(__file__).parents[1] / "tests" / "unit" / "weights"
 FOREIGN = TESTS / "foreign"

@@ -11,9 +11,10 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from bigsci_launch.errors import BslError
+from bigsci_launch.units import finite
 
 RECENT = 20
 """Changes of the loss before the restart that are its usual movement."""
@@ -191,3 +192,11 @@ def _verdict(jump: LossJump) -> str:
     if jump.is_other:
         return "less than its usual movement, but for the same step: the restart changed the run"
     return "within its usual movement" if abs(jump.spreads or 0) < jump.limit else "a drop"
+
+
+def figures_of(jump: LossJump | None) -> dict[str, Any]:
+    """Return the figures of a jump as part of a JSON document; each is None if it is not known, or no finite number."""
+    names = ("before", "after", "jump", "spread", "spreads")
+    before, after, *others = (None if jump is None else finite(getattr(jump, name)) for name in names)
+    step = None if jump is None else jump.step
+    return {"step": step, "loss_before": before, "loss_after": after, **dict(zip(names[2:], others, strict=True))}

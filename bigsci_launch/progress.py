@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Protocol
+
+Tell = Callable[[str], None]
+"""Reports a line to the user."""
 
 
 class Progress(Protocol):
@@ -13,3 +18,13 @@ class Progress(Protocol):
 
 def no_progress(num_done: int, text: str = "") -> None:
     """Report nothing."""
+
+
+Shown = Callable[[], AbstractContextManager[Progress]]
+"""Shows the progress of one piece of work until the block ends."""
+
+
+@contextmanager
+def not_shown() -> Iterator[Progress]:
+    """Show nothing."""
+    yield no_progress

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 
 CLOCK_SLACK_S = 10.0
@@ -90,3 +91,8 @@ def format_percent(fraction: float) -> str:
         return f"{fraction * 100:.0f} %"
     share = fraction * 100
     return f"{min(share, 99.9):.1f} %" if share > 99 else f"{share:.2g} %"
+
+
+def finite(value: float | None) -> float | None:
+    """Return a number that JSON has; None for others."""
+    return value if value is not None and math.isfinite(value) else None

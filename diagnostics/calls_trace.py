@@ -1,8 +1,9 @@
 """Traces the calls of the packages that `trace.json` names, in the process that imports this. Python 3.8 or newer.
 
-BSL_TRACE names that file; BSL_RING_DIR the folder of the node in which the trace is kept, as `PID.calls`. The file may
-change while the program runs: `bsl trace on` and `off` write it, and the thread of the ring looks for it. Whatever goes
-wrong here must not reach the program: it runs on without a trace, and one line on stderr says why.
+BSL_TRACE names that file, in `requests/` of an attempt; BSL_RING_DIR the folder of the node in which the trace is kept,
+as `PID.calls`. The file may change while the program runs: `bsl trace on` and `off` write it, and the thread of the
+ring looks for it. Whatever goes wrong here must not reach the program: it runs on without a trace, and one line on
+stderr says why.
 """
 
 from __future__ import annotations
@@ -174,15 +175,15 @@ def follow() -> None:
         ring_hook.say(f"{path}: {error}")
 
 
-def obey(wish: dict[str, Any]) -> None:
+def obey(request: dict[str, Any]) -> None:
     """End the trace that is on, and begin the one that is wanted."""
     before: Trace | None = _state["trace"]
     if before is not None:
         _state["trace"] = None
         before.end()
         keep_copy(before)
-    if wish["include"]:
-        _state["trace"] = Trace(wish["include"], wish.get("from_step"), wish.get("from_call"))
+    if request["include"]:
+        _state["trace"] = Trace(request["include"], request.get("from_step"), request.get("from_call"))
 
 
 def keep_copy(trace: Trace) -> None:
@@ -193,7 +194,7 @@ def keep_copy(trace: Trace) -> None:
     import shutil
     import tempfile
 
-    folder = os.path.join(os.path.dirname(os.environ["BSL_TRACE"]), "rings")
+    folder = os.path.join(os.path.dirname(os.path.dirname(os.environ["BSL_TRACE"])), "rings")
     copy = os.path.join(folder, f"rank-{rank:04d}.calls")
     try:
         os.makedirs(folder, exist_ok=True)

@@ -2,7 +2,7 @@
 check_peers.py: standard library only, Python 3.8 or newer; torch is used where there is a GPU.
 
     export BSL_CHECK_TOKEN="$(uuidgen)"
-    srun --nodes=4 --ntasks-per-node=1 python -I check_node.py | python -I -S check_verdict.py --nodes 'n0 n1 n2 n3'
+    srun --nodes=4 --ntasks-per-node=1 python -I check_node.py | python -I -S bsl-job.pyz check-verdict --nodes 'n0 n1'
 
 srun starts one process per node. They know each other by the token, and count the strangers that call. Each prints
 lines `@check {...}`: one when it starts, one when it ends. A test is `ok`, `failed`, or `not_tried`, and then it says

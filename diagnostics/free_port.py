@@ -1,9 +1,7 @@
-"""Finds a free port for the rendezvous of the ranks, on the machine that runs this. Stand-alone, standard library only.
+"""Finds a free port for the ranks, on the machine that runs this. Standard library only, Python 3.8 or newer.
 
-    python -I -S free_port.py 10042
-
-Prints the port, and on stderr why it is another one than the port that was asked for. Nobody holds the port until rank
-0 listens on it: if somebody takes it in between, rank 0 fails with "address already in use", and names it.
+A port is not held until rank 0 listens on it: if it is taken in between, rank 0 fails with "address already in use",
+and names it.
 """
 
 from __future__ import annotations
@@ -11,7 +9,6 @@ from __future__ import annotations
 import errno
 import os
 import socket
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -22,24 +19,6 @@ STRIDE = 997
 FEWEST_PORTS = 1000
 MAX_NAMED = 3
 EPHEMERAL = Path("/proc/sys/net/ipv4/ip_local_port_range")
-
-
-def main(arguments: list[str]) -> int:
-    if len(arguments) != 1 or not arguments[0].isdigit():
-        print("usage: free_port.py PORT", file=sys.stderr)
-        return 2
-    wanted = int(arguments[0])
-    taken: list[tuple[int, str]] = []
-    for port in candidates(wanted, port_range(EPHEMERAL)):
-        why = why_taken(port)
-        if why is None:
-            if port != wanted:
-                print(reason(wanted, port, taken), file=sys.stderr)
-            print(port)
-            return 0
-        taken.append((port, why))
-    print(f"no port is free: {reason(wanted, wanted, taken)}", file=sys.stderr)
-    return 1
 
 
 def port_range(ephemeral: Path) -> tuple[int, int]:
@@ -87,7 +66,3 @@ def reason(wanted: int, port: int, taken: list[tuple[int, str]]) -> str:
     named = ", ".join(f"{each} ({why})" for each, why in taken[:MAX_NAMED])
     more = f" and {len(taken) - MAX_NAMED} more" if len(taken) > MAX_NAMED else ""
     return f"port {port} instead of {named}{more}"
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

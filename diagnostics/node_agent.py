@@ -11,7 +11,8 @@ It never blocks on a process that is stuck, and it ends on its own. It pauses no
 REQUEST is a JSON object; every key is optional:
   pid_files        folder of rank-NNNN.json files that name the rank's process (`bsl` writes them)
   num_ranks        how many ranks there are now, where there may be files of more
-  job_id           Slurm job, by its number; Slurm is asked for its processes on this node
+  scheduler        which scheduler knows the job, as node_scheduler.py calls it; default: Slurm
+  job_id           job, as its scheduler numbers it; the scheduler is asked for its processes on this node
   components       numbers of all components of this job, if it is a heterogeneous one
   step             step of this job, such as `0` or `batch`, to which the ranks belong; default: all are reported
   launcher_pid     process whose descendants are searched for ranks
@@ -60,6 +61,7 @@ from node_recorder import (
     read_rank_recorder,
 )
 from node_ring import RING_TIMEOUT_S, has_ring, read_rank_ring
+from node_scheduler import own_node
 from node_stacks import (
     CHILD_TIMEOUT_S,
     NATIVE_TIMEOUT_S,
@@ -305,7 +307,7 @@ def examine(request: Facts) -> Facts:
     """Return the document of this node."""
     began = time.monotonic()
     host = os.uname().nodename
-    node = request.get("node") or os.environ.get("SLURMD_NODENAME") or host
+    node = request.get("node") or own_node()
     request = dict(DEFAULTS, readers=min(MAX_READERS, len(os.sched_getaffinity(0))), **request)
     limit_s = request["node_timeout_s"] + request["settle_s"]
     alarm(int(limit_s) + 5)  # ends this program, whatever happens below
@@ -371,7 +373,7 @@ def main(request: Facts) -> None:
     except Exception as error:
         import traceback
 
-        node = request.get("node") or os.environ.get("SLURMD_NODENAME") or os.uname().nodename
+        node = request.get("node") or own_node()
         problems = [f"the node agent failed: {error!r}", traceback.format_exc()[-2000:]]
         document = {"agent_version": AGENT_VERSION, "node": node, "ranks": [], "problems": problems}
     print_document(document, bool(request.get("framed")))

@@ -11,6 +11,7 @@ import os
 import time
 
 from node_processes import ask_children, parse_stat, read_text
+from node_scheduler import PROGRAMS, variables
 
 TYPE_CHECKING = False  # typing costs start-up time, and annotations are never evaluated
 if TYPE_CHECKING:
@@ -26,13 +27,15 @@ RANK_VARIABLES = (
     "RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "MV2_COMM_WORLD_RANK", "JAX_PROCESS_ID",
     "JAX_PROCESS_INDEX", "CLOUD_TPU_TASK_ID",
 )  # fmt: skip
+TASK_VARIABLES = variables("task")
 SIZE_VARIABLES = (
     "WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE", "JAX_NUM_PROCESSES",
-    "SLURM_STEP_NUM_TASKS",
+    *variables("num_tasks"),
 )  # fmt: skip
 LOCAL_SIZE_VARIABLES = ("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS")
-PLACE_VARIABLES = ("LOCAL_RANK", "NODE_RANK", "GROUP_RANK", "SLURM_PROCID", "SLURM_NODEID", "SLURM_STEP_NUM_NODES")
-OTHER_VARIABLES = ("SLURM_JOB_ID", "SLURMD_NODENAME", "BSL_RUN_DIR", "BSL_ATTEMPT", "BSL_RING_DIR")
+NUM_NODES_VARIABLES = variables("num_nodes")
+PLACE_VARIABLES = ("LOCAL_RANK", "NODE_RANK", "GROUP_RANK", *TASK_VARIABLES, *NUM_NODES_VARIABLES)
+OTHER_VARIABLES = (*variables("job"), *variables("node"), "BSL_RUN_DIR", "BSL_ATTEMPT", "BSL_RING_DIR")
 # Where torch writes the dumps of its flight recorder: a prefix, to which it appends the rank.
 DUMP_VARIABLES = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
 WANTED = (
@@ -45,8 +48,8 @@ SHELLS = ("sh", "bash", "dash", "zsh", "ksh", "fish", "tcsh")
 WRAPPERS = ("timeout", "env", "numactl", "taskset", "nice", "tee", "sleep", "sudo", "su", "script", "screen", "tmux")
 # Programs that start ranks, by the beginning of the kernel's name for the process.
 LAUNCHERS = (
-    "mpirun", "mpiexec", "orterun", "prterun", "orted", "prted", "prte", "hydra_pmi_proxy", "hydra_bstrap", "srun",
-    "slurmstepd", "torchrun", "pt_elastic", "raylet", "gcs_server", "pdsh",
+    *sum(PROGRAMS.values(), ()), "mpirun", "mpiexec", "orterun", "prterun", "orted", "prted", "prte",
+    "hydra_pmi_proxy", "hydra_bstrap", "torchrun", "pt_elastic", "raylet", "gcs_server", "pdsh",
 )  # fmt: skip
 HELPERS = ("wandb-core", "wandb-service", "torch_shm_manag", "tensorboard", "nvidia-smi", "dcgmi", "py-spy")
 # Parts of the arguments of a Python program, and what it is.

@@ -10,8 +10,10 @@ from __future__ import annotations
 
 from node_identity import (
     LOCAL_SIZE_VARIABLES,
+    NUM_NODES_VARIABLES,
     RANK_VARIABLES,
     SIZE_VARIABLES,
+    TASK_VARIABLES,
     ancestors,
     first_number,
     is_python,
@@ -102,10 +104,10 @@ def is_only_inherited(pid: int, free: list[int], known: Known, peeks: dict[int, 
 
 
 def claims_of_tasks(free: list[int], known: Known, tasks: Tasks) -> Claims:
-    """Return the claims of Slurm's tasks: as slurmd numbers them, else as SLURM_PROCID does, if it tells them apart."""
+    """Return the claims of tasks: as a scheduler numbers them, else as its variable does, if that tells them apart."""
     found = {pid: task for pid in free for _, task in [tasks.get(pid, (None, None))] if task is not None}
     if not tasks:
-        said = {pid: first_number(known[pid]["env"], ("SLURM_PROCID",)) for pid in free}
+        said = {pid: first_number(known[pid]["env"], TASK_VARIABLES) for pid in free}
         found = {pid: task for pid, task in said.items() if task is not None}
         if len(set(found.values())) < 2:  # one task, which may be the shell in which everything was started
             return {}
@@ -169,7 +171,7 @@ def claims_of_frames(free: list[int], known: Known, peeks: dict[int, Facts]) -> 
 def is_whole_node(pid: int, known: Known, peeks: dict[int, Facts]) -> bool:
     """Whether an index on this node is a rank: there is one node, or the variables say which node this is."""
     env = environment_of(pid, known, peeks)
-    return "NODE_RANK" in env or (first_number(env, ("SLURM_STEP_NUM_NODES",)) or 1) == 1
+    return "NODE_RANK" in env or (first_number(env, NUM_NODES_VARIABLES) or 1) == 1
 
 
 def claims_of_named(free: list[int], frames: dict[int, Facts], known: Known, peeks: dict[int, Facts]) -> Claims:

@@ -1,6 +1,6 @@
 """Finds the processes of a node that are ranks, for node_agent.py. Standard library only, Python 3.8 or newer.
 
-The sources, in this order: PID files of the launcher; `scontrol listpids`; cgroup.procs; the environment of all
+The sources, in this order: PID files of the launcher; the scheduler (node_scheduler.py); the environment of all
 processes; the descendants of a launcher. Never ps or pgrep: they block on a process whose memory map is locked. A rank
 is a record {rank, pid, source, step, world_size, ...}. Its `source` says what numbers it (node_numbers.py); `order of
 start` means that it was only counted. What is no rank is an entry {pid, comm, role, why} of `others`.
@@ -14,6 +14,7 @@ from node_identity import (
     DUMP_VARIABLES,
     LOCAL_SIZE_VARIABLES,
     SIZE_VARIABLES,
+    TASK_VARIABLES,
     ancestors,
     depth_of,
     first_number,
@@ -33,7 +34,8 @@ from node_numbers import (
     tell_others,
 )
 from node_peek import peek
-from node_processes import ask_one, descendants, parents, read_record, read_text, run_program
+from node_processes import ask_one, descendants, parents, read_record, read_text
+from node_scheduler import LISTERS, VARIABLES
 
 TYPE_CHECKING = False  # typing costs start-up time, and annotations are never evaluated
 if TYPE_CHECKING:
@@ -49,7 +51,6 @@ if TYPE_CHECKING:
     Found = tuple[list[Facts], list[Facts], str, list[str]]
 
 PID_FILES_TIMEOUT_S = 5.0
-LISTPIDS_TIMEOUT_S = 5.0
 
 
 def find_ranks(request: Facts, node: str) -> Found:
@@ -86,14 +87,13 @@ def read_pid_files(folder: str, node: str, host: str | None) -> Iterator[tuple[s
 
 
 def from_job(job_id: str, node: str, request: Facts, problems: list[str]) -> Found:
-    """Return the ranks of a Slurm job on this node, whether `bsl` submitted it or not."""
+    """Return the ranks of a scheduler's job on this node, whether `bsl` submitted it or not."""
     components = request.get("components") or []
-    rows, how = list_all_tasks(components or [job_id], node, problems), "scontrol listpids"
+    scheduler = request.get("scheduler", "Slurm")
+    rows, how = LISTERS[scheduler](components or [job_id], node, problems)
     if not rows:
-        rows, how = [row for each in components or [job_id] for row in list_cgroup(each)], "cgroup.procs"
-    if not rows:
-        rows, how = list_environment(job_id, node), "environment"
-    own_step = os.environ.get("SLURM_STEP_ID")
+        rows, how = list_environment(VARIABLES[scheduler], job_id, node), "environment"
+    own_step = os.environ.get(VARIABLES[scheduler].get("step", ""))
     wanted = request.get("step")
     tasks = {
         pid: (step, task)
@@ -110,7 +110,7 @@ def from_job(job_id: str, node: str, request: Facts, problems: list[str]) -> Fou
 def number_components(known: Known, tasks: Tasks) -> Tasks:
     """Return `tasks` with the numbers of the whole step: slurmd numbers them in each component from 0."""
     return {
-        pid: (step, task if task is None or pid not in known else first_number(known[pid]["env"], ("SLURM_PROCID",)))
+        pid: (step, task if task is None or pid not in known else first_number(known[pid]["env"], TASK_VARIABLES))
         for pid, (step, task) in tasks.items()
     }
 
@@ -155,60 +155,10 @@ def chain_to_root(pid: int, above: dict[int, int]) -> set[int]:
     return chain
 
 
-def list_all_tasks(job_ids: list[str], node: str, problems: list[str]) -> list[Row]:
-    """Return the processes of a job, or of those components of a heterogeneous job that are on this node."""
-    said: list[str] = []
-    rows = [row for job_id in job_ids for row in list_tasks(job_id, node, said)]
-    problems += [] if rows else said[:1]
-    return rows
-
-
-def list_tasks(job_id: str, node: str, problems: list[str]) -> list[Row]:
-    """Return the processes of a Slurm job on this node as slurmd knows them: [(pid, step, global task ID or None)]."""
-    argv = ["scontrol", "listpids", str(job_id), node]
-    status, output, errors = run_program(argv, LISTPIDS_TIMEOUT_S, dict(os.environ))
-    rows = parse_listpids(output)
-    if not rows:
-        why = errors.strip()[-200:] or ("no answer" if status is None else output.strip() or "no process")
-        problems.append(f"scontrol listpids: {why}")
-    return rows
-
-
-def parse_listpids(text: str) -> list[Row]:
-    """Parse the rows of `scontrol listpids` (PID JOBID STEPID LOCALID GLOBALID; `-` for an unknown number)."""
-    rows = [line.split() for line in text.splitlines()[1:]]
-    return [
-        (int(row[0]), row[2], int(row[4]) if row[4].isdigit() else None)
-        for row in rows
-        if len(row) == 5 and row[0].isdigit() and int(row[0]) > 0
-    ]
-
-
-def list_cgroup(job_id: str) -> list[Row]:
-    """Return the processes of a Slurm job on this node from cgroup.procs, v1 or v2, found through our own cgroup."""
-    rows: set[Row] = set()
-    marker = f"/job_{job_id}"
-    for line in (read_text("/proc/self/cgroup") or "").splitlines():
-        controllers, path = line.split(":", 2)[1:]
-        above, found, _ = (path + "/").partition(marker + "/")
-        if found:
-            base = "/sys/fs/cgroup" + ("/" + controllers.replace("name=", "") if controllers else "")
-            rows.update(walk_cgroup(base + above + marker))
-    return sorted(rows)
-
-
-def walk_cgroup(top: str) -> Iterator[Row]:
-    """Yield (pid, step, None) of every process in the steps below `top`."""
-    for folder, _, files in os.walk(top):
-        steps = [part[5:] for part in folder.split("/") if part.startswith("step_")]
-        if steps and "cgroup.procs" in files:
-            for pid in (read_text(folder + "/cgroup.procs") or "").split():
-                yield int(pid), steps[0], None
-
-
-def list_environment(job_id: str, node: str) -> list[Row]:
+def list_environment(names: dict[str, str], job_id: str, node: str) -> list[Row]:
     """Return processes whose environment names the job and this node: the last resort, for sites without tracking."""
-    wanted = {"SLURM_JOB_ID": str(job_id), "SLURMD_NODENAME": node}
+    place = {"job": str(job_id), "node": node}
+    wanted = {names[kind]: value for kind, value in place.items() if kind in names}
     known = identify(sorted(set(parents()) - {os.getpid()}), [])
     return [
         (pid, "unknown", None)

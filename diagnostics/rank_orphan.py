@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import os
 import re
+import subprocess
 import time
-
-from chain_slurm import ask, requeue
 
 TYPE_CHECKING = False  # typing costs start-up time, and annotations are never evaluated
 if TYPE_CHECKING:
@@ -22,6 +21,9 @@ PATIENCE_S = 900.0
 TURN_S = 10.0
 """How much later each further node of the job acts, in case the first one cannot."""
 FIELD = re.compile(r"(\S+?)=(\S*)")
+TIMEOUT_S = 60
+SCRUBBED = re.compile(r"(SLURM|SLURMD|SBATCH|SRUN|SQUEUE|SACCT|SCANCEL|SINFO|SALLOC|SCONTROL|PMI|PMIX)_.*")
+KEPT = frozenset({"SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_CLUSTERS", "SLURM_JWT"})
 
 
 def end_orphaned_job(say: Callable[[str], None], has_to_leave: Callable[[], bool]) -> None:
@@ -42,22 +44,35 @@ def end_orphaned_job(say: Callable[[str], None], has_to_leave: Callable[[], bool
             turn = time.monotonic() + place * TURN_S if turn is None else turn
             if time.monotonic() >= turn:
                 say(f"{job['BatchHost']}, which ran the script of job {job_id}, is lost: the job is ended")
-                answer = (
-                    requeue(job_id, int(job["Restarts"]), None) if job["Requeue"] == "1" else ask("scancel", job_id)
-                )
-                if answer.is_done:
+                is_done, words = ask(*(("scontrol", "requeue") if job["Requeue"] == "1" else ("scancel",)), job_id)
+                if is_done:
                     return
-                say(answer.words)
+                say(words)
         time.sleep(POLL_S)
 
 
 def facts_of(job_id: str) -> dict[str, str]:
     """Return what Slurm knows of a job; nothing if it does not answer."""
-    answer = ask("scontrol", "show", "job", "--oneliner", job_id)
-    found = dict(FIELD.findall(answer.words)) if answer.is_done else {}
+    is_done, words = ask("scontrol", "show", "job", "--oneliner", job_id)
+    found = dict(FIELD.findall(words)) if is_done else {}
     return found if {"JobState", "Restarts", "BatchHost", "NodeList", "Requeue"} <= set(found) else {}
 
 
 def nodes_of(node_list: str) -> list[str]:
-    answer = ask("scontrol", "show", "hostnames", node_list) if node_list not in ("", "(null)") else None
-    return answer.words.split() if answer is not None and answer.is_done else []
+    is_done, words = ask("scontrol", "show", "hostnames", node_list) if node_list not in ("", "(null)") else (False, "")
+    return words.split() if is_done else []
+
+
+def ask(*argv: str) -> tuple[bool, str]:
+    """Run one of Slurm's commands without the options that the job's own environment would add. Return whether it did
+    what it was asked for, and what it says."""
+    environment = {name: value for name, value in os.environ.items() if name in KEPT or not SCRUBBED.fullmatch(name)}
+    try:
+        done = subprocess.run(
+            argv, env=environment, stdin=subprocess.DEVNULL, capture_output=True, timeout=TIMEOUT_S, check=False
+        )
+    except (OSError, subprocess.SubprocessError) as error:
+        return False, f"{argv[0]}: {error}"
+    is_done = done.returncode == 0
+    words = (done.stdout if is_done else done.stderr or done.stdout).decode(errors="replace").strip()
+    return is_done, words or f"{argv[0]} left with {done.returncode}"

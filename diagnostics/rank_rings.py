@@ -49,7 +49,7 @@ class Rings:
         self._above = self._opened = -1
         self._inside = Path()
         self._copies, self.name = attempt / "rings", name
-        self._wish = attempt / "trace.json"
+        self._request = attempt / "requests" / "trace.json"
         if setting == "none":
             self.why = "monitor.ring is none"
             return
@@ -80,7 +80,7 @@ class Rings:
         path = os.environ.get("PYTHONPATH")
         return {
             "BSL_RING_DIR": str(self.folder),
-            "BSL_TRACE": str(self._wish),
+            "BSL_TRACE": str(self._request),
             "PYTHONPATH": f"{site}{os.pathsep}{path}" if path else str(site),
         }
 

@@ -10,7 +10,7 @@ exits as the program did: with its exit code, or 128 + signal.
 With `--survive` the runner is the agent of a seat, and serves one rank after another: see rank_seat.py.
 
 The runner must never be the reason why training ends. A record that it cannot write, such as on a full disk, goes to
-stderr as a line of its own, `rank_runner: record exits/rank-0003 {...}`, which exit_reason.py reads from job.out.
+stderr as a line of its own, `rank_runner: record exits/rank-0003 {...}`, from which the report of the end takes it.
 """
 
 from __future__ import annotations

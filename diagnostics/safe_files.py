@@ -28,7 +28,7 @@ _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 
 
-def write_file(path: Path, text: str, mode: int = 0o644) -> None:
+def write_file(path: Path, text: str | bytes, mode: int = 0o644) -> None:
     """Replace `path` by a file of this text and exactly this mode: readers see the old file or the new one.
 
     The folder is opened once. A link in the place of the file is replaced, and its target stays as it is.
@@ -40,13 +40,13 @@ def write_file(path: Path, text: str, mode: int = 0o644) -> None:
         write_in(folder, path.name, text, mode)
 
 
-def write_in(folder: int, name: str, text: str, mode: int = 0o644) -> None:
+def write_in(folder: int, name: str, text: str | bytes, mode: int = 0o644) -> None:
     """Replace the file `name` in an open folder, as `write_file`; file and folder are synced."""
     part = f".{name}.{os.urandom(8).hex()}"
     handle = os.open(part, _NEW, 0o600, dir_fd=folder)
     try:
-        with os.fdopen(handle, "w", encoding="utf-8") as stream:
-            stream.write(text)
+        with os.fdopen(handle, "wb") as stream:
+            stream.write(text.encode() if isinstance(text, str) else text)
             stream.flush()
             os.fchmod(stream.fileno(), mode)
             os.fsync(stream.fileno())

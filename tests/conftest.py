@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 from collections import Counter
@@ -21,6 +22,7 @@ from hypothesis import settings
 settings.register_profile("any machine", deadline=None)
 settings.load_profile("any machine")
 
+TESTS = Path(__file__).parent
 LEFT_OUT = pytest.StashKey[int]()
 FOREIGN = ("SLURM_", "SBATCH_", "BSL_", "TORCHELASTIC_")
 SLURM_PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "ip", "nsenter", "unshare")
@@ -28,12 +30,23 @@ SYSTEM_PATH = "/usr/local/sbin:/usr/sbin:/sbin"
 RANK_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT")
 
 
+LONGEST_FIRST = ("tests/slurm", "tests/train", "tests/docs", "tests/process")
+"""Files that wait for clusters and ranks begin first, so that pure tests fill the time that is left beside them."""
+
+
+def pytest_configure() -> None:
+    """Let Ctrl-C end what tests start: a job of a shell or of nohup begins with SIGINT ignored; programs inherit it."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-golden", action="store_true", help="rewrite the golden files; review them as text")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave the long tier out, unless `-m` says what to do with it."""
+    """Begin with the longest tiers, and leave the long one out, unless `-m` says what to do with it."""
+    items.sort(key=lambda item: next((n for n, tier in enumerate(LONGEST_FIRST) if item.nodeid.startswith(tier)), 9))
     if re.search(r"\blong\b", config.option.markexpr):
         return
     left_out = [item for item in items if item.get_closest_marker("long")]
@@ -65,6 +78,29 @@ def check_golden(request: pytest.FixtureRequest) -> Callable[[Path, str], None]:
         if request.config.getoption("--update-golden"):
             path.write_text(text)
         assert text == path.read_text(), f"{path.name} differs: review it, then run pytest --update-golden"
+
+    return check
+
+
+@pytest.fixture
+def check_text(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[..., None]:
+    """`check_text(*lines)` asserts that the golden file of the module has exactly these lines under the test's name.
+
+    Call it once in a test. `TMP` is the test's folder. `--update-golden` writes them, and drops tests that are gone.
+    """
+    module = request.path.relative_to(TESTS)
+    path = TESTS / "golden" / module.parent / f"{module.stem.removeprefix('test_')}.txt"
+
+    def check(*lines: str) -> None:
+        text = re.sub(r" +$", "", "\n".join(lines).replace(str(tmp_path), "TMP"), flags=re.MULTILINE).strip("\n") + "\n"
+        parts = re.split(r"^=== (.*)\n", path.read_text() if path.exists() else "", flags=re.MULTILINE)[1:]
+        held = dict(zip(parts[::2], parts[1::2], strict=True))
+        if request.config.getoption("--update-golden"):
+            held |= {request.node.name: text}
+            held = {name: held[name] for name in sorted(held) if hasattr(request.module, name.partition("[")[0])}
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text("".join(f"=== {name}\n{text}" for name, text in held.items()))
+        assert text == held.get(request.node.name), f"{path} differs: review it, then run pytest --update-golden"
 
     return check
 

@@ -80,7 +80,7 @@ class CostRun:
         rings = self._folder / "rings"
         rings.mkdir()
         more = {
-            "PYTHONPATH": ring_cost.path_of_python(ring_cost.RING_SITE),
+            "PYTHONPATH": ring_cost.path_of_python(ring_cost.RING_SITE, Path(ring_cost.__file__).parent),
             "BSL_RING_DIR": str(rings),
             "BSL_COST_STEPS": str(len(self.case.turns.ring)),
             "BSL_COST_GO": str(self._folder / "go"),

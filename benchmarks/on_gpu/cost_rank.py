@@ -20,10 +20,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import several
 from guards_every_step import time_guards, timed
 
 from bigsci_launch.safe_files import write_file
-from bigsci_launch.train import several
 from on_gpu.cost_turns import RESULT, Turns, turns_of
 
 NEVER = 10**9
@@ -94,28 +94,28 @@ class Look:
 
 def look_at_guards(look: Look) -> None:
     """Have the guards check as the step's turn says, and time what they do."""
-    from bigsci_launch.train.guards.watch import Guards
+    from bigsci_launch.train.guards.engine.watch import EngineGuards
 
-    before_step, choose = timed(Guards.before_step, look.note, look.settle), Guards._choose_interval
+    before_step, choose = timed(EngineGuards.before_step, look.note, look.settle), EngineGuards._choose_interval
 
-    def begin(guards: Guards, step: int) -> None:
+    def begin(guards: EngineGuards, step: int) -> None:
         look.begin(step)
         guards.interval = look.interval(step)
         before_step(guards, step)
 
-    def choose_interval(guards: Guards, cost: float, seconds: float) -> None:
+    def choose_interval(guards: EngineGuards, cost: float, seconds: float) -> None:
         choose(guards, cost, seconds)
         look.note_interval(guards.interval)
 
     time_guards(look.note, look.settle)
-    Guards.before_step, Guards._choose_interval = begin, choose_interval  # type: ignore[method-assign]
+    EngineGuards.before_step, EngineGuards._choose_interval = begin, choose_interval  # type: ignore[method-assign]
 
 
 def look_at_digests(look: Look) -> None:
     """Count the bytes whose digests are computed on the device, and those that are copied to the host for it."""
-    from bigsci_launch.train.guards import state
+    from bigsci_launch.train.device import digest
 
-    on_device, bytes_of = state.digests_on_device, state.bytes_of
+    on_device, bytes_of = digest.digests_on_device, digest.bytes_of
 
     def counted_on_device(tensors: Any) -> list[int]:
         look.note_digest("device", sum(each.nbytes for each in tensors))
@@ -125,7 +125,7 @@ def look_at_digests(look: Look) -> None:
         look.note_digest("host", tensor.nbytes)
         return bytes_of(tensor)
 
-    state.digests_on_device, state.bytes_of = counted_on_device, counted_on_host
+    digest.digests_on_device, digest.bytes_of = counted_on_device, counted_on_host
 
 
 def use_ring(*, is_on: bool) -> None:

@@ -19,6 +19,7 @@ from typing import Any
 from ranks import BSL
 
 from bigsci_launch.content import module_argv, packaged
+from bigsci_launch.launch.job.frozen import NAME, job_program
 from bigsci_launch.minicluster.proctree import descendants
 from bigsci_launch.procfs import Process, read_process, read_processes
 from bigsci_launch.runs.attempts import read_exit
@@ -177,12 +178,14 @@ def ask(arguments: Sequence[str], limit_s: float) -> Answer:
 
 def _launcher(attempt: AttemptDir, world_size: int) -> list[str]:
     """Return the command of the local launcher, up to the program."""
-    tools = packaged("diagnostics")
-    runner = [sys.executable, "-I", "-S", str(tools / "rank_runner.py"), "--attempt-dir", str(attempt.path)]
+    program = attempt.path / NAME
+    program.write_bytes(job_program())
+    runner = packaged("diagnostics", "rank_runner.py")
     return [
         *module_argv(sys.executable, "bigsci_launch.scheduler.local"),
         *("--attempt-dir", str(attempt.path), "--world-size", str(world_size), "--wait-s", "0"),
-        *("--exit-reason", str(tools / "exit_reason.py"), "--lease", str(attempt.lease), "--", *runner),
+        *("--exit-reason", str(program), "--lease", str(attempt.lease)),
+        *("--", sys.executable, "-I", "-S", str(runner), "--attempt-dir", str(attempt.path)),
         *("--topology", f"dp={world_size}", "--ranks-per-node", str(world_size), "--"),
     ]
 

@@ -3,7 +3,7 @@
     python -m on_gpu.micro_batch_rank
 
 Each line of stdin is an `Order`. Between two of them the engine and all groups of ranks are torn down: like
-`bigsci_launch.train.several`, but the card has its memory back. Nothing is saved, because a checkpoint takes longer
+`several`, but the card has its memory back. Nothing is saved, because a checkpoint takes longer
 than what is measured. After an attempt, rank 0 writes what it knows of it into `done.json` in the attempt's folder.
 """
 
@@ -132,8 +132,10 @@ class Rank:
 
     def _train(self) -> str:
         """Return the words of torch's error, if the attempt ended with one."""
-        from bigsci_launch.train.several import train_one
-        from bigsci_launch.train.survive.teardown import drop_frames, tear_down
+        from several import train_one
+
+        from bigsci_launch.train.rank.stop import drop_frames
+        from bigsci_launch.train.survive.teardown import tear_down
 
         words = ""
         try:
@@ -166,9 +168,12 @@ def figures() -> dict[str, Any]:
 
 def stand_in(rank: Rank) -> None:
     """Let the trainer pass by `rank`: where it builds the engine, before a step, around the search, after a step."""
-    from bigsci_launch.train import initial_weights, loop
+    from bigsci_launch.train import loop
+    from bigsci_launch.train.parallel import initial_weights
+    from bigsci_launch.train.state.saves import Saves
+    from bigsci_launch.train.steps import log
 
-    build, memory_figures = loop.build_engine, loop.memory_figures
+    build, memory_figures, train_batch = loop.build_engine, log.memory_figures, loop._train_batch
 
     def built(*arguments: Any) -> Any:
         rank.engine = build(*arguments)
@@ -179,7 +184,12 @@ def stand_in(rank: Rank) -> None:
         rank.squeeze.peak = found.get("memory_reserved", 0)
         return found
 
-    loop.build_engine, loop.memory_figures, loop._save = built, figured, lambda *_, **__: None
+    def squeezed(training: Any, progress: Any) -> float:
+        rank.squeeze.before_step(progress.step + 1)
+        return train_batch(training, progress)
+
+    loop.build_engine, log.memory_figures, loop._train_batch = built, figured, squeezed
+    Saves.save = lambda *_, **__: None
     # torch's server waits for ever for its own end if it is ended as soon as it has begun, and nobody asks it here.
     loop.offered_recorder = contextlib.nullcontext
     # The same weights are drawn for each attempt.
@@ -189,17 +199,12 @@ def stand_in(rank: Rank) -> None:
 
 def _stand_in_sizes(rank: Rank) -> None:
     from bigsci_launch.train.microbatch.automatic import AutoSize
-    from bigsci_launch.train.mischief.budget import MemoryBudget
 
-    begin_step, begin, has_thrashed = MemoryBudget.begin_step, AutoSize.begin, AutoSize.has_thrashed
+    prepare, has_thrashed = AutoSize.prepare, AutoSize.has_thrashed
 
-    def step_begun(budget: Any, step: int) -> None:
-        begin_step(budget, step)
-        rank.squeeze.before_step(step)
-
-    def begun(size: Any, *arguments: Any) -> None:
+    def prepared(size: Any, *arguments: Any) -> None:
         size._report.event("search", is_over=False)
-        begin(size, *arguments)
+        prepare(size, *arguments)
         size._report.event("search", is_over=True)
 
     def thrashed(size: Any) -> bool:
@@ -207,7 +212,7 @@ def _stand_in_sizes(rank: Rank) -> None:
         is_said = order.is_pretended and order.squeeze == "thrash" and rank.squeeze.is_due(size._report.step)
         return has_thrashed(size) or is_said
 
-    MemoryBudget.begin_step, AutoSize.begin, AutoSize.has_thrashed = step_begun, begun, thrashed
+    AutoSize.prepare, AutoSize.has_thrashed = prepared, thrashed
 
 
 def main() -> None:
@@ -228,6 +233,6 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
-    from bigsci_launch.train.stop import end_finished
+    from bigsci_launch.train.rank.stop import end_finished
 
     end_finished()

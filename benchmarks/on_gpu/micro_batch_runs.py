@@ -13,11 +13,11 @@ from typing import Any
 
 from ranks import Process, draw_corpus, free_port, start_ranks
 
+from bigsci_launch.checkpoints.found_size import FoundSize, read_found_size
 from bigsci_launch.config.load import dump_resolved
 from bigsci_launch.config.schema.run import RunConfig
 from bigsci_launch.runs.events import read_events
 from bigsci_launch.runs.layout import AttemptDir, RunDir, read_json
-from bigsci_launch.runs.sizes.record import FoundSize, read_found_size
 from on_gpu.card import Card
 from on_gpu.micro_batch_rank import DONE, Order
 

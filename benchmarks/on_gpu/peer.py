@@ -24,7 +24,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from bigsci_launch.train.flops import FlopCounter
+from bigsci_launch.plan.shape.parameters import ModelShape
+from bigsci_launch.plan.shape.tflops import MODEL_PASSES, full_flops
 from on_gpu.card import Card
 from on_gpu.programs.peer_gpt import Work
 from on_gpu.record import Record, run_phase
@@ -168,7 +169,7 @@ def _work(card: Card, way: Way) -> Work:
         # Without a GPU, inductor takes half a minute.
         backend=None if not way.compiled else "inductor" if card.is_gpu else "aot_eager",
         device=card.device,
-        flops_per_token=FlopCounter.of_config(config).model_flops(1) / gpt.length,
+        flops_per_token=full_flops(ModelShape.of_config(config), 1, 1, MODEL_PASSES) / gpt.length,
     )
 
 

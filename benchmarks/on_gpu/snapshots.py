@@ -58,7 +58,7 @@ def copy_alone(size: SnapshotSize, card: Card) -> dict[str, Any]:
     import torch
 
     from bigsci_launch.recover.holding import Shard
-    from bigsci_launch.train.guards.state import digest64
+    from bigsci_launch.train.device.digest import digest64
     from bigsci_launch.train.survive.snapshot import Copy, HeldPart, Shape
 
     elements = size.alone_bytes // BYTES_PER_ELEMENT

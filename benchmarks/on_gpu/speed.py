@@ -1,7 +1,7 @@
 """How fast `bsl train` trains on one card, as a share of its peak, next to what its matrix products reach alone.
 
-One rank trains each case on random tokens. MFU is what `train/flops.py` calls so: no recomputation, attention over the
-whole square. The first steps are left out, and the median of the others counts.
+One rank trains each case on random tokens. MFU is what `plan/shape/tflops.py` calls so: no recomputation, attention
+over the whole square. The first steps are left out, and the median of the others counts.
 """
 
 from __future__ import annotations

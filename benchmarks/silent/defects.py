@@ -134,7 +134,7 @@ def change_groups(place: Place) -> None:
 
 def change_weight(place: Place) -> None:
     """Change a parameter and its master alike (`name` ends its name): what rounding or a wrong reduction would do."""
-    from bigsci_launch.train.guards.state import partitions
+    from bigsci_launch.train.guards.engine.state import partitions
 
     options = place.options
 
@@ -367,9 +367,9 @@ def leave_out_micro_batch(place: Place) -> None:
 
 def after_load(place: Place, act: Callable[[], None]) -> None:
     """Call `act` once the checkpoint is loaded and before anything checks it."""
-    from bigsci_launch.train import loop
+    from bigsci_launch.train.state import checkpoint
 
-    original = loop.load_checkpoint
+    original = checkpoint.load_checkpoint
 
     def load(*args: Any, **kwargs: Any) -> Any:
         progress = original(*args, **kwargs)
@@ -377,7 +377,7 @@ def after_load(place: Place, act: Callable[[], None]) -> None:
             act()
         return progress
 
-    patch(place.undo, loop, "load_checkpoint", load)
+    patch(place.undo, checkpoint, "load_checkpoint", load)
 
 
 def lose_generators(place: Place) -> None:

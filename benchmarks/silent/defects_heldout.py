@@ -165,7 +165,7 @@ def lose_tie(place: Place) -> None:
 
 
 def change_rotary_base(place: Place) -> None:
-    from bigsci_launch.train import positions
+    from bigsci_launch.train.parallel import positions
 
     def act() -> None:
         place.undo.callback(positions._angles.cache_clear)
@@ -192,7 +192,7 @@ def look_ahead(place: Place) -> None:
 
 def be_late(place: Place) -> None:
     """Use the learning rate of the step before."""
-    from bigsci_launch.train.schedule import LearningRate
+    from bigsci_launch.train.steps.schedule import LearningRate
 
     original = LearningRate.at
 

@@ -229,7 +229,7 @@ class Field:
         def instead(loaded: Any, *args: Any, **kwargs: Any) -> None:
             raise Submitted(loaded.config)
 
-        with patch("bigsci_launch.launch.submit.submit", instead):
+        with patch("bigsci_launch.launch.submit.start_attempt", instead):
             result = CliRunner().invoke(bsl, ["submit", str(path), "--local"])
         printed = result.output
         if not isinstance(result.exception, Submitted):
@@ -281,10 +281,8 @@ def run_ranks(attempts: Sequence[AttemptDir], size: int, logs: Path) -> None:
     """Start ranks that train the attempts, and end them if they stand still."""
     logs.mkdir(parents=True, exist_ok=True)
     number = len(list(logs.glob("*-rank-0.log")))
-    here = str(Path(__file__).parents[1])
     module = ["silent.program", *(str(attempt.path) for attempt in attempts)]
-    place = {"PYTHONPATH": os.pathsep.join([here, os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)}
-    processes = start_ranks(size, module, lambda rank: logs / f"{number:02d}-{size}-rank-{rank}.log", place)
+    processes = start_ranks(size, module, lambda rank: logs / f"{number:02d}-{size}-rank-{rank}.log", {})
     last, since = -1, time.monotonic()
     try:
         while any(process.poll() is None for process in processes):

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from bigsci_launch.runs.checkpoints import CheckpointsDir
+from bigsci_launch.checkpoints.folder import CheckpointsDir
 from bigsci_launch.runs.layout import AttemptDir, read_json
 from bigsci_launch.topology import Topology
 from silent.case import Case, Finding, Row, Seen, Truth

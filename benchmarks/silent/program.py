@@ -15,7 +15,8 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
-from bigsci_launch.train import several
+import several
+
 from silent.defects import inject
 
 SPEC, CRASH = "defect.json", "crash-{}.txt"

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
-from bigsci_launch.watch.judge.expected import Expected
+from bigsci_launch.watch.judge.state import Expected
 from watching.lines import bloom, pulses
 from watching.noise import LARGE_BATCH, Values, draw_steps, read_rows
 from watching.runs import Plan, Ranks, heartbeat_run, log_run

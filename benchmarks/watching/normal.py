@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from bigsci_launch.watch.judge.expected import Expected
+from bigsci_launch.watch.judge.state import Expected
 from watching.lines import bloom, megatron_lm, pulses
 from watching.noise import Values, draw_steps
 from watching.runs import Plan, Ranks, end_of, heartbeat_run, log_run

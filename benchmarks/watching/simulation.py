@@ -14,8 +14,8 @@ from pathlib import Path
 
 from bigsci_launch.runs.layout import AttemptDir, RunDir
 from bigsci_launch.watch.judge.course import Course
-from bigsci_launch.watch.judge.expected import Expected
 from bigsci_launch.watch.judge.silence import Noticed, Pace, Silence
+from bigsci_launch.watch.judge.state import Expected
 from bigsci_launch.watch.read.sources import AttemptTail, LogTail
 
 POLL_S = 30.0

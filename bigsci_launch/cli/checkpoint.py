@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 from bigsci_launch.cli import console
-from bigsci_launch.progress import Progress
+from bigsci_launch.errors import CheckpointError
+from bigsci_launch.units import format_bytes
 
 if TYPE_CHECKING:
+    from bigsci_launch.checkpoints.folder import CheckpointsDir
+    from bigsci_launch.checkpoints.verify import CheckpointState
     from bigsci_launch.plan.choose.conversion import Conversion
-    from bigsci_launch.runs.checkpoints import CheckpointsDir
-    from bigsci_launch.runs.verify import CheckpointState
 
 STEP = click.option("--step", type=click.IntRange(min=0), help="The step of the checkpoint; default: the newest.")
 
@@ -33,8 +32,6 @@ def checkpoint() -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 def list_(run: str | None, as_json: bool) -> None:
     """List the checkpoints of RUN (a name or a directory; default: the run submitted last), oldest first."""
-    from bigsci_launch.units import format_bytes
-
     states = _states(run)
     if as_json:
         console.answer_json({"schema_version": 1, "checkpoints": [state.document for state in states]})
@@ -59,27 +56,19 @@ def verify(ctx: click.Context, run: str | None, step: int | None, as_json: bool)
 
     Exit code: 0 as it was saved, 1 damaged.
     """
-    from bigsci_launch.runs.checkpoints import read_record
-    from bigsci_launch.runs.verify import find_damage, mark_verified, remark, verifying
-    from bigsci_launch.weights.formats.counters import find_other_counters
+    from bigsci_launch.checkpoints.verify import verify_checkpoint
 
     folder = _folder(run, step)
-    with verifying(folder), console.late_progress("verify", 100) as report_progress:
-        problems = find_damage(folder, report_progress)
-        record = None if problems else read_record(folder)
-        if record:
-            problems = [*find_other_counters(folder, record.step, record.consumed_samples)]
-    if not problems:
-        mark_verified(folder)
-    remarks = remark(record) if record else []
+    with console.late_progress("verify", 100) as report_progress:
+        found = verify_checkpoint(folder, report_progress)
     if as_json:
-        document = {"path": str(folder), "sound": not problems, "problems": problems, "remarks": remarks}
+        document = {"path": str(folder), "sound": not found.problems, **asdict(found)}
         console.answer_json({"schema_version": 1, **document})
     else:
-        console.answer("\n".join(problems) or f"{folder.name}: unchanged since it was saved")
-        for line in remarks:
+        console.answer("\n".join(found.problems) or f"{folder.name}: unchanged since it was saved")
+        for line in found.remarks:
             console.talk(f"{folder.name}: {line}")
-    ctx.exit(1 if problems else 0)
+    ctx.exit(1 if found.problems else 0)
 
 
 @checkpoint.command(epilog="Example: bsl checkpoint pin demo --step 20")
@@ -88,7 +77,7 @@ def verify(ctx: click.Context, run: str | None, step: int | None, as_json: bool)
 @click.option("--undo", is_flag=True, help="Unpin it.")
 def pin(run: str | None, step: int | None, undo: bool) -> None:
     """Keep a checkpoint of RUN from being pruned."""
-    from bigsci_launch.runs.verify import pin_path
+    from bigsci_launch.checkpoints.verify import pin_path
 
     folder = _folder(run, step)
     pin_path(folder).unlink(missing_ok=True) if undo else pin_path(folder).touch()
@@ -105,7 +94,7 @@ def pin(run: str | None, step: int | None, undo: bool) -> None:
 def prune(run: str | None, keep: int, dry_run: bool) -> None:
     """Delete old checkpoints of RUN, but never the newest, the last verified, the last that passed the guards' checks,
     a pinned or a half verified one."""
-    from bigsci_launch.runs.verify import choose_prunable, delete_checkpoint, finish_deletions
+    from bigsci_launch.checkpoints.verify import choose_prunable, delete_checkpoint, finish_deletions
 
     if not dry_run:
         finish_deletions(_checkpoints(run))
@@ -138,13 +127,12 @@ def convert(
     bit. If copies differ, the conversion is refused. If the output is the `checkpoints` folder of a new run, that run
     resumes from it.
     """
-    from bigsci_launch.plan.choose.conversion import plan_conversion, require_room, saved_topology
-    from bigsci_launch.runs.checkpoints import read_record
+    from bigsci_launch.checkpoints.folder import read_record
+    from bigsci_launch.plan.choose.conversion import plan_conversion, require_room, require_torch, saved_topology
     from bigsci_launch.topology import Topology
-    from bigsci_launch.units import format_bytes
 
     if not dry_run:
-        _require_torch()
+        require_torch()
     folder = _folder(run, step)
     saved = saved_topology(read_record(folder))
     conversion = plan_conversion(folder, Topology(tp=tp or saved.tp, pp=pp or saved.pp, dp=dp or saved.dp))
@@ -155,74 +143,34 @@ def convert(
         size = format_bytes(sum(conversion.before.files.values()))
         console.answer(f"would write {output / folder.name}, about {size}")
         return
-    _require_sound(folder)
     console.answer(f"wrote {_convert(conversion, output)}")
 
 
-def _require_torch() -> None:
-    from importlib.util import find_spec
-
-    from bigsci_launch.errors import INSTALL_TRAIN, CheckpointError
-
-    if missing := [name for name in ("torch", "deepspeed") if find_spec(name) is None]:
-        raise CheckpointError(f"a conversion needs {missing[0]}, which is not installed", hint=INSTALL_TRAIN)
-
-
-def _require_sound(folder: Path) -> None:
-    from bigsci_launch.errors import CheckpointError
-    from bigsci_launch.runs.verify import find_damage
+def _convert(conversion: Conversion, output: Path) -> str:
+    from bigsci_launch.plan.choose.conversion import convert_checkpoint, require_undamaged
 
     with console.late_progress("verify", 100) as report_progress:
-        if problems := find_damage(folder, report_progress):
-            raise CheckpointError("; ".join(problems[:5]))
-
-
-def _convert(conversion: Conversion, output: Path) -> str:
-    """Convert in a separate process, which may import torch. Return the folder that it wrote."""
-    from bigsci_launch.content import module_argv
-    from bigsci_launch.errors import CheckpointError
-
-    command = [*module_argv(sys.executable, "bigsci_launch.train.state.convert"), str(conversion.source)]
-    command += [str(conversion.topology), conversion.config.parallelism.partition_method, str(output)]
-    environment = {"OMP_NUM_THREADS": "1", **os.environ}
-    with subprocess.Popen(
-        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, encoding="utf-8", errors="replace"
-    ) as process:
-        with console.late_progress("convert", 100) as report_progress:
-            last = _follow(process, report_progress)
-        talk = process.stderr.read() if process.stderr else ""
-    if "error" in last:
-        raise CheckpointError(last["error"], hint=last["hint"])
-    if "folder" not in last:
-        raise CheckpointError(f"the conversion ended with status {process.returncode}: {talk.strip()[-500:]}")
-    return str(last["folder"])
-
-
-def _follow(process: subprocess.Popen[str], report_progress: Progress) -> dict[str, Any]:
-    """Show what the conversion reports, and return its last report."""
-    from bigsci_launch.safe_files import parse_json
-
-    last: dict[str, Any] = {}
-    for line in process.stdout or ():
-        if line.startswith("{"):
-            last = parse_json(line)
-            if "done" in last:
-                report_progress(100 * last["done"] // last["total"], last["text"])
-    return last
+        require_undamaged(conversion, report_progress)
+    with console.late_progress("convert", 100) as report_progress:
+        return convert_checkpoint(conversion, output, report_progress)
 
 
 def _folder(run: str | None, step: int | None) -> Path:
     """Return the folder of the checkpoint to work on. RUN may be that folder itself."""
-    from bigsci_launch.runs.checkpoints import is_checkpoint_name, record_path
+    from bigsci_launch.checkpoints.folder import is_checkpoint_name, record_path
 
     if run is not None and (record_path(Path(run)).is_file() or is_checkpoint_name(Path(run))):
         return Path(run)
-    return _one(run, step).folder
+    states = _states(run)
+    found = [state.folder for state in states if step is None or state.step == step]
+    if not found:
+        saved = ", ".join(str(state.step) for state in states)
+        raise CheckpointError(f"no checkpoint of step {step}", hint=f"saved steps: {saved}")
+    return found[-1]
 
 
 def _states(run: str | None) -> list[CheckpointState]:
-    from bigsci_launch.errors import CheckpointError
-    from bigsci_launch.runs.verify import list_checkpoints
+    from bigsci_launch.checkpoints.verify import list_checkpoints
 
     checkpoints = _checkpoints(run)
     states = list_checkpoints(checkpoints)
@@ -232,19 +180,7 @@ def _states(run: str | None) -> list[CheckpointState]:
 
 
 def _checkpoints(run: str | None) -> CheckpointsDir:
-    from bigsci_launch.runs.checkpoints import CheckpointsDir
+    from bigsci_launch.checkpoints.folder import CheckpointsDir
     from bigsci_launch.runs.find import find_run
 
     return CheckpointsDir(find_run(run).checkpoints)
-
-
-def _one(run: str | None, step: int | None) -> CheckpointState:
-    from bigsci_launch.errors import CheckpointError
-
-    states = _states(run)
-    found = [state for state in states if step is None or state.step == step]
-    if not found:
-        raise CheckpointError(
-            f"no checkpoint of step {step}", hint=f"saved steps: {', '.join(str(state.step) for state in states)}"
-        )
-    return found[-1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 
 import click
@@ -53,16 +54,7 @@ def prepare(folder: Path, prefix: Path, vocab_size: int, pattern: str, as_json: 
     with console.progress("prepare", total) as report_progress:
         made = prepare_dataset(folder, prefix, vocab_size, pattern, report_progress)
     if as_json:
-        console.answer_json(
-            {
-                "schema_version": 1,
-                "prefix": str(made.prefix),
-                "num_documents": made.num_documents,
-                "num_tokens": made.num_tokens,
-                "num_bytes": made.num_bytes,
-                "vocab_size": made.vocab_size,
-            }
-        )
+        console.answer_json({"schema_version": 1, **asdict(made)})
         return
     console.answer(
         f"{made.prefix}: {made.num_documents} documents, {made.num_tokens} tokens "

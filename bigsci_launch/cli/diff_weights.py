@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import math
-from contextlib import suppress
-from dataclasses import dataclass
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 from bigsci_launch.cli import console
+from bigsci_launch.progress import Progress
 
 if TYPE_CHECKING:
-    from bigsci_launch.runs.restart.restart import Restart
-    from bigsci_launch.weights.compare.comparison import Comparison, Selection
-    from bigsci_launch.weights.compare.reading import ReadPlan
-    from bigsci_launch.weights.explain.seam import Seam
-    from bigsci_launch.weights.files.sources import Weights
+    from bigsci_launch.weights.answer import Question, WeightsAnswer
 
 # The reader of the files reports what it cannot read, with exit code 4.
 PATH = click.Path(path_type=Path, readable=False)
@@ -87,7 +83,10 @@ def diff_weights(
       bsl diff-weights --sample 1% runs/big/checkpoints/global_step10 runs/again/checkpoints/global_step10
       bsl diff-weights a/ b/ --seam first.log second.log --json | jq .findings
     """
+    from bigsci_launch.checkpoints.around import digests_of, open_sides, with_seam
+    from bigsci_launch.weights.answer import Question, answer_question
     from bigsci_launch.weights.compare.comparison import parse_selection
+    from bigsci_launch.weights.compare.reading import DEFAULT_JOBS, ReadPlan
 
     _require_sides(ctx, a, b, audit, seam)
     if tolerance is not None and not a:
@@ -95,13 +94,16 @@ def diff_weights(
     if not a and (jobs or sample or digests):
         raise click.UsageError("--jobs, --sample and --digests are for A and B", ctx)
     selection = parse_selection(include, exclude)
-    wanted = _Wanted(jobs, None if sample is None else parse_share(ctx, sample), digests)
-    found = _audited(audit, selection) if audit else _compared(a, b, selection, tolerance, wanted) if a and b else None
-    jump = _seam(seam) if seam else None
-    restart = _restart(seam) if seam else None
-    if found is None and jump is not None and restart is not None and jump.loss.is_changed:
-        found = _compared_around(restart, jump.loss.step, selection)
-    _answer(ctx, found, _Seams(jump, restart) if jump else None, html, as_json)
+    share = None if sample is None else parse_share(ctx, sample)
+    sides = open_sides(*(path for path in (audit, a, b) if path))
+    plan = ReadPlan(jobs or DEFAULT_JOBS, share, digests_of(sides) if digests else {})
+    question = Question(sides, selection, tolerance, plan)
+    if seam:
+        question = with_seam(question, seam)
+    with _progress(question) as report_progress:
+        answer = answer_question(question, report_progress)
+    _show(answer, html, as_json)
+    ctx.exit(answer.found.exit_code)
 
 
 def _require_sides(
@@ -113,15 +115,6 @@ def _require_sides(
         raise click.UsageError("B is missing: name two sides, or one with --audit", ctx)
     if not (a or audit or seam):
         raise click.UsageError("name A and B, or --audit DIR, or --seam LOG_A LOG_B", ctx)
-
-
-@dataclass(frozen=True, slots=True)
-class _Wanted:
-    """How the user wants the bytes of A and B to be read."""
-
-    jobs: int | None
-    sample: float | None
-    digests: bool
 
 
 def parse_share(ctx: click.Context, text: str) -> float:
@@ -139,26 +132,15 @@ def parse_share(ctx: click.Context, text: str) -> float:
     return share
 
 
-def _compared(a: Path, b: Path, selection: Selection, tolerance: float | None, wanted: _Wanted) -> Comparison:
-    from bigsci_launch.watch.seam import UNASKED_BYTES, with_checkpoint
-    from bigsci_launch.weights.compare.compare import compare_weights
-    from bigsci_launch.weights.locate.locate import open_weights
+def _progress(question: Question) -> AbstractContextManager[Progress]:
+    from bigsci_launch.checkpoints.around import UNASKED_BYTES
 
-    left = with_checkpoint(open_weights(_weights_folder(a), "a"))
-    right = with_checkpoint(open_weights(_weights_folder(b), "b"))
-    plan = _read_plan(left, right, wanted)
-    share = wanted.sample or 1.0
+    if len(question.sides) < 2:
+        return console.late_progress("auditing", sum(len(side.sources) for side in question.sides))
+    left, share = question.sides[0], question.plan.sample or 1.0
     if left.num_bytes() > UNASKED_BYTES:
         _hint_at_srun()
-    with console.late_bytes("comparing", lambda: int(left.num_bytes() * share)) as report_progress:
-        found = compare_weights(
-            left, right, selection=selection, tolerance=tolerance, plan=plan, report_progress=report_progress
-        )
-    if found.extent.is_sample or not (found.differences or found.apart):
-        return found  # the patterns in a difference are those of whole tensors
-    from bigsci_launch.weights.explain.explain import explain
-
-    return explain(found, left, right)
+    return console.late_bytes("comparing", lambda: int(left.num_bytes() * share))
 
 
 def _hint_at_srun() -> None:
@@ -173,112 +155,12 @@ def _hint_at_srun() -> None:
         console.talk(f"hint: on a node of its own: srun --nodes=1 --exclusive bsl {shlex.join(sys.argv[1:])}")
 
 
-def _read_plan(a: Weights, b: Weights, wanted: _Wanted) -> ReadPlan:
-    from bigsci_launch.weights.compare.reading import DEFAULT_JOBS, ReadPlan
+def _show(answer: WeightsAnswer, html: Path | None, as_json: bool) -> None:
+    from bigsci_launch.weights.show.report import COLUMNS, closing_line, summary_lines, table_rows
 
-    digests = {**_recorded_digests(a), **_recorded_digests(b)} if wanted.digests else {}
-    return ReadPlan(wanted.jobs or DEFAULT_JOBS, wanted.sample, digests)
-
-
-def _recorded_digests(weights: Weights) -> dict[Path, str]:
-    """Return the digests of a checkpoint's files, recorded by the ranks that saved them.
-
-    Raises:
-        CheckpointError: there are none.
-    """
-    from bigsci_launch.errors import CheckpointError
-    from bigsci_launch.runs.verify import recorded_digests
-
-    try:
-        return recorded_digests(weights.sources[0].path.parent)
-    except CheckpointError as error:
-        raise CheckpointError(
-            f"no digests to compare: {error.message}", hint="leave out --digests to compare the bytes"
-        ) from error
-
-
-def _audited(path: Path, selection: Selection) -> Comparison:
-    from bigsci_launch.watch.seam import with_checkpoint
-    from bigsci_launch.weights.compare.compare import require_numpy
-    from bigsci_launch.weights.locate.locate import open_weights
-
-    require_numpy("an audit measures tensors")
-    from bigsci_launch.weights.explain.audit import audit_weights
-
-    weights = with_checkpoint(open_weights(_weights_folder(path), "a"))
-    with console.late_progress("auditing", len(weights.sources)) as report_progress:
-        return audit_weights(weights, selection=selection, report_progress=report_progress)
-
-
-def _weights_folder(path: Path) -> Path:
-    """Return the checkpoints folder of a run that is named, or given by its directory; else the path itself."""
-    from bigsci_launch.runs.find import runs_root
-    from bigsci_launch.runs.layout import RunDir
-
-    with suppress(PermissionError):
-        run = RunDir(path if path.exists() else runs_root() / path)
-        if run.record.is_file():
-            return run.checkpoints
-    return path
-
-
-def _seam(logs: tuple[Path, Path]) -> Seam:
-    from bigsci_launch.weights.explain.seam import measure_seam, read_log
-
-    return measure_seam(read_log(logs[0]), read_log(logs[1]))
-
-
-@dataclass(frozen=True, slots=True)
-class _Seams:
-    """The seam between two logs, and what is recorded of that restart if the second log is that of an attempt."""
-
-    seam: Seam
-    restart: Restart | None
-
-
-def _restart(logs: tuple[Path, Path]) -> Restart | None:
-    """Return what the run of the second log knows of its restart; None if the log lies in no run."""
-    from bigsci_launch.runs.attempts import run_of
-    from bigsci_launch.runs.layout import attempt_of_log
-    from bigsci_launch.runs.restart.restart import find_restart
-
-    attempt = attempt_of_log(logs[1])
-    return None if attempt is None else find_restart(run_of(attempt), attempt)
-
-
-def _compared_around(restart: Restart, step: int, selection: Selection) -> Comparison | None:
-    """Compare the dumps on both sides of a restart (`step` is the first after it), else audit the checkpoint between.
-
-    None if the run has neither, or if what it has is too large or cannot be read: nobody asked for it.
-    """
-    from bigsci_launch.errors import BslError
-    from bigsci_launch.watch.seam import UNASKED_BYTES, weights_around
-
-    around = weights_around(restart, step, UNASKED_BYTES)
-    if around is None:
-        return None
-    with suppress(BslError):
-        if around.after is None:
-            return _audited(around.before, selection)
-        return _compared(around.before, around.after, selection, None, _Wanted(None, None, False))
-    return None
-
-
-def _answer(ctx: click.Context, found: Comparison | None, at: _Seams | None, html: Path | None, as_json: bool) -> None:
-    from bigsci_launch.weights.show.report import COLUMNS, as_document, closing_line, summary_lines, table_rows
-
-    document: dict[str, Any] | None = None
-    if at is not None:
-        from bigsci_launch.weights.compare.comparison import with_finding
-        from bigsci_launch.weights.explain.seam import causes_in, seam_document, seam_finding
-
-        causes = [*(at.restart.causes if at.restart else ()), *causes_in(found)]
-        document = seam_document(at.seam, causes)
-        is_equal = found.is_equal if found and not found.is_audit else None
-        found = with_finding(found, seam_finding(at.seam.loss, is_equal=is_equal, causes=causes))
-    assert found is not None
+    found = answer.found
     if as_json:
-        console.answer_json(as_document(found, document))
+        console.answer_json(answer.document)
     else:
         console.answer_wrapped(summary_lines(found))
         if found.differences:
@@ -289,4 +171,3 @@ def _answer(ctx: click.Context, found: Comparison | None, at: _Seams | None, htm
         from bigsci_launch.weights.show.page import write_page
 
         write_page(found, html)
-    ctx.exit(found.exit_code)

@@ -62,10 +62,10 @@ def run(name: str, ranks: int, culprit: int, is_local: bool, recover: bool, hold
     Leaves nothing behind. Exits with 1 if the verdict accuses an innocent rank, reports a hang where there is none,
     or is wrong in another way.
     """
-    from bigsci_launch.hang_lab.catalogue import find_reproduction
     from bigsci_launch.hang_lab.comparison import compare
     from bigsci_launch.hang_lab.runner import Trial, reproduce
     from bigsci_launch.hang_lab.slurm_runner import reproduce_on_slurm
+    from bigsci_launch.hang_lab.zoo import find_reproduction
 
     if recover and (hold or not is_local):
         raise click.UsageError("--recover runs on this machine until the job is over: leave out --hold and --slurm")
@@ -88,8 +88,7 @@ def run(name: str, ranks: int, culprit: int, is_local: bool, recover: bool, hold
 
 
 def _recover(trial: Trial, *, as_json: bool) -> int:
-    """Run the reproduction under `survive`, and say what became of it. Return the exit code."""
-    from bigsci_launch.hang_lab.recovery.play import recover
+    from bigsci_launch.hang_lab.recovery_play import recover
 
     judged = recover(trial)
     if as_json:
@@ -100,7 +99,6 @@ def _recover(trial: Trial, *, as_json: bool) -> int:
 
 
 def _hold(standing: Standing) -> None:
-    """Print where to look, and wait."""
     talk(f"{standing.reproduction.name} is ready: {standing.reproduction.title}, {standing.topology}")
     for rank, pid in standing.pids.items():
         answer(f"rank {rank}  pid {pid}")

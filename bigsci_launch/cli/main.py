@@ -11,27 +11,27 @@ import click
 
 from bigsci_launch import __version__
 from bigsci_launch.cli import console
+from bigsci_launch.cli.cancel import cancel
 from bigsci_launch.cli.checkpoint import checkpoint
 from bigsci_launch.cli.cluster import cluster
 from bigsci_launch.cli.config import config
+from bigsci_launch.cli.control import control
 from bigsci_launch.cli.data import data
 from bigsci_launch.cli.demo import demo
 from bigsci_launch.cli.diff_weights import diff_weights
 from bigsci_launch.cli.hang_lab import hang_lab
+from bigsci_launch.cli.list import list_
+from bigsci_launch.cli.logs import logs
+from bigsci_launch.cli.nodes import nodes
+from bigsci_launch.cli.notify import notify
 from bigsci_launch.cli.plan import plan
-from bigsci_launch.cli.runs.cancel import cancel
-from bigsci_launch.cli.runs.control import control
-from bigsci_launch.cli.runs.list import list_
-from bigsci_launch.cli.runs.logs import logs
-from bigsci_launch.cli.runs.nodes import nodes
-from bigsci_launch.cli.runs.notify import notify
-from bigsci_launch.cli.runs.rehearse import rehearse
-from bigsci_launch.cli.runs.status import status
-from bigsci_launch.cli.runs.submit import submit
-from bigsci_launch.cli.runs.trace import trace
-from bigsci_launch.cli.runs.watch import watch
+from bigsci_launch.cli.rehearse import rehearse
 from bigsci_launch.cli.spy import spy
+from bigsci_launch.cli.status import status
+from bigsci_launch.cli.submit import submit
+from bigsci_launch.cli.trace import trace
 from bigsci_launch.cli.train import train
+from bigsci_launch.cli.watch import watch
 from bigsci_launch.errors import BslError, ConfigError
 
 

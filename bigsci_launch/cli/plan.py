@@ -17,10 +17,12 @@ if TYPE_CHECKING:
     from bigsci_launch.config.schema.run import RunConfig
     from bigsci_launch.config.site import Site
     from bigsci_launch.plan.choose.answer import Answer
-    from bigsci_launch.plan.generations.findings import SurvivePrice
     from bigsci_launch.plan.price.calibration import Calibration
+    from bigsci_launch.plan.survive.answer import SurvivalAnswer
+    from bigsci_launch.plan.survive.findings import SurvivePrice
 
 SEARCH = "search"
+NO_RANKING = "--survive, --lose and --trace rank no layouts: leave out --free, --explain and --rejected"
 JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 SET = click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Override a value of the file.")
 PATH = click.Path(path_type=Path)
@@ -90,18 +92,17 @@ def search(
     as_json: bool,
 ) -> None:
     """Rank every legal layout of the run in CONFIG. Exit with 1 if none fits."""
-    if survive is not None or lose is not None or trace:
-        if free or explain or rejected:
-            raise click.UsageError(
-                "--survive, --lose and --trace rank no layouts: leave out --free, --explain and --rejected"
-            )
-        _survive(config, overrides, calibration, nodes, survive, lose, trace, html, as_json=as_json)
-        return
     from bigsci_launch.config.load import resolve_run
     from bigsci_launch.plan.choose.answer import find_plans, request_plans
-    from bigsci_launch.plan.generations.findings import price_of_survive, survive_lines
+    from bigsci_launch.plan.show.page import render_page
     from bigsci_launch.plan.show.report import head_lines
+    from bigsci_launch.plan.survive.findings import price_of_survive
 
+    if survive is not None or lose is not None or trace:
+        if free or explain or rejected:
+            raise click.UsageError(NO_RANKING)
+        _survive(config, overrides, calibration, nodes, survive, lose, trace, html, as_json=as_json)
+        return
     run, site, _ = resolve_run(config, overrides)
     request = request_plans(run, site, _calibration_for(run, site, calibration), nodes=nodes)
     if not as_json:
@@ -110,30 +111,21 @@ def search(
         answer = find_plans(request, free=free, report_progress=report_progress)
     price = price_of_survive(run, site, request.calibration) if request.refusal is None else None
     if html:
-        _write_page(answer, html)
+        _write_page(html, render_page(answer))
     if as_json:
         _answer_json(answer, price, top)
     else:
-        _answer_text(answer, top, explain=explain, rejected=rejected)
-        if explain:
-            console.answer_lines(survive_lines(price))
-    if answer.result is not None and not answer.result.plans:
-        ctx.exit(1)
+        _answer_text(answer, price, top, explain=explain, rejected=rejected)
+    ctx.exit(int(answer.result is not None and not answer.result.plans))
 
 
 def _calibration_for(run: RunConfig, site: Site, path: Path | None) -> Calibration | None:
-    """Return the calibration in the file at `path`, or that of the site, or one on the runs under `run.root`."""
-    from bigsci_launch.plan.choose.answer import calibration_of
+    from bigsci_launch.plan.calibrate.own_runs import calibration_for
 
-    found, root = calibration_of(site, path), Path(run.run.root)
-    if found is None or path or site.config.calibration or not root.is_dir():
-        return found
-    from bigsci_launch.plan.calibrate.own_runs import calibrate_on_runs
-
-    own = calibrate_on_runs(root, site.name, found.gpu)
-    if own and own.problem:
-        console.talk(own.problem)
-    return own.calibration or found if own else found
+    known = calibration_for(run, site, path)
+    if known.problem:
+        console.talk(known.problem)
+    return known.calibration
 
 
 def _survive(
@@ -159,43 +151,42 @@ def _survive(
             run, site, found, nodes=nodes, survive=survive, lose=lose, trace=trace, report_progress=report_progress
         )
     if html:
-        from bigsci_launch.pages import write_page
         from bigsci_launch.plan.show.survival_page import render_survival
 
-        write_page(html, render_survival(answer))
-        console.talk(f"wrote {html}")
+        _write_page(html, render_survival(answer))
     if as_json:
         console.answer_json(words.survival_document(answer))
-        return
-    for line in words.head_lines(answer):
-        console.answer(line)
-    _say_assumed(found)
+    else:
+        _answer_survival(answer, found)
+
+
+def _answer_survival(answer: SurvivalAnswer, calibration: Calibration | None) -> None:
+    from bigsci_launch.plan.show import survival as words
+
+    console.answer_lines(words.head_lines(answer))
+    _say_assumed(calibration)
     console.answer_table(words.TEMPLATE_COLUMNS, words.template_cells(answer.survival))
     shown = words.shown_numbers(answer.survival)
     console.answer_table(words.NODES_COLUMNS, words.nodes_cells(answer.survival, shown))
-    for line in words.expected_lines(answer):
-        console.answer(line)
+    console.answer_lines(words.expected_lines(answer))
     if answer.node_mtbf_h:
         console.answer_table(words.STRATEGY_COLUMNS, words.strategy_cells(answer))
     if answer.trace:
-        for line in words.trace_lines(answer):
-            console.answer(line)
+        console.answer_lines(words.trace_lines(answer))
         console.answer_table(words.REPLAY_COLUMNS, words.replay_cells(answer))
     if answer.loss:
-        for line in words.loss_lines(answer):
-            console.answer(line)
+        console.answer_lines(words.loss_lines(answer))
         console.answer_table(words.LOSS_COLUMNS, words.loss_cells(answer.loss))
 
 
 def _answer_json(answer: Answer, price: SurvivePrice | None, top: int) -> None:
-    from bigsci_launch.plan.generations.findings import survive_document
     from bigsci_launch.plan.show import report
+    from bigsci_launch.plan.survive.findings import survive_document
 
     console.answer_json({**report.answer_document(answer, top), "survive": survive_document(price)})
 
 
 def _say_assumed(calibration: Calibration | None) -> None:
-    """Say which figures of the hardware nobody gave."""
     from bigsci_launch.plan.price.hardware import assumed_line
 
     line = assumed_line(calibration.gpu) if calibration else None
@@ -203,8 +194,15 @@ def _say_assumed(calibration: Calibration | None) -> None:
         console.answer(line)
 
 
-def _answer_text(answer: Answer, top: int, *, explain: bool, rejected: bool) -> None:
-    """Print what follows the head."""
+def _answer_text(answer: Answer, price: SurvivePrice | None, top: int, *, explain: bool, rejected: bool) -> None:
+    from bigsci_launch.plan.survive.findings import survive_lines
+
+    _answer_plans(answer, top, explain=explain, rejected=rejected)
+    if explain:
+        console.answer_lines(survive_lines(price))
+
+
+def _answer_plans(answer: Answer, top: int, *, explain: bool, rejected: bool) -> None:
     from bigsci_launch.plan.show import explain as words
     from bigsci_launch.plan.show import report, table
 
@@ -225,11 +223,10 @@ def _answer_text(answer: Answer, top: int, *, explain: bool, rejected: bool) -> 
         console.answer_wrapped(words.explain_lines(best, other))
 
 
-def _write_page(answer: Answer, path: Path) -> None:
+def _write_page(path: Path, page: str) -> None:
     from bigsci_launch.pages import write_page
-    from bigsci_launch.plan.show.page import render_page
 
-    write_page(path, render_page(answer))
+    write_page(path, page)
     console.talk(f"wrote {path}")
 
 
@@ -260,20 +257,13 @@ def calibrate(sources: tuple[Path, ...], output: Path, site_name: str | None) ->
     for remark in place.remarks:
         console.talk(remark)
     command = " ".join(["bsl", "plan", *sys.argv[2:]])
-    with console.late_progress("calibrating", 100) as report_progress:
-        found = fit(
-            measurements,
-            place.gpu,
-            site=place.site,
-            sources=[str(path) for path in sources],
-            command=command,
-            report_progress=report_progress,
-        )
+    names = list(map(str, sources))
+    with console.late_progress("calibrating", 100) as report:
+        found = fit(measurements, place.gpu, site=place.site, sources=names, command=command, report_progress=report)
     require_possible(found.constants, found.gpu)
     write_typed(output, dump_calibration(found))
     console.answer_table(CONSTANT_COLUMNS, constant_cells(found))
-    for line in fit_lines(found):
-        console.answer(line)
+    console.answer_lines(fit_lines(found))
     _say_assumed(found)
     console.talk(f"wrote {output}")
 
@@ -328,8 +318,7 @@ def score(predicted: Path, as_json: bool) -> None:
     if as_json:
         console.answer_json(score_document(found))
         return
-    for line in score_lines(found):
-        console.answer(line)
+    console.answer_lines(score_lines(found))
 
 
 @plan.command(
@@ -358,7 +347,7 @@ def check(
     from bigsci_launch.config.finding import worst_first
     from bigsci_launch.config.load import resolve_run
     from bigsci_launch.plan.choose.check import check_document, check_everything, check_lines
-    from bigsci_launch.plan.generations.findings import survive_findings
+    from bigsci_launch.plan.survive.findings import survive_findings
 
     run, site, _ = resolve_run(config, overrides)
     day = starts.date() if isinstance(starts, datetime) else None
@@ -369,8 +358,7 @@ def check(
     if as_json:
         console.answer_json(check_document(run.run.name, findings))
     else:
-        for line in check_lines(run.run.name, findings):
-            console.answer(line)
+        console.answer_lines(check_lines(run.run.name, findings))
         _say_assumed(known)
     if any(finding.is_error for finding in findings):
         ctx.exit(1)

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from bigsci_launch.spy.look.target import Target
 
 EXIT_FOUND, EXIT_INCOMPLETE = 1, 4
+LOOKS_AT_PROCESSES = "--settle, --native, --step and --flight-recorder look at processes, --bundle at files"
 STYLES: dict[str, dict[str, Any]] = {
     "bad": {"fg": "red"},
     "good": {"fg": "green"},
@@ -112,44 +113,35 @@ def spy(
     analyses it again offline.
     """
     from bigsci_launch.spy.evidence.bundle import damage_named
+    from bigsci_launch.spy.inputs.gather import open_evidence
+    from bigsci_launch.spy.look.target import LookOptions
 
-    run = None if bundle is not None or not words else words[0]
-    unstored: BslError | None = None
-    stored = bundle
     _require_one_place(words, jobid, local or pid is not None, bundle)
-    axes = _parse_topology(topology)
-    if bundle is not None and (native or flight_recorder or settle is not None or step is not None):
-        raise click.UsageError("--settle, --native, --step and --flight-recorder look at processes, --bundle at files")
+    axes, stored, unstored = _parse_topology(topology), bundle, None
     if bundle is not None:
+        if native or flight_recorder or settle is not None or step is not None:
+            raise click.UsageError(LOOKS_AT_PROCESSES)
         with damage_named(bundle):
-            answer = _judge(_open([bundle, *map(Path, words)]), axes)
+            answer = _judge(open_evidence([bundle, *map(Path, words)]), axes)
     else:
-        target = _find_target(run, jobid, local, pid)
+        target = _find_target(words[0] if words else None, jobid, local, pid)
         if step is not None and not target.job_id:
             raise click.UsageError("--step chooses among the steps of a Slurm job that runs")
-        wanted = {"native": native, "flight_recorder": flight_recorder, "settle_s": settle or 0.0}
-        wanted |= {"step": step.rpartition(".")[2]} if step is not None else {}
-        options = [f"--{name} {value}" for name, value in (("step", step), ("topology", axes)) if value is not None]
-        target = replace(
-            target, request={**target.request, **wanted}, asked=" ".join(filter(None, (target.asked, *options)))
-        )
-        found = _collect(target)
-        if flight_recorder:
-            _warn_of_missing_recorders(found)
-        answer = _judge(found, axes)
-        _mention_dumps(answer.evidence, target)
-        stored, unstored = _store(_with_topology(found, axes), answer, target, output)
-    evidence, judgment, conclusion = answer.evidence, answer.judgment, answer.conclusion
+        look = LookOptions(native, flight_recorder, settle or 0.0, step)
+        answer, stored, unstored = _look(target.with_options(look, axes), axes, output)
     with damage_named(bundle):
-        _show(evidence, judgment, as_json, why)
+        _show(answer.evidence, answer.judgment, as_json, why)
         if html is not None:
-            _write_page(evidence, conclusion, stored, html)
+            _write_page(answer.evidence, answer.conclusion, stored, html)
     if unstored is not None:
         raise unstored
-    if exit_code and conclusion.state.is_failure:
-        sys.exit(EXIT_FOUND)
-    if evidence.nodes_silent:
-        sys.exit(EXIT_INCOMPLETE)
+    sys.exit(_exit_code(answer, exit_code))
+
+
+def _exit_code(answer: SpyAnswer, tells_failures: bool) -> int:
+    if tells_failures and answer.conclusion.state.is_failure:
+        return EXIT_FOUND
+    return EXIT_INCOMPLETE if answer.evidence.nodes_silent else 0
 
 
 def _require_one_place(words: tuple[str, ...], jobid: str | None, here: bool, bundle: Path | None) -> None:
@@ -164,12 +156,6 @@ def _parse_topology(text: str | None) -> str | None:
         return str(Topology.parse(text)) if text is not None else None
     except ValueError as error:
         raise ConfigError(f"--topology: {error}", hint="for example --topology tp=4,pp=12,dp=8") from error
-
-
-def _open(paths: list[Path]) -> Bundle:
-    from bigsci_launch.spy.inputs.gather import open_evidence
-
-    return open_evidence(paths)
 
 
 def _judge(found: Bundle, axes: str | None) -> SpyAnswer:
@@ -189,6 +175,16 @@ def _find_target(run: str | None, jobid: str | None, local: bool, pid: int | Non
     return find_local_target() if local else find_target(run, jobid)
 
 
+def _look(target: Target, axes: str | None, output: Path | None) -> tuple[SpyAnswer, Path | None, BslError | None]:
+    """Look at the ranks, judge what they show, and store it. Return the answer, and where it is stored or why not."""
+    found = _collect(target)
+    if target.request["flight_recorder"]:
+        _warn_of_missing_recorders(found)
+    answer = _judge(found, axes)
+    _mention_dumps(answer.evidence, target)
+    return answer, *_store(_with_topology(found, axes), answer, target, output)
+
+
 def _collect(target: Target) -> Bundle:
     from bigsci_launch.spy.look.collect import collect
 
@@ -202,7 +198,6 @@ def _collect(target: Target) -> Bundle:
 
 
 def _warn_of_missing_recorders(found: Bundle) -> None:
-    """Warn about ranks that returned no recorded collectives although asked to, with the reason."""
     from bigsci_launch.spy.look.collect import missing_recorders
 
     for why, ranks in missing_recorders(found).items():

@@ -2,7 +2,7 @@
 
 A dataset is told by its number of tokens, its index, its tokenizer and a digest of windows spread over its tokens.
 The windows lie at places that depend on the number of tokens alone, so a dataset that has only grown is recognised by
-digesting its beginning again. A change between two windows is not seen; `train.guards.data` compares what is read.
+digesting its beginning again. A change between two windows is not seen; the guards of `bsl train` compare what is read.
 """
 
 from __future__ import annotations

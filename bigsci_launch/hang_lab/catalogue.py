@@ -7,7 +7,7 @@ Classes without one are listed with the reason why a machine without accelerator
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 from typing import Literal
@@ -138,39 +138,3 @@ def class_order(name: str) -> tuple[int, str]:
     """Return a sorting key: the number of the class, then the name."""
     match = re.match(r"H(\d+)", name)
     return (int(match[1]) if match else 10**6, name)
-
-
-def find_reproductions(names: Sequence[str]) -> tuple[Reproduction, ...]:
-    """Return the reproductions with these names; a class (`H36`) means all of its reproductions.
-
-    Raises:
-        LabError: a name is unknown, or names a class that cannot be reproduced; the message says why.
-    """
-    from bigsci_launch.hang_lab.zoo import REPRODUCTIONS
-
-    found: dict[str, Reproduction] = {}
-    for name in names:
-        matching = [one for one in REPRODUCTIONS if name in (one.name, str(one.hang_class))]
-        if not matching:
-            raise _no_such(name)
-        found.update({one.name: one for one in matching})
-    return tuple(found.values())
-
-
-def find_reproduction(name: str) -> Reproduction:
-    """Return the reproduction `name`, or the first one of class `name`.
-
-    Raises:
-        LabError: as `find_reproductions`.
-    """
-    matching = find_reproductions([name])
-    return next((one for one in matching if one.name == name), matching[0])
-
-
-def _no_such(name: str) -> LabError:
-    from bigsci_launch.hang_lab.zoo import NOT_REPRODUCED
-
-    absent = next((one for one in NOT_REPRODUCED if str(one.hang_class) == name), None)
-    if absent:
-        return LabError(f"{name} ({absent.hang_class.title}) cannot be reproduced here: {absent.reason}")
-    return LabError(f"the hang lab has no class {name!r}", hint="`bsl hang-lab list` shows all")

@@ -1,9 +1,11 @@
-"""The entries of the catalogue: every reproduction, and every class without one."""
+"""The entries of the catalogue: every reproduction, and every class without one; both are found by name."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
+from bigsci_launch.errors import LabError
 from bigsci_launch.hang_lab.catalogue import (
     NotReproduced,
     Reproduction,
@@ -242,3 +244,35 @@ NOT_REPRODUCED: tuple[NotReproduced, ...] = (
     NotReproduced(HangClass.DEVICE_THROTTLED, DEVICE),
     NotReproduced(HangClass.CLOCK_JUMPED, "needs a virtual machine that can be suspended"),
 )
+
+
+def find_reproductions(names: Sequence[str]) -> tuple[Reproduction, ...]:
+    """Return the reproductions with these names; a class (`H36`) means all of its reproductions.
+
+    Raises:
+        LabError: a name is unknown, or names a class that cannot be reproduced; the message says why.
+    """
+    found: dict[str, Reproduction] = {}
+    for name in names:
+        matching = [one for one in REPRODUCTIONS if name in (one.name, str(one.hang_class))]
+        if not matching:
+            raise _no_such(name)
+        found.update({one.name: one for one in matching})
+    return tuple(found.values())
+
+
+def find_reproduction(name: str) -> Reproduction:
+    """Return the reproduction `name`, or the first one of class `name`.
+
+    Raises:
+        LabError: as `find_reproductions`.
+    """
+    matching = find_reproductions([name])
+    return next((one for one in matching if one.name == name), matching[0])
+
+
+def _no_such(name: str) -> LabError:
+    absent = next((one for one in NOT_REPRODUCED if str(one.hang_class) == name), None)
+    if absent:
+        return LabError(f"{name} ({absent.hang_class.title}) cannot be reproduced here: {absent.reason}")
+    return LabError(f"the hang lab has no class {name!r}", hint="`bsl hang-lab list` shows all")

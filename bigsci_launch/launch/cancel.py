@@ -128,7 +128,6 @@ def _mark(attempt: AttemptDir) -> None:
 
 
 def _require_own_job(run: RunDir, attempt: AttemptDir, record: JobRecord) -> None:
-    """Raise RunDirError unless the job runs or waits, and is known to be that of the attempt."""
     answer = ask_about([record], needs_cluster=record.cluster is not None)
     state, job = attempt_state(attempt, record, answer), answer.about(record.job_id)
     who = identify(attempt, record, job) if job else None

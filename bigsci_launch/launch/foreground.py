@@ -9,14 +9,20 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FrameType
+from typing import Any
 
 from bigsci_launch.launch.report import end_lines, state_line
-from bigsci_launch.launch.submit import Submission, exit_code_of, exit_of, wait_for_end
+from bigsci_launch.launch.start_job import Submission
+from bigsci_launch.progress import Tell
+from bigsci_launch.runs.attempts import query_attempt, read_exit
+from bigsci_launch.runs.layout import RunDir
+from bigsci_launch.runs.log_reader import LogReader
 from bigsci_launch.runs.logs import BATCH
-from bigsci_launch.runs.output.log_reader import LogReader
+from bigsci_launch.scheduler.job import JobInfo, JobState
 from bigsci_launch.topology import Topology
 
 POLL_S = 0.2
+MAX_UNKNOWN = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +39,7 @@ class Ending:
         return abs(self.exit_code) + 128 if self.exit_code < 0 else self.exit_code or (0 if is_known else 4)
 
 
-def tell_unknown_end(submission: Submission, ending: Ending, tell: Callable[[str], None]) -> None:
+def tell_unknown_end(submission: Submission, ending: Ending, tell: Tell) -> None:
     """Say it if the attempt has left no record of its end: on a full disk, its output does not say it either."""
     attempt = submission.request.attempt
     if not attempt.exit.is_file():
@@ -44,7 +50,7 @@ def tell_unknown_end(submission: Submission, ending: Ending, tell: Callable[[str
         )
 
 
-def follow(submission: Submission, *, wait: bool, detach: bool, tell: Callable[[str], None]) -> int | None:
+def follow(submission: Submission, *, wait: bool, detach: bool, tell: Tell) -> int | None:
     """Return the exit code of the training after its end, or None if nobody waits for it.
 
     A local attempt is watched unless `detach` is given; a job is waited for only with `wait`. Ctrl-C ends a local
@@ -68,7 +74,7 @@ def follow(submission: Submission, *, wait: bool, detach: bool, tell: Callable[[
     return exit_code_of(submission, job)
 
 
-def watch(submission: Submission, tell: Callable[[str], None]) -> Ending:
+def watch(submission: Submission, tell: Tell) -> Ending:
     """Report each line of the launcher and of the rank that reports steps until the attempt ends.
 
     Ctrl-C, TERM and the loss of the terminal are forwarded to the launcher as TERM; a second one makes it kill the
@@ -98,7 +104,7 @@ def reporting_rank(topology: Topology) -> int:
     return topology.rank_at(pp=topology.pp - 1)
 
 
-def _tell_new(readers: tuple[LogReader, ...], tell: Callable[[str], None]) -> None:
+def _tell_new(readers: tuple[LogReader, ...], tell: Tell) -> None:
     for reader in readers:
         for line in reader.new_lines():
             tell(line.text)
@@ -117,3 +123,38 @@ def interrupts_on(*numbers: signal.Signals) -> Iterator[None]:
 
 def _interrupt(_number: int, _frame: FrameType | None) -> None:
     raise KeyboardInterrupt
+
+
+def exit_of(submission: Submission) -> dict[str, Any] | None:
+    """Return why the newest attempt of the submission's job ended (a requeue is a new attempt)."""
+    attempt = submission.request.run.latest_attempt()
+    return read_exit(attempt) if attempt else None
+
+
+def exit_code_of(submission: Submission, job: JobInfo) -> int:
+    """Return the exit code of the training; 1 if the job failed without one, 4 if its state is unknown."""
+    code = (exit_of(submission) or {}).get("exit_code")
+    if job.state is JobState.UNKNOWN and code is None:
+        return 4
+    is_good = job.state is JobState.COMPLETED
+    return 0 if is_good else int(code or 1)
+
+
+def wait_for_end(run: RunDir, tell: Callable[[JobInfo], None]) -> JobInfo:
+    """Wait until the job of the run's newest attempt ends. Query it after 2, 4, 8 and 16 s, then every 30 s.
+
+    `tell` is called with each new state. The state UNKNOWN (slurmctld is being restarted) is tolerated for minutes.
+    """
+    pause_s, last, num_unknown = 1.0, None, 0
+    while True:
+        attempt = run.latest_attempt()
+        assert attempt is not None, "the attempt has just been made"
+        job = query_attempt(attempt)
+        if job.state is not last:
+            tell(job)
+            last = job.state
+        num_unknown = num_unknown + 1 if job.state is JobState.UNKNOWN else 0
+        if job.state.is_over or num_unknown >= MAX_UNKNOWN:
+            return job
+        pause_s = min(pause_s * 2, 30.0)
+        time.sleep(pause_s)

@@ -12,74 +12,30 @@ from contextlib import suppress
 from pathlib import Path
 
 from bigsci_launch import own_place, safe_files
+from bigsci_launch.checkpoints.changes import NOTHING_ACCEPTED, write_accepted
 from bigsci_launch.config.load import LoadedRun, dump_resolved
 from bigsci_launch.content import packaged
 from bigsci_launch.errors import RunDirError
+from bigsci_launch.launch.job.frozen import NAME, job_program
 from bigsci_launch.launch.job.request import JobRequest
 from bigsci_launch.launch.job.script import render_script
 from bigsci_launch.launch.provenance import collect_provenance
 from bigsci_launch.runs.chain.records import write_chain
-from bigsci_launch.runs.changes import NOTHING_ACCEPTED, write_accepted
-from bigsci_launch.runs.control.calls import TraceWish, write_trace_wish
+from bigsci_launch.runs.control.request import put_request, trace_request
 from bigsci_launch.runs.layout import AttemptDir, RunDir, write_json
 from bigsci_launch.runs.ownership import user_name
 
 FOR_GROUP = 0o640
 """Mode of files that hold values of a run file, or what may be a secret that nobody recognised."""
-TOOLS = (
-    "safe_files.py",
-    "own_place.py",
-    "rank_runner.py",
-    "rank_process.py",
-    "rank_log.py",
-    "rank_check.py",
-    "rank_seat.py",
-    "rank_again.py",
-    "rank_levels.py",
-    "rank_program.py",
-    "rank_link.py",
-    "door.py",
-    "awake_clock.py",
-    "rank_orphan.py",
-    "rank_rings.py",
-    "rank_recorder.py",
-    "rank_stacks.py",
-    "ring_file.py",
-    "ring_hook.py",
-    "ring_torch.py",
-    "ring_site/sitecustomize.py",
-    "calls_build.py",
-    "calls_file.py",
-    "calls_native.c",
-    "calls_trace.py",
-    "calls_ways.py",
-    "run_module.py",
-    "exit_reason.py",
-    "exit_blame.py",
-    "exit_failures.py",
-    "exit_generations.py",
-    "exit_outside.py",
-    "exit_records.py",
-    "exit_words.py",
-    "chain.py",
-    "chain_decision.py",
-    "chain_records.py",
-    "chain_slurm.py",
-    "free_port.py",
-    "keep_watch.py",
-    "bad_nodes.py",
-    "bad_words.py",
-    "check_node.py",
-    "check_gpus.py",
-    "check_peers.py",
-    "check_verdict.py",
-)
+SENT = "node_"
+"""What begins so is sent to the nodes when ranks are looked at, and is no part of an attempt."""
 
 
 def freeze(request: JobRequest, loaded: LoadedRun, command: Sequence[str]) -> None:
     """Write everything that the attempt needs into its directory, so that later edits do not change a queued job."""
     attempt = request.attempt
-    for folder in (attempt.path, attempt.pids, attempt.logs, attempt.events, attempt.errors, attempt.exits):
+    make_own_folder(attempt.path)
+    for folder in attempt.folders:
         make_own_folder(folder)
     attempt.job_output.touch(mode=0o644)  # Slurm appends to it; it would make it as the umask says
     if request.chain is not None:
@@ -90,7 +46,7 @@ def freeze(request: JobRequest, loaded: LoadedRun, command: Sequence[str]) -> No
     safe_files.write_file(attempt.config, dump_resolved(loaded.config), private)
     write_json(attempt.origins, loaded.origins, within_umask(0o644))
     if (trace := loaded.config.monitor.trace) is not None:
-        write_trace_wish(attempt.trace, TraceWish(tuple(trace.include), trace.from_step, trace.from_call))
+        put_request(attempt, trace_request(trace.include, trace.from_step, trace.from_call))
     if request.accepted != NOTHING_ACCEPTED:
         write_accepted(attempt, request.accepted)
     provenance = collect_provenance(command, request.working_directory, secret_variables(loaded))
@@ -98,7 +54,7 @@ def freeze(request: JobRequest, loaded: LoadedRun, command: Sequence[str]) -> No
     if provenance.diff:
         safe_files.write_file(attempt.dirty_diff, provenance.diff, private)
     safe_files.write_file(attempt.script, render_script(request), within_umask(0o750))
-    copy_tools(attempt)
+    write_tools(attempt)
 
 
 def secret_variables(loaded: LoadedRun) -> frozenset[str]:
@@ -109,18 +65,27 @@ def secret_variables(loaded: LoadedRun) -> frozenset[str]:
     return frozenset([*taken, *([webhook] if webhook else [])])
 
 
-def copy_tools(attempt: AttemptDir) -> None:
-    """Copy the stand-alone helpers of the script next to it, onto the file system that all nodes share.
+def write_tools(attempt: AttemptDir) -> None:
+    """Write the programs of the attempt next to its script, onto the file system that all nodes share: the one of the
+    script itself, and those that run under the ranks' Python.
 
-    Python finds no bytecode next to them and writes none, because what runs is what was copied: its place is taken by
+    Python finds no bytecode next to them and writes none, because what runs is what was written: its place is taken by
     a folder in which not even we may write.
     """
-    for name in TOOLS:
-        copy = attempt.tools / name
-        make_own_folder(copy.parent)
-        safe_files.make_folder(copy.parent / "__pycache__", 0o555)
-        text = packaged("diagnostics", *name.split("/")).read_text(encoding="utf-8")
-        safe_files.write_file(copy, text, within_umask(0o644))
+    tools: dict[Path, str | bytes] = {attempt.tools / NAME: job_program()}
+    for path in rank_programs():
+        tools[attempt.tools / path.relative_to(packaged("diagnostics"))] = path.read_text(encoding="utf-8")
+    for path, content in tools.items():
+        make_own_folder(path.parent)
+        safe_files.make_folder(path.parent / "__pycache__", 0o555)
+        safe_files.write_file(path, content, within_umask(0o644))
+
+
+def rank_programs() -> list[Path]:
+    """Return the stand-alone programs that run next to the ranks, and what they need."""
+    folders = (packaged("diagnostics"), packaged("diagnostics", "ring_site"))
+    found = (path for folder in folders for path in sorted(folder.iterdir()) if path.suffix in (".py", ".c"))
+    return [path for path in found if not path.name.startswith(SENT)]
 
 
 def within_umask(mode: int) -> int:

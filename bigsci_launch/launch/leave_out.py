@@ -64,7 +64,6 @@ def without_nodes(request: JobRequest, exclude: str | None, bad: Sequence[BadNod
 def _too_few(
     request: JobRequest, slurm: SlurmSection, partition: list[str] | None, excluded: Sequence[BadNode]
 ) -> list[str]:
-    """Say it if the partition cannot hold the run without the nodes that are left out."""
     if partition is None or not partition:
         return []
     bad = {entry.node for entry in excluded}
@@ -79,7 +78,6 @@ def _too_few(
 
 
 def _nodes_of(partition: str | None) -> list[str] | None:
-    """Return the nodes of the partition; None if Slurm does not say."""
     try:
         return partition_nodes(partition) or None
     except SlurmError:

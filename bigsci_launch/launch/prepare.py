@@ -12,27 +12,18 @@ from pathlib import Path
 
 from bigsci_launch.config.finding import Finding
 from bigsci_launch.config.load import COMPUTED, LoadedRun, load_run
-from bigsci_launch.config.schema.run import RunConfig
 from bigsci_launch.errors import ConfigError, Problem, SlurmUnavailable
-from bigsci_launch.launch.claim import require_same_run
 from bigsci_launch.launch.job.caller import apply_caller_options
 from bigsci_launch.launch.job.request import JobRequest, make_request
-from bigsci_launch.launch.turn import find_turn
-from bigsci_launch.plan.choose.answer import calibration_of, configured_setup
+from bigsci_launch.plan.choose.answer import configured_setup
 from bigsci_launch.plan.choose.check import check_plan
-from bigsci_launch.plan.price.calibration import Calibration
+from bigsci_launch.plan.price.calibration import Calibration, calibration_of
 from bigsci_launch.plan.price.stages import StageLayout, lay_out_stages
 from bigsci_launch.plan.shape.setup import Setup
-from bigsci_launch.progress import Progress, no_progress
-from bigsci_launch.runs.changes import SEEN_BY_RANKS, Acceptance, DataLikeness, RunChange, find_changes, read_run_id
-from bigsci_launch.runs.checkpoints import CheckpointRecord, CheckpointsDir, finish_interrupted
 from bigsci_launch.runs.layout import RunDir
-from bigsci_launch.runs.resume import describe_run, require_not_lost, verify_resume
 from bigsci_launch.scheduler.command import has_command
 
 MIN_LOCAL_RANKS, RANKS_PER_CORE = 64, 16
-NEW_RUN = "new"
-"""Stands for the run_id of a run that has no directory yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,53 +153,3 @@ def require_sound(prepared: Prepared) -> None:
     if problems:
         hint = "`bsl plan check` shows the arithmetic; --force submits anyway"
         raise ConfigError(f"{loaded.path}: {len(problems)} findings of bsl plan check", problems=problems, hint=hint)
-
-
-def find_start(
-    config: RunConfig, request: JobRequest, report_progress: Progress = no_progress, *, force: bool = False
-) -> Path | None:
-    """Return the checkpoint from which `bsl train` would resume, or None for a start at step 0 or another program.
-
-    The checkpoint is verified, so that a job does not wait for hours only to find it damaged.
-
-    Raises:
-        CheckpointError: it is missing, damaged, or belongs to another run.
-        RunDirError: the run has an active attempt, or belongs to another model.
-    """
-    load = config.checkpoint.load
-    if not config.run.starts_trainer or (load in ("auto", "none") and not request.run.path.is_dir()):
-        return None
-    require_same_run(request.run, config, request.topology)
-    if find_turn(request.run, request.chain, force=force) is not None:
-        return None  # it waits behind an attempt that still saves
-    checkpoints = CheckpointsDir(request.run.checkpoints)
-    finish_interrupted(checkpoints)
-    folder = verify_resume(config, request.topology, checkpoints, report_progress)
-    if folder is None and load == "auto":
-        require_not_lost(request.run)
-    return folder
-
-
-def review_changes(
-    folder: Path, record: CheckpointRecord, config: RunConfig, request: JobRequest, likeness: DataLikeness | None
-) -> list[RunChange]:
-    """Return what has changed since the checkpoint in `folder`, whose record is `record`, was saved.
-
-    `likeness` is how the data relates to that of the checkpoint; None if this machine does not see the dataset.
-    """
-    is_new = not request.run.record.exists()
-    now = describe_run(config, request.topology, run_id=NEW_RUN if is_new else read_run_id(request.run))
-    is_own = folder.parent.resolve() == request.run.checkpoints.resolve()
-    return find_changes(record, now, is_own=is_own, likeness=likeness)
-
-
-def accept_changes(request: JobRequest, folder: Path | None, changes: Sequence[RunChange]) -> JobRequest:
-    """Return the request with what `bsl submit --force` accepts.
-
-    These are the changes since the checkpoint in `folder`, and other data, which perhaps only the ranks see. If it is
-    not known yet from which checkpoint the attempt will resume, because another one still saves, it is every change.
-    """
-    if folder is None:
-        return replace(request, accepted=Acceptance(everything=True)) if request.run.record.exists() else request
-    keys = {change.key for change in changes if change.severity == "stop"}
-    return replace(request, accepted=Acceptance(tuple(sorted(keys | SEEN_BY_RANKS))))

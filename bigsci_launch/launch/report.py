@@ -6,34 +6,36 @@ from collections.abc import Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
+from bigsci_launch.checkpoints.resume import find_next_start
 from bigsci_launch.config.finding import Finding, finding_line
 from bigsci_launch.config.masking import shown_value
 from bigsci_launch.launch.job.rank_map import rank_map, rank_map_lines
 from bigsci_launch.launch.job.request import JobRequest
 from bigsci_launch.launch.job.script import option_text, render_script
-from bigsci_launch.launch.submit import Submission
+from bigsci_launch.launch.prepare import Prepared
+from bigsci_launch.launch.start_job import Submission
 from bigsci_launch.nodes.show import entry_document
-from bigsci_launch.plan.price.stages import StageLayout, layout_lines
+from bigsci_launch.plan.price.stages import layout_lines
 from bigsci_launch.runs.find import run_argument
 from bigsci_launch.runs.layout import RunDir
-from bigsci_launch.runs.resume import find_next_start
-from bigsci_launch.runs.show.ending import ending_advice, ending_facts
 from bigsci_launch.scheduler.job import JobInfo, JobState
 from bigsci_launch.scheduler.slurm import submit_argv
+from bigsci_launch.status.ending import ending_advice, ending_facts
 
 SCHEMA_VERSION = 1
 
 
-def dry_run_text(request: JobRequest, stages: Sequence[StageLayout] = ()) -> str:
+def dry_run_text(prepared: Prepared) -> str:
     """Return the whole script, the rank map, and the contents of each pipeline stage."""
-    axes = request.topology
+    request, axes = prepared.request, prepared.request.topology
     title = f"# rank map: {axes.world_size} ranks, {axes}; {axes.numbering}"
-    held = [f"# {line}" for line in layout_lines(stages)]
+    held = [f"# {line}" for line in layout_lines(prepared.stages)]
     return "\n".join([render_script(_shown(request)), title, *rank_map_lines(axes, request.ranks_per_node), *held])
 
 
-def dry_run_document(request: JobRequest, stages: Sequence[StageLayout] = ()) -> dict[str, Any]:
+def dry_run_document(prepared: Prepared) -> dict[str, Any]:
     """Return the JSON document of a dry run."""
+    request = prepared.request
     return {
         "schema_version": SCHEMA_VERSION,
         "dry_run": True,
@@ -44,7 +46,7 @@ def dry_run_document(request: JobRequest, stages: Sequence[StageLayout] = ()) ->
         "program": list(request.program),
         "exit_margin": asdict(request.exit_margin) if request.exit_margin else None,
         "rank_map": [asdict(entry) for entry in rank_map(request.topology, request.ranks_per_node)],
-        "stages": [asdict(stage) for stage in stages],
+        "stages": [asdict(stage) for stage in prepared.stages],
         "script": render_script(_shown(request)),
     }
 

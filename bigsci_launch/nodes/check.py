@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import secrets
-import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from bigsci_launch.content import packaged
-from bigsci_launch.errors import BslError
 from bigsci_launch.nodes.memory import BadNode, make_entry
-from bigsci_launch.safe_files import parse_json
+from bigsci_launch.nodes.verdict import judge
 from bigsci_launch.scheduler.allocation import run_on_each
 
 NAME = "bsl-nodes-check"
@@ -37,7 +35,7 @@ class NodeRequest:
 
 
 def check_nodes(place: NodeRequest, tell: Callable[[str], None]) -> dict[str, Any]:
-    """Try the nodes, and return the document of `diagnostics/check_verdict.py`.
+    """Try the nodes, and return the verdict on them.
 
     `tell` gets what Slurm says. Raises:
         SlurmUnavailable, SlurmRefused: Slurm gave no nodes.
@@ -50,18 +48,7 @@ def check_nodes(place: NodeRequest, tell: Callable[[str], None]) -> dict[str, An
     words = run_on_each(argv, name=NAME, options=options, limit_s=LIMIT_S, on_line=lines.append, environment=secret)
     if words:
         tell(words)
-    return judge_lines(lines)
-
-
-def judge_lines(lines: list[str]) -> dict[str, Any]:
-    """Return the verdict on what the nodes printed."""
-    argv = [sys.executable, "-I", "-S", str(packaged("diagnostics", "check_verdict.py")), "--json"]
-    done = subprocess.run(argv, input="\n".join(lines), capture_output=True, text=True, check=False)
-    try:
-        document: dict[str, Any] = parse_json(done.stdout)
-    except ValueError as error:
-        raise BslError(f"check_verdict.py gave no verdict: {done.stderr.strip()[-300:]}") from error
-    return document
+    return judge(lines, ())
 
 
 def failed_nodes(document: Mapping[str, Any], cluster: str | None) -> list[BadNode]:

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 
-from bigsci_launch.content import packaged
 from bigsci_launch.errors import RunDirError, SlurmError
+from bigsci_launch.nodes.examine import examine
 from bigsci_launch.nodes.memory import LASTS_S
 from bigsci_launch.runs.attempts import JobRecord, age_s, query_attempts, read_job
 from bigsci_launch.runs.layout import AttemptDir, RunDir, read_json
-from bigsci_launch.scheduler.command import scrubbed_environment
 from bigsci_launch.scheduler.job import JobInfo, JobState
 from bigsci_launch.scheduler.slurm import query_nodes
 
-TIMEOUT_S = 60.0
 OLDEST_S = max(lasts_s for lasts_s in LASTS_S.values() if lasts_s is not None)
 """What an older attempt has shown would have expired."""
 
@@ -62,16 +58,11 @@ def _is_final(attempt: AttemptDir) -> bool:
 
 
 def _evaluate(attempt: AttemptDir, record: JobRecord, job: JobInfo) -> list[str]:
-    tool = packaged("diagnostics", "bad_nodes.py")
-    argv = [sys.executable, "-I", "-S", str(tool), "--attempt-dir", str(attempt.path), "--ended"]
-    argv += ["--lost-nodes", " ".join(_nodes_given_up(job))]
-    argv += ["--cluster", record.cluster] if record.cluster else []
-    environment = scrubbed_environment(os.environ)
     try:
-        done = subprocess.run(argv, capture_output=True, text=True, timeout=TIMEOUT_S, check=False, env=environment)
-    except subprocess.TimeoutExpired:
-        return [f"attempt {attempt.name}: what it says about its nodes is not known: no answer in {TIMEOUT_S:g} s"]
-    return [line.removeprefix("bsl: ") for line in done.stderr.splitlines()]
+        _, lines = examine(attempt, cluster=record.cluster, down=_nodes_given_up(job), is_over=True)
+    except (OSError, ValueError, RunDirError) as error:
+        return [f"attempt {attempt.name}: what it says about its nodes cannot be remembered: {error}"]
+    return lines
 
 
 def _nodes_given_up(job: JobInfo) -> list[str]:

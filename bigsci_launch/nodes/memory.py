@@ -1,6 +1,6 @@
 """The memory of bad nodes: one file for each folder of runs, which says what was wrong, who saw it, and until when.
 
-`diagnostics/bad_nodes.py` adds to it when an attempt ends. A file that cannot be read is an error and never means that
+`examine` adds to it when an attempt ends. A file that cannot be read is an error and never means that
 all nodes are good.
 """
 

@@ -20,8 +20,9 @@ import queue
 import secrets
 import signal
 import sys
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from types import FrameType
 
@@ -47,7 +48,7 @@ from bigsci_launch.recover.orders import (
 )
 from bigsci_launch.recover.records import Records
 from bigsci_launch.recover.seats import Seats
-from bigsci_launch.recover.wishes import WishReader
+from bigsci_launch.runs.control.request import OF_CONTROLLER, Request, follow_requests
 from bigsci_launch.runs.layout import AttemptDir
 from bigsci_launch.scheduler.hostlist import expand_hostlist
 from bigsci_launch.scheduler.lease import kept_lease
@@ -55,6 +56,8 @@ from bigsci_launch.scheduler.local import Children, say, split_command, write_ex
 from bigsci_launch.scheduler.slurm import query_addresses
 
 POLL_S = 0.1
+REQUESTS_S = 0.5
+"""How often requests of watchers are looked for."""
 NOTE_S = 10.0
 """How often strangers are recorded, at most: there may be thousands a second."""
 LEAVE_S = 20.0
@@ -82,7 +85,11 @@ class Controller:
         self._bell = self._hang_bell()
         attempt = AttemptDir(options.attempt_dir)
         self._records = Records(attempt, self.tell, remembers_nodes=options.step)
-        self._wishes = WishReader(attempt, self.tell)
+        self._closed = threading.Event()
+        self._requests: set[str] = set()
+        """Keys of what watchers have asked, each of which is an event once."""
+        follow = (attempt, OF_CONTROLLER, REQUESTS_S, self._closed, self._take_requests)
+        threading.Thread(target=follow_requests, args=follow, name="bsl-requests", daemon=True).start()
         self._deadline: float | None = None
         self.terminated: float | None = None
         self.stop_requested = False
@@ -99,6 +106,12 @@ class Controller:
         with contextlib.suppress(BlockingIOError):
             os.write(self._bell, b"!")
 
+    def _take_requests(self, found: Iterable[Request]) -> None:
+        for request in found:
+            if request.key not in self._requests:
+                self._requests.add(request.key)
+                self.tell(request)
+
     def run(self) -> int:
         """Start the runners, and return the exit code of the job when all of them have ended."""
         self._start_runners()
@@ -114,7 +127,7 @@ class Controller:
                 self._children.kill()
         self._note_after = 0.0
         self._note_strangers()
-        self._wishes.close()
+        self._closed.set()
         self._records.close()
         self._seats.close()
         return 1 if self._course.exit_code is None else self._course.exit_code
@@ -154,7 +167,6 @@ class Controller:
             self._take(SeatNeverCame(seat, 127))
 
     def _try_start(self, number: int, argv: Sequence[str]) -> OSError | None:
-        """Start a child, and return why that was not possible."""
         try:
             self._children.start(number, argv, self._environment)
         except OSError as error:

@@ -23,6 +23,7 @@ from bigsci_launch.recover.orders import (
     RankSaid,
     RanksSeen,
     RecordLine,
+    RequestAnswer,
     RunnersEnded,
     SayLine,
     SeatJoined,
@@ -33,8 +34,6 @@ from bigsci_launch.recover.orders import (
     SeatUnfit,
     TellSeat,
     Terminated,
-    WatcherWish,
-    WishAnswer,
 )
 from bigsci_launch.recover.phases import StandstillCount
 from bigsci_launch.recover.running import (
@@ -46,6 +45,7 @@ from bigsci_launch.recover.running import (
     Running,
     why_refused,
 )
+from bigsci_launch.runs.control.request import Request
 from bigsci_launch.topology import compress_ranks
 
 GRACE_S: Mapping[Level, float] = {"restart": 5.0, "in_place": 10.0}
@@ -127,9 +127,8 @@ class JobCourse:
                 self._note_ended(event)
             case RankSaid():
                 self._note_said(event)
-            case WatcherWish():
-                refused = self._grant(event)
-                self._order(WishAnswer(event, refused))
+            case Request():
+                self._order(RequestAnswer(event, self._grant(event)))
             case RanksSeen():
                 if self._run and event.generation == self._run.number:
                     self._run.seen = event
@@ -268,7 +267,9 @@ class JobCourse:
         if self._deaths.is_out(event.seat):
             self._lost.remove(event.seat)
             self._gone[event.seat] = event.words or f"its process ends before it takes a rank, with {how}"
-            self._cause = self._cause or GenerationFailure("died", self._now.time, seat=event.seat, status=event.status)
+            self._cause = self._cause or GenerationFailure(
+                "died", noticed=self._now.time, seat=event.seat, status=event.status
+            )
 
     def _note_said(self, event: RankSaid) -> None:
         run = self._run
@@ -288,20 +289,19 @@ class JobCourse:
             if phase is not None:
                 self._record("phase", phase)
 
-    def _grant(self, wish: WatcherWish) -> str | None:
+    def _grant(self, request: Request) -> str | None:
         """Do what a watcher asks for, or return why not."""
-        run = self._run
-        refused = why_refused(wish, run, self._stage)
+        run, refused = self._run, request.wrong or why_refused(request, self._run, self._stage)
         if run is None or refused is not None:
             return refused
-        words = f"{wish.why} ({wish.who})"
-        if wish.kind == "restart":
+        words = f"{request.why} ({request.who})"
+        if request.verb == "begin_again":
             self._fail(run.blame_nobody("asked", self._now, words))
             return None
-        if wish.rank is None or wish.rank not in run.inside:
-            return f"rank {wish.rank} does not run"
-        self._order(TellSeat(run.seat(wish.rank), run.kill_message(words)))
-        self._fail(run.failure(wish.failure, self._now, wish.rank, words=words), fenced=wish.rank)
+        if request.rank is None or request.rank not in run.inside:
+            return f"rank {request.rank} does not run"
+        self._order(TellSeat(run.seat(request.rank), run.kill_message(words)))
+        self._fail(run.failure(request.failure, self._now, request.rank, words=words), fenced=request.rank)
         return None
 
     # ------------------------------------------------------------------------------------------ what is done about it

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from bigsci_launch.lost_peer import says_lost_peer
+from bigsci_launch.runs.generations.failures import failure_words
+from bigsci_launch.runs.generations.records import CONSEQUENCES, RankFailure
 from bigsci_launch.topology import Topology
 
 Level = Literal["restart", "in_place"]
@@ -104,55 +106,29 @@ class Formation:
 
 
 @dataclass(frozen=True, slots=True)
-class GenerationFailure:
+class GenerationFailure(RankFailure):
     """What ended a generation, or was found while it ended.
 
-    `rank`, `seat` and `node` are None where nobody can be blamed. `died` is by the clock of the node, `noticed` by that
-    of the controller (seconds since the epoch); `noticed` orders failures.
+    `rank`, `seat` and `node` are None where none can be blamed. `noticed` orders failures.
     """
 
     kind: FailureKind
-    noticed: float
-    rank: int | None = None
+    noticed: float = 0.0
     seat: int | None = None
-    node: str | None = None
-    code: int | None = None
-    signal: str | None = None
-    step: int | None = None
-    words: str | None = None
-    died: float | None = None
     status: int = 1
     """Exit code of the job if this is the failure that it ends with."""
 
     @property
     def is_about_others(self) -> bool:
         """Whether the rank only failed because another one was gone."""
-        return self.kind in ("lost_peer", "stuck") or bool(self.words and says_lost_peer(self.words))
+        return self.kind in CONSEQUENCES or bool(self.words and says_lost_peer(self.words))
 
     def as_dict(self) -> dict[str, Any]:
         names = ("kind", "rank", "seat", "node", "code", "signal", "step", "words", "died", "noticed")
         return {name: getattr(self, name) for name in names}
 
     def __str__(self) -> str:
-        where = f"rank {self.rank} on {self.node}" if self.rank is not None else self.node or "a rank"
-        how = {
-            "died": f"{where} {self._death}",
-            "left_early": f"{where} left with exit code 0 before the others",
-            "lost_runner": f"{where} has lost its runner",
-            "lost_node": f"{where} is lost",
-            "hung": f"{where} hung",
-            "stopped": f"{where} was stopped",
-            "lost_peer": "ranks have lost a peer, and none has died",
-            "stuck": f"{where} did not leave in time",
-            "asked": "somebody asked for it",
-        }[self.kind]
-        return f"{how}: {self.words}" if self.words else how
-
-    @property
-    def _death(self) -> str:
-        if self.signal or self.code is None:
-            return f"was killed by {self.signal}" if self.signal else "has died"
-        return f"ended with exit code {self.code}"
+        return failure_words(self, most=None)
 
 
 def cause_first(failures: list[GenerationFailure]) -> list[GenerationFailure]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
 from bigsci_launch.recover.generation import Seat
+from bigsci_launch.runs.control.request import Request
 
 # ------------------------------------------------------------------------------------------------ what happens
 
@@ -90,19 +91,6 @@ class RankSaid:
 
 
 @dataclass(frozen=True, slots=True)
-class WatcherWish:
-    """What a watcher asks for, in the file `name`. `failure` is what a fenced rank is said to suffer from."""
-
-    name: str
-    kind: Literal["fence", "restart"]
-    generation: int
-    why: str
-    who: str
-    rank: int | None = None
-    failure: Literal["hung", "stopped"] = "hung"
-
-
-@dataclass(frozen=True, slots=True)
 class RanksSeen:
     """What a generation has left on disk: its newest step, None if it is not known; and the last words of ranks.
 
@@ -144,7 +132,7 @@ JobEvent: TypeAlias = (
     | SeatUnfit
     | RankEnded
     | RankSaid
-    | WatcherWish
+    | Request
     | RanksSeen
     | Archived
     | RunnersEnded
@@ -214,10 +202,10 @@ class LeaveOut:
 
 
 @dataclass(frozen=True, slots=True)
-class WishAnswer:
-    """Say what became of a wish; `refused` says why it was not granted."""
+class RequestAnswer:
+    """Say what became of a request of a watcher; `refused` says why it was not granted."""
 
-    wish: WatcherWish
+    request: Request
     refused: str | None
 
 
@@ -243,7 +231,7 @@ SeatOrder: TypeAlias = (
     | ArchiveRecords
     | LookAtRanks
     | LeaveOut
-    | WishAnswer
+    | RequestAnswer
     | SayLine
     | FinishJob
 )

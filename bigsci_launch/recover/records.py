@@ -27,12 +27,13 @@ from bigsci_launch.recover.orders import (
     LookAtRanks,
     RanksSeen,
     RecordLine,
+    RequestAnswer,
     SayLine,
     SeatOrder,
-    WishAnswer,
 )
-from bigsci_launch.runs.layout import AttemptDir, node_memory, read_json, write_json
-from bigsci_launch.runs.output.log_reader import LogReader
+from bigsci_launch.runs.control.request import answer_request
+from bigsci_launch.runs.layout import AttemptDir, node_memory, read_json
+from bigsci_launch.runs.log_reader import LogReader
 from bigsci_launch.runs.signs import find_last_step, read_rank_events
 from bigsci_launch.safe_files import append_line, write_file
 from bigsci_launch.scheduler.local import say
@@ -68,8 +69,9 @@ class Records:
                 self._queue.put(partial(self._look, order))
             case LeaveOut() if self._remembers_nodes:
                 self._queue.put(partial(self._leave_out, order))
-            case WishAnswer():
-                self._queue.put(partial(self._answer, order, now))
+            case RequestAnswer():
+                answer = partial(answer_request, self._attempt, order.request, order.refused, now.time)
+                self._queue.put(answer)
             case SayLine():
                 self._queue.put(partial(say, order.text))
 
@@ -99,7 +101,7 @@ class Records:
         write_file(self._attempt.strangers, json.dumps(document) + "\n")
 
     def _make_folder(self) -> None:
-        """Make the folder of the controller, in which only the owner may leave wishes, whatever the umask."""
+        """Make the folder of the controller, for its owner to write, whatever the umask."""
         self._attempt.recover.mkdir(mode=0o755, parents=True, exist_ok=True)
 
     def _archive(self, generation: int) -> None:
@@ -133,12 +135,6 @@ class Records:
         )
         document = {**asdict(entry), "run": run.name, "attempt": self._attempt.name}
         add_nodes(node_memory(run.parent), [type(entry)(**document)])
-
-    def _answer(self, order: WishAnswer, now: Instant) -> None:
-        path = self._attempt.wishes / order.wish.name
-        answer = {"answered": now.time, "granted": order.refused is None, "refused": order.refused}
-        write_json(self._attempt.wishes_done / path.name, {**read_json(path), **answer})
-        path.unlink()
 
 
 def last_words(attempt: AttemptDir, rank: int) -> str | None:

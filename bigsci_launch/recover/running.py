@@ -9,8 +9,9 @@ from typing import Any
 
 from bigsci_launch.recover.generation import FailureKind, Formation, GenerationFailure, Instant, cause_first
 from bigsci_launch.recover.members import WantedLayout, replicas_for
-from bigsci_launch.recover.orders import RankEnded, RanksSeen, WatcherWish
+from bigsci_launch.recover.orders import RankEnded, RanksSeen
 from bigsci_launch.recover.phases import Phases
+from bigsci_launch.runs.control.request import Request
 
 STOPPED = "stopped by SIGSTOP"
 """How the words of a runner begin that has killed its rank because something had stopped it."""
@@ -90,7 +91,13 @@ class Running:
         """Return the failure of a rank, with what the end of its process says about it."""
         seat = self.generation.seats[rank]
         failure = GenerationFailure(
-            kind, now.time, rank, seat.number, seat.node, step=self.phases.step_of(rank), words=words
+            kind,
+            rank,
+            seat.node,
+            step=self.phases.step_of(rank),
+            words=words,
+            noticed=now.time,
+            seat=seat.number,
         )
         if event is None:
             return failure
@@ -161,7 +168,7 @@ class Running:
         return replace(own, kind="died" if own.kind == "stuck" else own.kind, words=raised.words)
 
     def blame_nobody(self, kind: FailureKind, now: Instant, words: str) -> GenerationFailure:
-        return GenerationFailure(kind, now.time, step=self.phases.step, words=words)
+        return GenerationFailure(kind, step=self.phases.step, words=words, noticed=now.time)
 
     def note_left_alone(self, rank: int, now: Instant) -> None:
         """Note that a rank has left the generation before it was told to."""
@@ -217,10 +224,10 @@ class Running:
         return {"do": "kill", "generation": self.number, "why": why}
 
 
-def why_refused(wish: WatcherWish, run: Running | None, stage: JobStage) -> str | None:
-    """Return why a wish comes too early or too late; None if it is for the generation that runs."""
-    if run is not None and stage is JobStage.RUN and wish.generation == run.number:
+def why_refused(request: Request, run: Running | None, stage: JobStage) -> str | None:
+    """Return why a request comes too early or too late; None if it is for the generation that runs."""
+    if run is not None and stage is JobStage.RUN and request.generation == run.number:
         return None
     newest = f"generation {run.number}" if run else "no generation"
     state = {JobStage.RUN: "runs", JobStage.END: "is ending", JobStage.LEAVE: "was the last"}
-    return f"it is for generation {wish.generation}, and {newest} {state.get(stage, 'has ended')}"
+    return f"it is for generation {request.generation}, and {newest} {state.get(stage, 'has ended')}"

@@ -10,9 +10,10 @@ from pathlib import Path
 from bigsci_launch.config.load import LoadedRun
 from bigsci_launch.config.schema.section import NotDescribed
 from bigsci_launch.errors import ConfigError, Problem
-from bigsci_launch.launch.prepare import Prepared, find_start, prepare
+from bigsci_launch.launch.notes import notes
+from bigsci_launch.launch.prepare import Prepared, prepare
 from bigsci_launch.launch.report import remark_lines
-from bigsci_launch.launch.submit import notes, submit
+from bigsci_launch.launch.submit import submit
 from bigsci_launch.rehearse.attempt import RunningAttempt
 from bigsci_launch.rehearse.limits import RehearsalLimits
 from bigsci_launch.rehearse.reduce import (
@@ -74,7 +75,6 @@ class Arrangement:
             BslError: the checkpoint to resume from is damaged, or the scheduler refuses.
         """
         prepared = self._prepare()
-        find_start(prepared.loaded.config, prepared.request)
         return RunningAttempt(submit(prepared.loaded, prepared.request, command))
 
     def _prepare(self) -> Prepared:

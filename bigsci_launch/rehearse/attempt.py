@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from pathlib import Path
 from typing import Any, Literal
 
 from bigsci_launch.errors import BslError, RunDirError, SlurmUnavailable
 from bigsci_launch.launch.cancel import cancel_run
-from bigsci_launch.launch.submit import Submission
+from bigsci_launch.launch.start_job import Submission
 from bigsci_launch.procfs import start_ticks
 from bigsci_launch.rehearse.evidence import AttemptEvidence, EvidenceReader, RankProcess
 from bigsci_launch.runs.attempts import query_attempt, read_exit
-from bigsci_launch.scheduler.job import JobInfo
-from bigsci_launch.scheduler.slurm import run_monitor_step, signal_script
+from bigsci_launch.scheduler.choice import HERE, OF_JOBS
+from bigsci_launch.scheduler.job import JobInfo, MonitorStep
+from bigsci_launch.scheduler.slurm import signal_script
 
 POLL_S = 0.2
 ASK_S = 5.0
@@ -180,23 +179,22 @@ class RunningAttempt:
         Return these processes, and the nodes that were looked at.
         """
         said: list[str] = []
-        if self.is_local:
-            _end_left_over_here(self.run.path, attempt_name, said)
-        else:
-            self._run_on_nodes(self.evidence().nodes, _LEFT_OVER, [str(self.run.path), attempt_name], said)
+        self._run_on_nodes(self.evidence().nodes, _LEFT_OVER, [str(self.run.path), attempt_name], said)
         rows = [line.split(None, 2) for line in said]
         left = [f"pid {row[1]} ({row[2]}) on {row[0]}" for row in rows if len(row) == 3]
         return left, [row[0] for row in rows if len(row) == 1]
 
     def _run_on_nodes(self, nodes: Sequence[str], script: str, arguments: Sequence[str], said: list[str]) -> str | None:
-        """Run a shell script on nodes of the job, next to its ranks; return Slurm's words if it was refused."""
+        """Run a shell script on nodes of the job, next to its ranks; return why it was refused, if it was.
+
+        It has a limit: the environment of a stuck process may never be read.
+        """
         deadline = time.monotonic() + KILL_LIMIT_S
         job_id = str(self.submission.record.job_id)
         argv = ["sh", "-c", script, "sh", *arguments]
         try:
-            done = run_monitor_step(
-                job_id, argv, nodes=list(nodes), stdin="", until=lambda: deadline, on_line=said.append
-            )
+            step = MonitorStep(argv, nodes, until=lambda: deadline, on_line=said.append)
+            done = (HERE if self.is_local else OF_JOBS).run_on_nodes(job_id, step)
         except SlurmUnavailable as error:
             return error.message
         return done.words or None
@@ -219,11 +217,3 @@ class RunningAttempt:
             return None if self.end() else f"{self.label} was asked to end, and has not yet: {by_hand}"
         except BslError as error:
             return f"{self.label} could not be ended: {error.message}; {by_hand}"
-
-
-def _end_left_over_here(run_directory: Path, attempt_name: str, said: list[str]) -> None:
-    """Like `end_left_over`, on this machine, with a limit: the environment of a stuck process may never be read."""
-    argv = ["sh", "-c", _LEFT_OVER, "sh", str(run_directory), attempt_name]
-    with suppress(OSError, subprocess.TimeoutExpired):
-        done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, timeout=KILL_LIMIT_S, check=False)
-        said += done.stdout.decode("utf-8", "replace").splitlines()

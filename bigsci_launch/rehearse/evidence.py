@@ -11,13 +11,13 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
+from bigsci_launch.checkpoints.folder import CheckpointsDir
 from bigsci_launch.errors import RunDirError
 from bigsci_launch.iteration_line import parse_iterations
-from bigsci_launch.runs.checkpoints import CheckpointsDir
 from bigsci_launch.runs.events import read_events
 from bigsci_launch.runs.layout import AttemptDir, RunDir, rank_files, read_json
+from bigsci_launch.runs.log_reader import LogReader
 from bigsci_launch.runs.logs import BATCH
-from bigsci_launch.runs.output.log_reader import LogReader
 from bigsci_launch.safe_files import read_file
 
 _EVALUATED = re.compile(r"validation loss at iteration (\d+)")

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from bigsci_launch.errors import BslError
+from bigsci_launch.progress import Tell
 from bigsci_launch.rehearse.attempt import RunningAttempt, Waited
 from bigsci_launch.rehearse.evidence import AttemptEvidence
 from bigsci_launch.rehearse.judge import (
@@ -51,8 +52,6 @@ STEPS_AFTER_SAVE = 2
 STEPS_AFTER_RESUME = 3
 GONE_S = 120.0
 """How long a job may be completing after its script has ended."""
-
-Tell = Callable[[str], None]
 
 
 class Rehearsal:

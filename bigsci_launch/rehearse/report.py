@@ -14,7 +14,7 @@ from bigsci_launch.config.schema.run import RunConfig
 from bigsci_launch.launch.provenance import installed_packages
 from bigsci_launch.rehearse.arrange import Arrangement
 from bigsci_launch.rehearse.phases import Decision, Measured, PhaseResult, Played
-from bigsci_launch.runs.rehearsals.identity import CodeRevision, config_identity, revision_document
+from bigsci_launch.runs.rehearsals import CodeRevision, config_identity, revision_document
 from bigsci_launch.units import format_age
 
 SCHEMA_VERSION = 1

@@ -10,10 +10,11 @@ from dataclasses import replace
 
 from bigsci_launch.errors import BslError
 from bigsci_launch.launch.foreground import interrupts_on
-from bigsci_launch.launch.rehearsed import read_revision
+from bigsci_launch.launch.notes import read_revision
+from bigsci_launch.progress import Tell
 from bigsci_launch.rehearse.arrange import Arrangement
 from bigsci_launch.rehearse.judge import REPEATABLE
-from bigsci_launch.rehearse.play import Rehearsal, Tell
+from bigsci_launch.rehearse.play import Rehearsal
 from bigsci_launch.rehearse.reduce import slower_by
 from bigsci_launch.rehearse.report import RehearsalReport, report_document
 from bigsci_launch.runs.layout import write_json

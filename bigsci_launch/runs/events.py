@@ -99,20 +99,23 @@ def read_events(path: Path) -> Iterator[dict[str, Any]]:
                 yield record
 
 
+def read_tail(path: Path, size: int, *, follow: bool = False) -> bytes:
+    """Return the last `size` bytes of a file; nothing if it cannot be read."""
+    try:
+        with open_stream(path, follow=follow) as stream:
+            stream.seek(max(0, stream.seek(0, os.SEEK_END) - size))
+            return stream.read()
+    except OSError:
+        return b""
+
+
 def read_last_events(path: Path, tail_bytes: int = 65536, holding: bytes = b"") -> list[dict[str, Any]]:
     """Return the records in the last `tail_bytes` of `path`, oldest first: cheap for a file of any size.
 
     Only those whose line has `holding` in it: the others are not parsed.
     """
-    try:
-        with open_stream(path) as stream:
-            size = stream.seek(0, os.SEEK_END)
-            stream.seek(max(0, size - tail_bytes))
-            lines = stream.read().splitlines()
-    except OSError:
-        return []
     records = []
-    for line in (line for line in lines if holding in line):
+    for line in (line for line in read_tail(path, tail_bytes).splitlines() if holding in line):
         try:
             record = parse_json(line, allow_nan=True)
         except ValueError:

@@ -20,7 +20,9 @@ RUN/
     next.json                 whether the run continues after this start, and why
     queued                    the attempt waits behind another one; removed when it starts
     cancelled                 `bsl cancel` ended the attempt: it does not continue
-    asked.json                what people ask of ranks that run: to save, to stop after a step; rank 0 reads it
+    requests/                 what the processes of the attempt are asked: rank 0 to save, and to stop after a step; the
+                              controller of `survive` to fence a rank; every rank to trace calls (trace.json)
+    answers/                  requests that the controller of `survive` has granted or refused
     ended.json                who ended the ranks from outside, and why
     accepted.json             which changes since the checkpoint was saved `bsl submit --force` accepted
     bad_nodes.json            nodes that the attempt has shown to be bad, and whether that is final
@@ -83,6 +85,15 @@ def read_json(path: Path) -> Any:
         raise RunDirError(f"{path}: not a JSON document ({error})") from error
 
 
+def read_record(path: Path) -> dict[str, Any]:
+    """Return the record in `path`; an empty one if it is missing, torn or something else."""
+    try:
+        record = safe_files.read_json(path)
+    except (OSError, ValueError):
+        return {}
+    return record if isinstance(record, dict) else {}
+
+
 def rank_files(folder: Path, suffix: str) -> dict[int, Path]:
     """Return the per-rank files in `folder` with that suffix, by rank in ascending order.
 
@@ -138,12 +149,26 @@ class AttemptDir:
         return self.name.partition(".")[0]
 
     @property
+    def order(self) -> tuple[int, int]:
+        """Number and requeue: they order the attempts of a run."""
+        number, _, requeue = self.name.partition(".r")
+        return (int(number), int(requeue or 0))
+
+    @property
+    def run(self) -> RunDir:
+        return RunDir(self.path.parent.parent)
+
+    @property
+    def base(self) -> AttemptDir:
+        """The attempt that a requeue belongs to: it has the frozen files."""
+        return AttemptDir(self.path.with_name(self.base_name))
+
+    @property
     def tools(self) -> Path:
         return self.path / "tools"
 
     @property
     def lease(self) -> Path:
-        """Renewed by the launcher of a local attempt while it runs: other hosts see that it does."""
         return self.path / "lease"
 
     @property
@@ -160,7 +185,6 @@ class AttemptDir:
 
     @property
     def queued_mark(self) -> Path:
-        """Exists while the attempt waits behind another one and has never started."""
         return self.path / "queued"
 
     @property
@@ -170,7 +194,6 @@ class AttemptDir:
 
     @property
     def accepted(self) -> Path:
-        """Which changes the user accepted with `--force`; the attempt's requeues share it."""
         return self.path.parent / self.base_name / "accepted.json"
 
     @property
@@ -203,27 +226,22 @@ class AttemptDir:
 
     @property
     def rings(self) -> Path:
-        """Last calls of ranks that ended badly, and call traces."""
         return self.path / "rings"
 
     @property
-    def trace(self) -> Path:
-        """Which calls the ranks trace; it may change while they run."""
-        return self.path / "trace.json"
+    def requests(self) -> Path:
+        return self.path / "requests"
 
     @property
-    def asked(self) -> Path:
-        """What people ask of ranks that run; rank 0 reads it."""
-        return self.path / "asked.json"
+    def answers(self) -> Path:
+        return self.path / "answers"
 
     @property
     def ended_by(self) -> Path:
-        """Who ended the ranks from outside, and why."""
         return self.path / "ended.json"
 
     @property
     def recover(self) -> Path:
-        """What the controller of `survive` writes: generations, and what watchers ask of it."""
         return self.path / "recover"
 
     @property
@@ -232,26 +250,13 @@ class AttemptDir:
 
     @property
     def strangers(self) -> Path:
-        """How many callers the controller has sent away."""
         return self.recover / "strangers.json"
 
     @property
     def check_result(self) -> Path:
-        """What the node check found."""
         return self.path / "check" / "result.json"
 
-    @property
-    def wishes(self) -> Path:
-        """What watchers ask of the controller, a file for each wish."""
-        return self.recover / "wishes"
-
-    @property
-    def wishes_done(self) -> Path:
-        """Wishes that were answered, each with the answer."""
-        return self.wishes / "done"
-
     def generation(self, number: int) -> Path:
-        """The records of ranks as they were when a generation ended."""
         return self.recover / f"gen-{number:03d}"
 
     def pid_file(self, rank: int) -> Path:
@@ -280,9 +285,12 @@ class AttemptDir:
     def recorder_groups(self, rank: int) -> Path:
         return self.recorder / f"{rank_name(rank)}.json"
 
+    @property
+    def folders(self) -> tuple[Path, ...]:
+        return self.pids, self.logs, self.events, self.errors, self.exits, self.requests
+
     def make(self) -> None:
-        """Create the directory and the folders that ranks write to."""
-        for folder in (self.pids, self.logs, self.events, self.errors, self.exits):
+        for folder in self.folders:
             folder.mkdir(parents=True, exist_ok=True)
 
 
@@ -313,7 +321,6 @@ class RunDir:
         return self.dumps / dump_name(step, when)
 
     def dump_file(self, step: int, when: str, rank: int) -> Path:
-        """The weights of `rank` around `step`; `when` is `before` or `after`."""
         return self.dump_folder(step, when) / f"{rank_name(rank)}.safetensors"
 
     @property
@@ -322,12 +329,10 @@ class RunDir:
 
     @property
     def micro_batch(self) -> Path:
-        """The size that `training.micro_batch_size: auto` has found, and its history."""
         return self.path / "micro_batch.json"
 
     @property
     def control(self) -> Path:
-        """What people ask of the run, one file each. The whole group may write here."""
         return self.path / "control"
 
     @property
@@ -335,7 +340,6 @@ class RunDir:
         return self.watch / "requests"
 
     def watch_by(self, uid: int) -> Path:
-        """What watchers of another user leave."""
         return self.watch / "by" / str(uid)
 
     @property
@@ -381,7 +385,7 @@ class RunDir:
 
     def _all_attempts(self) -> list[AttemptDir]:
         found = [path for path in _entries(self.attempts_folder) if _ATTEMPT.fullmatch(path.name) and path.is_dir()]
-        return [AttemptDir(path) for path in sorted(found, key=_attempt_order)]
+        return sorted((AttemptDir(path) for path in found), key=lambda attempt: attempt.order)
 
     def latest_attempt(self) -> AttemptDir | None:
         attempts = self.attempts()
@@ -434,11 +438,6 @@ def _exists(path: Path) -> bool:
 
 def _closed(folder: Path, error: OSError) -> RunDirError:
     return RunDirError(f"{folder}: {error.strerror}", hint=_ASK if isinstance(error, PermissionError) else None)
-
-
-def _attempt_order(path: Path) -> tuple[int, int]:
-    number, _, requeue = path.name.partition(".r")
-    return (int(number), int(requeue or 0))
 
 
 def node_memory(root: Path) -> Path:

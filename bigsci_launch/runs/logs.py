@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from bigsci_launch.errors import RunDirError
 from bigsci_launch.runs.attempts import query_attempt, read_exit
 from bigsci_launch.runs.layout import AttemptDir, rank_files, read_json
-from bigsci_launch.runs.output.log_reader import LogLine, LogReader
+from bigsci_launch.runs.log_reader import LogLine, LogReader
 from bigsci_launch.scheduler.job import JobState
 from bigsci_launch.topology import Coordinate
 

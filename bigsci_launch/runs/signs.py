@@ -15,12 +15,11 @@ from typing import Any, Literal
 
 from bigsci_launch.errors import RunDirError
 from bigsci_launch.iteration_line import IterationLine, parse_iterations
-from bigsci_launch.runs.events import read_last_events
+from bigsci_launch.runs.events import read_last_events, read_tail
 from bigsci_launch.runs.generations.read import read_generations
 from bigsci_launch.runs.generations.records import Generations
 from bigsci_launch.runs.layout import AttemptDir, rank_files, read_json
-from bigsci_launch.runs.output.log_reader import STAMPED
-from bigsci_launch.safe_files import open_stream
+from bigsci_launch.runs.log_reader import STAMPED
 from bigsci_launch.scheduler.job import NodeInfo
 from bigsci_launch.topology import Coordinate
 from bigsci_launch.units import CLOCK_SLACK_S, age_s
@@ -258,20 +257,11 @@ def _printed_step(attempt: AttemptDir) -> StepRecord | None:
 def _iterations(path: Path, moment: float) -> list[tuple[IterationLine, float]]:
     """Return the steps at the end of a log, oldest first, each with its time; without a stamp, that is `moment`."""
     found: list[tuple[IterationLine, float]] = []
-    for line in _tail(path).splitlines():
+    for line in read_tail(path, TAIL_BYTES, follow=True).decode("utf-8", "replace").splitlines():
         stamped = STAMPED.fullmatch(line)
         when = stamp_time(stamped["stamp"]) if stamped else moment
         found += [(iteration, when) for iteration in parse_iterations(line)]
     return found
-
-
-def _tail(path: Path) -> str:
-    try:
-        with open_stream(path, follow=True) as stream:
-            stream.seek(max(0, stream.seek(0, 2) - TAIL_BYTES))
-            return stream.read().decode("utf-8", "replace")
-    except OSError:
-        return ""
 
 
 def stamp_time(stamp: str) -> float:

@@ -12,15 +12,14 @@ import selectors
 import shutil
 import signal
 import subprocess
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from bigsci_launch.errors import SlurmRefused, SlurmUnanswered, SlurmUnavailable
+from bigsci_launch.errors import SlurmError, SlurmRefused, SlurmUnanswered, SlurmUnavailable
 
 DEFAULT_TIMEOUT_S = 30.0
 _SCRUBBED = re.compile(r"(SLURM|SLURMD|SBATCH|SRUN|SQUEUE|SACCT|SCANCEL|SINFO|SALLOC|SCONTROL|PMI|PMIX)_.*")
@@ -96,6 +95,26 @@ def run_slurm(
         if check:
             raise refused(completed)
     return completed
+
+
+class CommandAnswer(NamedTuple):
+    """Whether Slurm did what it was asked for; `words` are its output, or why not."""
+
+    is_done: bool
+    words: str
+    is_lost: bool = False
+    """Whether the answer got lost: Slurm may have done it."""
+
+
+def ask_slurm(*argv: str, timeout_s: float = DEFAULT_TIMEOUT_S) -> CommandAnswer:
+    """Run one of Slurm's commands where a refusal is an answer: sites forbid some on compute nodes."""
+    try:
+        done = run_slurm(argv, timeout_s=timeout_s, check=False)
+    except SlurmError as error:
+        return CommandAnswer(False, error.message, isinstance(error, SlurmUnanswered))
+    if done.returncode == 0:
+        return CommandAnswer(True, done.stdout.strip())
+    return CommandAnswer(False, (done.stderr or done.stdout).strip() or f"{argv[0]} left with {done.returncode}")
 
 
 _LOCAL_HINT = "use `bsl submit --local` to run without it (`bsl cluster up` starts a small Slurm to try)"
@@ -201,7 +220,7 @@ def stream_slurm(
     on_line: Callable[[str], None],
     extra_environment: Mapping[str, str] | None = None,
 ) -> str:
-    """Run a Slurm command that may never end, passing each line of its output on as it arrives; return its stderr.
+    """Run a command that may never end, passing each line of its output on as it arrives; return its stderr.
 
     `until()` returns the deadline as a `time.monotonic()` value and is asked again after each line. At the deadline
     the command is ended; every line printed before has been passed on.
@@ -209,6 +228,8 @@ def stream_slurm(
     Raises:
         SlurmUnavailable: the command is missing.
     """
+    import tempfile  # slow to import, and programs of a job script never come here
+
     if not has_command(argv[0]):
         raise SlurmUnavailable(f"{argv[0]}: command not found", hint="run on a machine with Slurm", argv=argv)
     with tempfile.TemporaryFile() as source, tempfile.TemporaryFile() as words:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import Enum
+from typing import NamedTuple
 from urllib.parse import quote, unquote
 
 from bigsci_launch.units import parse_slurm_duration
@@ -158,6 +159,30 @@ class NodeInfo:
     def is_given_up(self) -> bool:
         """Whether Slurm itself considers the node down: it ends the jobs on it."""
         return self.raw_state.startswith(("down", "fail"))
+
+
+@dataclass(frozen=True, slots=True)
+class MonitorStep:
+    """A program to run once on each of `nodes`, next to the ranks of a job.
+
+    `on_line` gets each line of output as it is printed, so that a silent node does not delay the others. The step is
+    ended at the deadline `until()`, a `time.monotonic()` value that is asked for again after each line.
+    """
+
+    argv: Sequence[str]
+    nodes: Sequence[str]
+    until: Callable[[], float]
+    on_line: Callable[[str], None]
+    stdin: str = ""
+    groups: Mapping[str, int] = field(default_factory=dict)
+    """Of a heterogeneous job: the component of each node."""
+
+
+class StepEnd(NamedTuple):
+    """The nodes where a step could not start, and what its starter said."""
+
+    refused_nodes: tuple[str, ...]
+    words: str
 
 
 def format_comment(run_directory: str) -> str:

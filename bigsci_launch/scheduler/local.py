@@ -322,7 +322,7 @@ def write_exit(
     if (why := why_not_ours(helper.parent)) is not None:
         say(f"the program that writes exit.json is not started: {why}")
         return code
-    argv = [sys.executable, "-I", "-S", str(helper), "--attempt-dir", str(attempt)]
+    argv = [sys.executable, "-I", "-S", str(helper), "exit-reason", "--attempt-dir", str(attempt)]
     argv += ["--world-size", str(world_size), "--started", str(started), "--exit-code", str(code)]
     argv += ["--terminated", str(terminated)] if terminated else []
     argv += ["--stop-requested"] if stop_requested else []

@@ -9,23 +9,28 @@ from __future__ import annotations
 import pwd
 import re
 import tempfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from shlex import quote
 
 from bigsci_launch.errors import JobNotFound, SlurmRefused, SlurmUnavailable
 from bigsci_launch.scheduler.command import (
+    DEFAULT_TIMEOUT_S,
     has_command,
     refused,
     run_slurm,
     slurm_words,
     stream_slurm,
 )
+from bigsci_launch.scheduler.hostlist import expand_hostlist
 from bigsci_launch.scheduler.job import (
     SACCT_FIELDS,
     SQUEUE_FORMAT,
     JobInfo,
+    MonitorStep,
     NodeInfo,
+    StepEnd,
     parse_comment,
     parse_job_line,
     parse_node_line,
@@ -40,6 +45,7 @@ _CLUSTER_HEADING = "CLUSTER: "
 _CANCELLED_BY = re.compile(r"^CANCELLED by (\d+)", re.MULTILINE)
 _STDOUT = re.compile(r"\bStdOut=(/.*?)(?= [A-Z]\w+=|$)", re.MULTILINE)
 _ADDRESS = re.compile(r"^NodeName=(\S+) .*?\bNodeAddr=(\S+)", re.MULTILINE)
+_SHELL = re.compile(r"[|<>]")
 _NO_SUCH_JOB = re.compile(r"Invalid job id", re.IGNORECASE)
 
 
@@ -181,10 +187,13 @@ def query_canceller(job_id: str) -> str | None:
         return f"uid {found[1]}"
 
 
-def query_nodes(hostlist: str, *, slurm_conf: Path | None = None) -> list[NodeInfo]:
+def query_nodes(
+    hostlist: str, *, slurm_conf: Path | None = None, timeout_s: float = DEFAULT_TIMEOUT_S
+) -> list[NodeInfo]:
     """Return the state of each node of `hostlist` once. `slurm_conf`, if given, selects the cluster."""
     environment = {"SLURM_CONF": str(slurm_conf)} if slurm_conf else {}
-    completed = run_slurm(["sinfo", "-h", "-N", "-n", hostlist, "-o", "%N|%T|%E"], extra_environment=environment)
+    argv = ["sinfo", "-h", "-N", "-n", hostlist, "-o", "%N|%T|%E"]
+    completed = run_slurm(argv, extra_environment=environment, timeout_s=timeout_s)
     nodes = (parse_node_line(line) for line in completed.stdout.splitlines())
     return list({node.name: node for node in nodes if node is not None}.values())
 
@@ -303,42 +312,36 @@ def step_argv(
     return ["srun", *words]
 
 
-@dataclass(frozen=True, slots=True)
-class MonitorStep:
-    """A step alongside the job's own, after its end: the nodes where it could not start, and Slurm's message."""
+class Slurm:
+    """Slurm, as `bsl spy` asks it: see `scheduler.choice`."""
 
-    refused_nodes: tuple[str, ...]
-    words: str
+    name, starter = "Slurm", "srun"
+    show_job, list_steps = "scontrol show job {job_id}", "squeue --steps --jobs={job_id}"
 
+    def find_job(self, job_id: str) -> JobInfo:
+        return query_job(job_id)
 
-def run_monitor_step(
-    job_id: str,
-    argv: Sequence[str],
-    *,
-    nodes: Sequence[str],
-    stdin: str,
-    until: Callable[[], float],
-    on_line: Callable[[str], None],
-    groups: Mapping[str, int] | None = None,
-) -> MonitorStep:
-    """Run `argv` once on each of `nodes` with `stdin`, alongside the job's own step; `on_line` gets each output line.
+    def nodes_of(self, job: JobInfo) -> list[NodeInfo]:
+        known = {node.name: node for node in query_nodes(job.hostlist)}
+        return [known.get(name, NodeInfo(name, "", "")) for name in dict.fromkeys(expand_hostlist(job.hostlist))]
 
-    A silent node does not delay the others: lines arrive as they are printed, and the step is ended at the deadline
-    `until()`, which is asked again after each line.
+    def run_on_nodes(self, job_id: str, step: MonitorStep) -> StepEnd:
+        with tempfile.NamedTemporaryFile("w", prefix="bsl-step-") as source:
+            # What srun reads from its own stdin reaches one component of a heterogeneous job, a file reaches all.
+            source.write(step.stdin if step.groups else "")
+            source.flush()
+            # --wait=0: a site's WaitTime must not end slower nodes when the first is done.
+            options = (f"--input={source.name if step.groups else 'all'}", "--wait=0", "--no-kill", "--quiet")
+            command = step_argv(job_id, step.argv, nodes=step.nodes, groups=step.groups, options=options)
+            words = stream_slurm(command, stdin=step.stdin, until=step.until, on_line=step.on_line)
+        refused_nodes = re.findall(r"[Tt]ask launch for \S+ failed on node (\S+?):", words)
+        return StepEnd(tuple(dict.fromkeys(refused_nodes)), slurm_words(words))
 
-    Raises:
-        SlurmUnavailable: srun is missing.
-    """
-    with tempfile.NamedTemporaryFile("w", prefix="bsl-step-") as source:
-        # What srun reads from its own stdin reaches one component of a heterogeneous job, a file reaches all of them.
-        source.write(stdin if groups else "")
-        source.flush()
-        # --wait=0: a site's WaitTime must not end slower nodes when the first is done.
-        options = (f"--input={source.name if groups else 'all'}", "--wait=0", "--no-kill", "--quiet")
-        command = step_argv(job_id, argv, nodes=nodes, groups=groups, options=options)
-        words = stream_slurm(command, stdin=stdin, until=until, on_line=on_line)
-    refused = re.findall(r"[Tt]ask launch for \S+ failed on node (\S+?):", words)
-    return MonitorStep(tuple(dict.fromkeys(refused)), slurm_words(words))
+    def command_on_node(self, command: str, job_id: str, *, node: str | None = None, group: int | None = None) -> str:
+        component = "" if group is None else f" --het-group={group}"
+        where = "" if node is None else f" -N1 -n1 -w {node}"
+        words = f"sh -c {quote(command)}" if _SHELL.search(command) else command
+        return f"srun --overlap --jobid={job_id}{component} --gres=gpu:0{where} {words}"
 
 
 def _query_named(wanted: Sequence[str]) -> dict[str, list[JobInfo]]:

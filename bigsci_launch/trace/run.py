@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 from collections.abc import Sequence
@@ -10,12 +11,11 @@ from pathlib import Path
 
 from bigsci_launch.content import packaged
 from bigsci_launch.errors import BslError, RunDirError
-from bigsci_launch.runs.control.calls import TraceWish, write_trace_wish
+from bigsci_launch.runs.control.request import TRACE, Request, put_request
+from bigsci_launch.runs.layout import AttemptDir
 
-WISH = "trace.json"
 
-
-def run_traced(folder: Path, wish: TraceWish, program: Sequence[str]) -> int:
+def run_traced(folder: Path, request: Request, program: Sequence[str]) -> int:
     """Run `program` to its end with its calls traced into `folder`; return its exit code, or 128 + its signal.
 
     Raises:
@@ -27,13 +27,13 @@ def run_traced(folder: Path, wish: TraceWish, program: Sequence[str]) -> int:
         folder.mkdir(parents=True, exist_ok=True)
         if any(folder.iterdir()):
             raise RunDirError(f"{folder}: it is not empty", hint="name another folder with --output")
-        write_trace_wish(folder / WISH, wish)
+        put_request(AttemptDir(folder), request)
     except OSError as error:
         raise RunDirError(f"{folder}: {(error.strerror or str(error)).lower()}") from error
     try:
         process = subprocess.Popen(program, env={**os.environ, **_variables(folder)})
     except OSError as error:
-        (folder / WISH).unlink()
+        shutil.rmtree(AttemptDir(folder).requests)
         folder.rmdir()
         raise BslError(f"cannot start {program[0]}: {(error.strerror or str(error)).lower()}") from error
     return _wait(process)
@@ -44,7 +44,7 @@ def _variables(folder: Path) -> dict[str, str]:
     path = os.environ.get("PYTHONPATH")
     return {
         "BSL_RING_DIR": str(folder),
-        "BSL_TRACE": str(folder / WISH),
+        "BSL_TRACE": str(AttemptDir(folder).requests / f"{TRACE}.json"),
         "PYTHONPATH": f"{site}{os.pathsep}{path}" if path else str(site),
     }
 

@@ -16,9 +16,9 @@ import sys
 
 from bigsci_launch.config.load import load_resolved
 from bigsci_launch.errors import INSTALL_TRAIN, BslError
-from bigsci_launch.train.identity import RankIdentity, require_topology, this_rank
-from bigsci_launch.train.rank_events import RankReport
-from bigsci_launch.train.stop import StopFlag, end_at_once, end_finished, explain, leave
+from bigsci_launch.train.rank.events import RankReport
+from bigsci_launch.train.rank.identity import RankIdentity, require_topology, this_rank
+from bigsci_launch.train.rank.stop import StopFlag, end_at_once, end_finished, explain, leave
 
 
 def main() -> None:
@@ -28,7 +28,7 @@ def main() -> None:
     """
     os.umask(os.umask(0o077) | 0o022)
     if seat := os.environ.get("BSL_SEAT_FD"):
-        from bigsci_launch.train.survive.lives import live
+        from bigsci_launch.train.lives import live
 
         live(int(seat))
         return

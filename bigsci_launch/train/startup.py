@@ -5,13 +5,10 @@ Import it before DeepSpeed, which reads the environment variable that chooses th
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import logging
 import os
-import sys
 import warnings
-from collections.abc import Iterator
 
 import torch
 import torch.distributed as dist
@@ -21,7 +18,8 @@ from bigsci_launch.config.schema.run import TrainingSection
 from bigsci_launch.train.device.choice import Device, choose_device
 from bigsci_launch.train.device.meeting import DeviceFacts, meet
 from bigsci_launch.train.device.nccl import nccl_settings
-from bigsci_launch.train.identity import RankIdentity
+from bigsci_launch.train.rank.identity import RankIdentity
+from bigsci_launch.train.rank.quiet import talk_as_debug
 
 log = logging.getLogger(__name__)
 
@@ -76,16 +74,12 @@ def start_deepspeed() -> None:
     """Import DeepSpeed without the parts that cost seconds on every rank and are not used here."""
     import deepspeed.ops
     from deepspeed.runtime import compiler
-    from deepspeed.runtime.zero import utils as zero_utils
-
-    from bigsci_launch.train.optimizer import EagerAdamW
 
     # On a CPU the first process group would compile a C++ operator: that takes 27 s and needs a compiler on every node.
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     # Both ZeRO optimizers import Muon, which calls torch.compile on import: 1 s of CPU for nothing.
     if hasattr(compiler, "dummy_decorator"):
         compiler.compile = lambda: compiler.dummy_decorator
-    zero_utils.ZERO_SUPPORTED_OPTIMIZERS.append(EagerAdamW)
     # BF16_Optimizer reports memory nine times, each with a full garbage collection; frozen objects are not scanned.
     gc.collect()
     gc.freeze()
@@ -148,24 +142,3 @@ def _facts(device: Device, identity: RankIdentity) -> DeviceFacts:
         why=device.why,
         refusal=device.refusal,
     )
-
-
-@contextlib.contextmanager
-def talk_as_debug() -> Iterator[None]:
-    """Inside the `with` block, send what libraries print to the log at level DEBUG, line by line."""
-    with contextlib.redirect_stdout(_DebugStream()):
-        yield
-    sys.stdout.flush()
-
-
-class _DebugStream:
-    """A text stream that logs each line."""
-
-    def write(self, text: str) -> int:
-        for line in text.splitlines():
-            if line.strip():
-                log.debug("%s", line)
-        return len(text)
-
-    def flush(self) -> None:
-        """Do nothing: nothing is buffered."""

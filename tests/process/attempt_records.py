@@ -2,20 +2,51 @@
 
 from __future__ import annotations
 
+import atexit
 import json
+import os
 import subprocess
 import sys
+import tempfile
 from datetime import datetime, timezone
+from functools import cache
 from pathlib import Path
 from typing import Any
 
-import bigsci_launch
+from bigsci_launch.launch.job.frozen import job_program
+from bigsci_launch.launch.job.program import main
 from bigsci_launch.runs.layout import AttemptDir, read_json, write_json
 from bigsci_launch.topology import Topology
 
-PROGRAM = Path(bigsci_launch.__file__).parent / "assets" / "diagnostics" / "exit_reason.py"
 TOPOLOGY = Topology(tp=2, pp=2, dp=2)
 NODES = ("n1", "n2", "n3", "n4")
+
+
+@cache
+def program_argv() -> list[str]:
+    """Return the command of the job script's program, built as for an attempt."""
+    folder = tempfile.TemporaryDirectory()
+    atexit.register(folder.cleanup)
+    path = Path(folder.name) / "bsl-job.pyz"
+    path.write_bytes(job_program())
+    return [sys.executable, "-I", "-S", str(path)]
+
+
+def run_here(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run a command of the job script's program in this process, with its output in files."""
+    kept = os.dup(1), os.dup(2)
+    with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
+        try:
+            os.dup2(out.fileno(), 1)
+            os.dup2(err.fileno(), 2)
+            code = main(arguments)
+        finally:
+            for number, descriptor in enumerate(kept, 1):
+                os.dup2(descriptor, number)
+                os.close(descriptor)
+        out.seek(0)
+        err.seek(0)
+        return subprocess.CompletedProcess(arguments, code, out.read(), err.read())
 
 
 class Attempt:
@@ -82,9 +113,8 @@ class Attempt:
         return json.loads(self.dir.exit.read_text())
 
     def run(self, *options: str, code: int | None) -> subprocess.CompletedProcess[str]:
-        """Run the program as the job script does."""
-        argv = [sys.executable, "-I", "-S", str(PROGRAM), "--attempt-dir", str(self.dir.path), "--world-size", "8"]
-        argv += ["--started", "10", *(["--exit-code", str(code)] if code is not None else []), *options]
-        done = subprocess.run(argv, capture_output=True, text=True, timeout=20, check=False)
+        """Run the program of the job script."""
+        argv = ["exit-reason", "--attempt-dir", str(self.dir.path), "--world-size", "8", "--started", "10"]
+        done = run_here(*argv, *(["--exit-code", str(code)] if code is not None else []), *options)
         self.line, self.code = done.stderr, done.stdout.strip()
         return done

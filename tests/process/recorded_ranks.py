@@ -8,7 +8,6 @@ import shutil
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -60,13 +59,6 @@ class Ranks:
 
     def wait(self) -> list[int]:
         return [runner.wait(60) for runner in self.runners]
-
-
-def until(check: Any, limit_s: float = 60.0) -> None:
-    end = time.monotonic() + limit_s
-    while not check():
-        assert time.monotonic() < end, "it did not happen in time"
-        time.sleep(0.05)
 
 
 HOOK = (

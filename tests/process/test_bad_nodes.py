@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -15,10 +13,10 @@ import pytest
 from bigsci_launch.nodes.memory import BadNode, add_nodes, forgive_nodes, read_nodes
 from bigsci_launch.runs.layout import node_memory, write_json
 from bigsci_launch.runs.watching.ended import EndedBy, write_ended_by
+from tests.support.texts import has_parts
 
-from .attempt_records import PROGRAM, Attempt
+from .attempt_records import Attempt, run_here
 
-TOOL = PROGRAM.with_name("bad_nodes.py")
 ECC = "RuntimeError: CUDA error: uncorrectable ECC error encountered"
 RESET = "Read error [10.0.0.1]: Connection reset by peer"
 WATCHDOG = "Watchdog caught collective operation timeout: WorkNCCL(SeqNum=178, OpType=ALLREDUCE, Timeout(ms)=600000)"
@@ -32,8 +30,7 @@ class Ended(Attempt):
         return node_memory(self.dir.path.parents[2])
 
     def evaluate(self, *options: str, rc: int = 0) -> list[BadNode]:
-        argv = [sys.executable, "-I", "-S", str(TOOL), "--attempt-dir", str(self.dir.path), "--cluster", "jean"]
-        done = subprocess.run([*argv, *options], capture_output=True, text=True, timeout=60, check=False)
+        done = run_here("bad-nodes", "--attempt-dir", str(self.dir.path), *options)
         self.said = done.stderr
         assert (done.returncode, done.stdout) == (rc, ""), done.stderr
         return read_nodes(self.memory) if rc == 0 else []
@@ -44,7 +41,8 @@ class Ended(Attempt):
 
 
 @pytest.fixture
-def attempt(tmp_path: Path) -> Ended:
+def attempt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ended:
+    monkeypatch.setenv("SLURM_CLUSTER_NAME", "jean")
     return Ended(tmp_path / "runs" / "demo" / "attempts" / "0001")
 
 
@@ -63,7 +61,7 @@ def test_the_node_of_a_rank_that_dies_of_its_gpu_is_remembered(attempt: Ended) -
     assert (entry.node, entry.reason, entry.evidence, entry.rank) == ("n3", "ecc", ECC, 5)
     assert (entry.cluster, entry.run, entry.attempt) == ("jean", "demo", "0001")
     assert entry.expires == pytest.approx(before + 7 * 86400, abs=60)
-    assert "bsl: n3 is left out of later attempts until 20" in attempt.said and ECC in attempt.said
+    assert has_parts(attempt.said, "bsl: n3 ", " 20", ECC)
     assert attempt.mark["is_final"]
 
 
@@ -94,11 +92,11 @@ def test_words_after_the_rank_was_told_to_end_do_not_count(attempt: Ended) -> No
 
 def test_a_node_that_slurm_lost(attempt: Ended) -> None:
     attempt.exits(0, 1, 4, 5, 6, 7, signal="SIGTERM", code=None, terminated=99.0)
-    attempt.output("srun: error: Node failure on n2")
+    said = "srun: error: Node failure on n2"
+    attempt.output(said)
     attempt.describe(code=1)
     [entry] = attempt.evaluate()
-    assert (entry.node, entry.reason, entry.rank) == ("n2", "lost", 2)
-    assert entry.evidence == "srun: error: Node failure on n2"
+    assert (entry.node, entry.reason, entry.rank, entry.evidence) == ("n2", "lost", 2, said)
 
 
 @pytest.fixture
@@ -109,29 +107,38 @@ def silent(attempt: Ended) -> Ended:
     return attempt
 
 
-@pytest.mark.parametrize("state", ["down* (Not responding)", "mixed* (none)", "down (Node unexpectedly rebooted)"])
-def test_slurm_decides_about_a_silent_node(silent: Ended, fake_slurm: Callable[..., Any], state: str) -> None:
-    fake_slurm("sinfo").answer("sinfo", f"{state}\n")
+@pytest.mark.parametrize(
+    ("answer", "shown"),
+    [
+        ("n2|down*|Not responding", "down* (Not responding)"),
+        ("n2|mixed*|none", "mixed*"),
+        ("n2|down|Node unexpectedly rebooted", "down (Node unexpectedly rebooted)"),
+    ],
+)
+def test_slurm_decides_about_a_silent_node(
+    silent: Ended, fake_slurm: Callable[..., Any], answer: str, shown: str
+) -> None:
+    fake_slurm("sinfo").answer("sinfo", f"{answer}\n")
     [entry] = silent.evaluate()
-    assert (entry.node, entry.reason) == ("n2", "lost") and entry.evidence.endswith(f"Slurm: {state}")
+    assert (entry.node, entry.reason) == ("n2", "lost") and entry.evidence.endswith(f"Slurm: {shown}")
 
 
 def test_what_slurm_does_not_say_is_not_known_and_is_asked_again(silent: Ended, fake_slurm: Callable[..., Any]) -> None:
     slurm = fake_slurm("sinfo")
-    slurm.answer("sinfo", "mixed (none)\n")
+    slurm.answer("sinfo", "n2|mixed|none\n")
     assert silent.evaluate() == []
-    assert "n2: not remembered as bad, since it is not known: none of the 2 ranks on n2" in silent.said
+    assert has_parts(silent.said, "n2: ", "2 ranks")
     assert not silent.mark["is_final"]
     slurm.answer("sinfo", "", rc=1)
     assert silent.evaluate() == [] and not silent.mark["is_final"]
-    slurm.answer("sinfo", "down* (Not responding)\n")
+    slurm.answer("sinfo", "n2|down*|Not responding\n")
     assert found(silent.evaluate()) == [("n2", "lost", 2)] and silent.mark["is_final"]
 
 
 def test_a_node_that_slurm_still_calls_healthy_long_after_the_end_was_not_lost(
     silent: Ended, fake_slurm: Callable[..., Any]
 ) -> None:
-    fake_slurm("sinfo").answer("sinfo", "idle (none)\n")
+    fake_slurm("sinfo").answer("sinfo", "n2|idle|none\n")
     document = json.loads(silent.dir.exit.read_text())
     write_json(silent.dir.exit, {**document, "ended": time.time() - 1000})
     assert silent.evaluate() == [] and silent.mark["is_final"]
@@ -166,7 +173,7 @@ def test_a_failed_check(attempt: Ended) -> None:
     write_json(attempt.dir.path / "check" / "result.json", {"nodes": nodes})
     ended = attempt.describe(code=1)
     assert (ended["reason"], ended["first_failure"]["node"], ended["failed_ranks"]) == ("node_check", "n2", [])
-    assert "first failure: node n2: gpu 3 memory: wrong" in attempt.line
+    assert "node n2: gpu 3 memory: wrong" in attempt.line
     assert found(attempt.evaluate()) == [("n2", "failed_check", None)]
 
 
@@ -177,7 +184,7 @@ def test_a_memory_that_cannot_be_read_is_said_and_kept(attempt: Ended, text: str
     attempt.describe(code=1)
     attempt.memory.write_text(text)
     attempt.evaluate(rc=1)
-    assert "nodes.json" in attempt.said and "nothing was added" in attempt.said
+    assert has_parts(attempt.said, attempt.memory)
     assert attempt.memory.read_text() == text
     assert not attempt.dir.bad_nodes.exists(), "the next `bsl submit` tries again"
 
@@ -194,10 +201,8 @@ def test_a_requeued_job_and_those_that_wait_leave_the_node_out(attempt: Ended, f
     add_nodes(attempt.memory, [other, elsewhere])
     attempt.evaluate("--job-id", "6", "--restart-count", "0", "--slurm-restarts", "1", "--terminated", "17")
     updates = [call["argv"] for call in slurm.calls("scontrol") if call["argv"][1] == "update"]
-    # The fake answers `show hostnames` with the same text, so only the new nodes are looked at.
     [update] = updates
-    assert update[2] == "JobId=6" and {"n3", "n4"} <= set(update[3].partition("=")[2].split(","))
-    assert "n5" not in update[3]
+    assert update[2:] == ["JobId=6", "ExcNodeList=n3,n4,n9"]
 
 
 def test_a_job_that_is_not_restarted_is_not_changed(attempt: Ended, fake_slurm: Callable[..., Any]) -> None:
@@ -210,18 +215,18 @@ def test_a_job_that_is_not_restarted_is_not_changed(attempt: Ended, fake_slurm: 
 
 
 def test_the_node_that_a_watcher_accuses_of_a_hang_is_left_out_for_a_day(attempt: Ended) -> None:
-    write_ended_by(attempt.dir, EndedBy("end_ranks", "agent", "rank 5 sits in a lock", True, nodes=("n3",)))
+    write_ended_by(attempt.dir, EndedBy("end_ranks", "agent", "a lock", True, nodes=("n3",)))
     attempt.exits(0, 1, 2, 3, 6, 7, code=None, signal="SIGTERM", terminated=91.0)
     # The ranks of n3 were killed: that does not show that the node was lost.
     assert attempt.describe(code=137)["reason"] == "hang"
     before = time.time()
     [entry] = attempt.evaluate()
-    assert (entry.node, entry.reason, entry.evidence, entry.rank) == ("n3", "hang", "rank 5 sits in a lock", 4)
+    assert (entry.node, entry.reason, entry.evidence, entry.rank) == ("n3", "hang", "a lock", 4)
     assert entry.expires == pytest.approx(before + 86400, abs=60) and attempt.mark["is_final"]
 
 
 def test_a_hang_that_turned_out_to_be_none_blames_no_node(attempt: Ended) -> None:
-    write_ended_by(attempt.dir, EndedBy("end_ranks", "agent", "rank 5 sits in a lock", True, nodes=("n3",)))
+    write_ended_by(attempt.dir, EndedBy("end_ranks", "agent", "a lock", True, nodes=("n3",)))
     attempt.exits(*range(8))
     assert attempt.describe(code=0)["reason"] == "finished"
     assert attempt.evaluate() == []

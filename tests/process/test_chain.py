@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -17,8 +16,10 @@ from bigsci_launch.runs.attempts import JobRecord, read_job, write_job
 from bigsci_launch.runs.chain.records import ChainRecord, NextRecord, read_chain, read_next, write_chain
 from bigsci_launch.runs.layout import AttemptDir, RunDir, write_json
 from bigsci_launch.runs.watching.ended import EndedBy, write_ended_by
+from tests.support.texts import has_parts
 
-PROGRAM = Path(__file__).parents[2] / "diagnostics" / "chain.py"
+from .attempt_records import program_argv
+
 SCRIPT = """#!/bin/bash
 # Run it's mine, attempt {name}, written by bsl submit. Its config is in the same folder.
 #SBATCH --output={folder}/attempts/{name}/job.out
@@ -54,7 +55,7 @@ class Carried:
         write_json(attempt.exit, {"reason": reason, "exit_code": 1})
 
     def call(self, moment: str, attempt: AttemptDir, restarts: int = 0) -> NextRecord | None:
-        argv = [sys.executable, "-I", "-S", str(PROGRAM), moment, "--attempt-dir", str(attempt.path), "--job-id", "12"]
+        argv = [*program_argv(), moment, "--attempt-dir", str(attempt.path), "--job-id", "12"]
         done = subprocess.run(
             [*argv, "--restart-count", str(restarts)], capture_output=True, text=True, timeout=60, check=False
         )
@@ -85,17 +86,17 @@ def test_a_start_that_was_stopped_requeues_its_job(carried: Carried) -> None:
     found = carried.call("end", attempt)
     assert found is not None and found.continues and found.next_attempt == "0001.r1"
     assert carried.asked("scontrol") == [["requeue", "12"]]
-    assert "bsl: continue: start 0001 ended: stopped; it reached step 19" in carried.said
+    assert has_parts(carried.said, "start 0001", "stopped", "step 19")
 
 
 def test_a_refused_requeue_is_told(carried: Carried) -> None:
-    carried.slurm.answer("scontrol", stderr="Requested operation is presently disabled", rc=1)
+    words = "Requested operation is presently disabled"
+    carried.slurm.answer("scontrol", stderr=words, rc=1)
     attempt = carried.start("0001", step=19)
     carried.ended(attempt, "stopped")
     found = carried.call("end", attempt)
     assert found is not None and (found.action, found.asked, found.continues) == ("continue", False, False)
-    assert found.words == "Requested operation is presently disabled"
-    assert "the job could not be requeued: Requested operation" in carried.said
+    assert found.words == words and words in carried.said
 
 
 @pytest.mark.parametrize(("answer", "asked"), [("COMPLETING 0\n", False), ("PENDING 1\n", True)])
@@ -118,7 +119,7 @@ def test_slurm_is_not_asked_when_no_step_was_made(carried: Carried) -> None:
     carried.ended(second, "crashed")
     found = carried.call("end", second, restarts=1)
     assert found is not None and (found.action, found.progress) == ("stop", "none")
-    assert "no step since the start before (step 19)" in found.sentence
+    assert has_parts(found.sentence, "step 19")
     assert carried.asked("scontrol") == []
     # Slurm starts it all the same, as after the death of the batch host: the gate ends the start.
     third = carried.start("0001.r2")
@@ -156,7 +157,8 @@ def test_what_bsl_cancel_ended_does_not_come_back(carried: Carried) -> None:
     attempt.cancel_mark.write_text("")
     carried.ended(attempt, "preempted")
     found = carried.call("end", attempt)
-    assert found is not None and (found.action, found.sentence) == ("stop", "`bsl cancel` ended it")
+    assert found is not None and found.action == "stop"
+    assert has_parts(found.sentence, "`bsl cancel`")
     assert carried.asked("scontrol") == []
 
 
@@ -208,7 +210,7 @@ def test_a_refused_submission_leaves_nothing(carried: Carried) -> None:
     carried.ended(attempt, "stopped")
     found = carried.call("end", attempt)
     assert found is not None and (found.action, found.asked, found.next_attempt) == ("continue", False, None)
-    assert "Access/permission denied" in (found.words or "") and "`bsl submit` queues one" in carried.said
+    assert "Access/permission denied" in (found.words or "") and "`bsl submit`" in carried.said
     assert [path.name for path in carried.run.attempts_folder.iterdir()] == ["0001"]
 
 
@@ -241,7 +243,7 @@ def test_the_last_start_that_is_allowed_queues_none(carried: Carried) -> None:
     second = carried.start("0002", by="queue", max_starts=2)
     found = carried.call("gate", second)
     assert carried.rc == 0 and found is not None
-    assert found.words == "this is start 2, and slurm.chain.max_starts is 2"
+    assert has_parts(found.words or "", "start 2", "slurm.chain.max_starts is 2")
     assert carried.asked("sbatch") == []
 
 
@@ -249,14 +251,13 @@ def test_a_person_who_asked_to_exit_ends_the_chain_and_a_restart_continues_it(ca
     attempt = carried.start("0001", step=19)
     carried.saved(19)
     carried.ended(attempt, "stopped")
-    write_ended_by(attempt, EndedBy("exit", "alice", "the loss is NaN", continues=False))
+    write_ended_by(attempt, EndedBy("exit", "alice", "NaN", continues=False))
     found = carried.call("end", attempt)
-    assert found is not None and (found.action, found.sentence) == ("stop", "alice asked to exit: the loss is NaN")
+    assert found is not None and found.action == "stop" and has_parts(found.sentence, "alice", "NaN")
     assert carried.asked("scontrol") == []
     write_ended_by(attempt, EndedBy("restart", "bob", "new revision", continues=True, step=19))
     found = carried.call("end", attempt)
-    assert found is not None and found.continues
-    assert found.sentence == "bob asked to restart after step 19: new revision"
+    assert found is not None and found.continues and has_parts(found.sentence, "bob", "step 19", "new revision")
     assert carried.asked("scontrol") == [["requeue", "12"]]
 
 
@@ -287,7 +288,7 @@ def test_a_start_tops_up_what_waits_behind_it(carried: Carried) -> None:
     assert [each.name for each in carried.run.queued_attempts()] == ["0003", "0004", "0005"]
     chain = read_chain(carried.run.attempt("0005"))
     assert chain is not None and (chain.links, chain.first, chain.num_starts) == (3, "0001", None)
-    assert "jobs 31, 13, 13 (attempts 0003, 0004, 0005) are queued behind this one" in carried.said
+    assert has_parts(carried.said, "31, 13, 13", "0003, 0004, 0005")
     carried.ended(second, "stopped")
     assert carried.call("end", second) is not None
     assert len(carried.asked("sbatch")) == 2, "nothing is missing"
@@ -325,7 +326,7 @@ def test_a_site_that_takes_some_links_only_is_said(carried: Carried) -> None:
     found = carried.call("end", first)
     assert found is not None and (found.asked, found.next_job_id) == (True, "31")
     assert found.words == "sbatch: error: QOSMaxSubmitJobPerUserLimit"
-    assert "job 31 (attempt 0002) is queued behind this one, 1 of 3: sbatch: error" in carried.said
+    assert has_parts(carried.said, "job 31", "0002", "1 of 3", found.words)
     assert [each.name for each in carried.run.queued_attempts()] == ["0002"]
 
 

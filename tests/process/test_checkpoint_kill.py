@@ -15,7 +15,7 @@ from pathlib import Path
 
 from bigsci_launch.file_names import checkpoint_tag
 from bigsci_launch.errors import BslError
-from bigsci_launch.runs.checkpoints import (
+from bigsci_launch.checkpoints.folder import (
     CheckpointRecord, CheckpointsDir, begin_checkpoint, commit_checkpoint, find_checkpoint,
     finish_interrupted, list_files, read_record, require_complete, write_record,
 )

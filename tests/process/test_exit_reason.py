@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 
 from bigsci_launch.runs.layout import write_json
 from bigsci_launch.runs.watching.ended import EndedBy, write_ended_by
+from tests.support.texts import has_parts
 
 from .attempt_records import Attempt
 
@@ -19,13 +21,13 @@ def attempt(tmp_path: Path) -> Attempt:
     return Attempt(tmp_path / "0001")
 
 
-def test_all_well(attempt: Attempt) -> None:
+def test_all_well(attempt: Attempt, check_text: Callable[..., None]) -> None:
     attempt.exits(*range(8))
     attempt.event(*range(8), kind="end", reason="finished")
     found = attempt.describe("--job-id", "42", "--restart-count", "1", code=0)
     assert (found["reason"], found["exit_code"], found["first_failure"]) == ("finished", 0, None)
     assert (found["job_id"], found["restart_count"], found["attempt"], found["started"]) == ("42", 1, "0001", 10.0)
-    assert attempt.line == "bsl: attempt 0001 ended: finished (exit code 0)\n"
+    check_text(attempt.line)
 
 
 @pytest.mark.parametrize("reason", ["signal", "stop_after_steps"])
@@ -60,7 +62,7 @@ def test_a_killed_rank_comes_before_the_cascade_even_with_clocks_apart(attempt: 
     }
     assert found["failed_ranks"] == [0, 1, 2, 3, 4, 5, 6, 7]
     assert (found["exit_code"], attempt.code) == (137, "137")
-    assert "first failure: rank 5 (dp0 pp1 tp1) on n3: SIGKILL" in attempt.line
+    assert "rank 5 (dp0 pp1 tp1) on n3: SIGKILL" in attempt.line
 
 
 def test_the_earliest_of_two_exceptions_is_first(attempt: Attempt) -> None:
@@ -100,7 +102,7 @@ def test_a_node_that_left_nothing_was_lost(attempt: Attempt) -> None:
     assert found["reason"] == "node_failure"
     assert (found["first_failure"]["node"], found["first_failure"]["rank"]) == ("n3", 4)
     assert found["first_failure"]["time"] == 50.0
-    assert "none of the 2 ranks on n3" in found["first_failure"]["error"]
+    assert has_parts(found["first_failure"]["error"], "2 ranks on n3")
 
 
 def test_slurms_word_on_the_node_counts(attempt: Attempt) -> None:
@@ -112,7 +114,7 @@ def test_slurms_word_on_the_node_counts(attempt: Attempt) -> None:
 def test_a_node_that_slurm_lost_is_named_before_the_end_is_seen(attempt: Attempt) -> None:
     found = attempt.describe("--terminated", "91", "--lost-nodes", "n2\nn9", "--slurm-restarts", "1", code=None)
     assert found["reason"] == "node_failure"
-    assert (found["first_failure"]["rank"], found["first_failure"]["error"]) == (2, "Slurm lost the node n2")
+    assert found["first_failure"]["rank"] == 2 and has_parts(found["first_failure"]["error"], "Slurm", "node n2")
 
 
 def test_a_rank_whose_term_came_before_its_runners_did_not_crash(attempt: Attempt) -> None:
@@ -127,7 +129,7 @@ def test_a_launcher_that_was_killed_blames_no_rank(attempt: Attempt) -> None:
     attempt.exits(*range(8), code=None, signal="SIGTERM", terminated=90.0)
     found = attempt.describe(code=137)
     assert (found["reason"], found["exit_code"], found["first_failure"]) == ("crashed", 137, None)
-    assert found["evidence"] == ["no rank failed before it was told to end: what started them ended with 137"]
+    assert has_parts(*found["evidence"], 137)
 
 
 def test_one_killed_runner_is_no_lost_node(attempt: Attempt) -> None:
@@ -159,11 +161,11 @@ def test_a_crash_during_termination_is_the_terminations(attempt: Attempt) -> Non
     assert attempt.describe("--terminated", "91", code=1)["reason"] == "cancelled"
 
 
-def test_a_provisional_record_has_no_exit_code(attempt: Attempt) -> None:
+def test_a_provisional_record_has_no_exit_code(attempt: Attempt, check_text: Callable[..., None]) -> None:
     found = attempt.describe("--terminated", "91", "--slurm-reason", "TimeLimit", code=None)
     assert (found["reason"], found["exit_code"]) == ("time_limit", None)
-    assert "provisional: it has not ended yet" in attempt.line
     assert attempt.code == ""
+    check_text(attempt.line)
 
 
 def test_an_abort_after_the_end_is_no_failure(attempt: Attempt) -> None:
@@ -189,13 +191,13 @@ def test_torn_records_are_left_out(attempt: Attempt) -> None:
 
 
 def test_a_signal_keeps_the_last_words(attempt: Attempt) -> None:
-    attempt.logs(5, text="iteration 3\nFatal Python error: Segmentation fault\n\nCurrent thread 0x7f (most recent)")
+    words = "Fatal Python error: Segmentation fault"
+    attempt.logs(5, text=f"iteration 3\n{words}\n\nCurrent thread 0x7f (most recent)")
     attempt.exits(5, code=None, signal="SIGSEGV", time=99.0)
     attempt.exits(0, 1, 2, 3, 4, 6, 7, code=None, signal="SIGTERM", terminated=99.1)
     failure = attempt.describe(code=143)["first_failure"]
     assert (failure["signal"], failure["error"]) == ("SIGSEGV", None)
-    assert failure["last_words"] == "Fatal Python error: Segmentation fault"
-    assert "on n3: SIGSEGV (last words: Fatal Python error: Segmentation fault)" in attempt.line
+    assert failure["last_words"] == words and has_parts(attempt.line, "n3: SIGSEGV", words)
 
 
 @pytest.mark.parametrize(
@@ -239,10 +241,7 @@ def test_several_nodes_that_left_nothing_are_not_called_lost(attempt: Attempt) -
     attempt.exits(2, 3, code=None, signal="SIGTERM", terminated=91.0)
     found = attempt.describe(code=137)
     assert (found["reason"], found["first_failure"], attempt.code) == ("unknown", None, "137")
-    assert found["evidence"] == [
-        "ranks 0-1,4-7 on n1, n3, n4 left no exit record: whether these nodes were lost, or the ranks were all killed "
-        "at once, is not known"
-    ]
+    assert has_parts(*found["evidence"], "ranks 0-1,4-7 on n1, n3, n4")
     attempt.fails(2, "loss is NaN", time=80.0)
     assert attempt.describe(code=137)["first_failure"]["rank"] == 2
 
@@ -308,7 +307,7 @@ WATCHER = "agent ended the ranks: no step for 62 s: rank 5 sits in a lock"
 
 def test_a_hang_that_a_watcher_ended_is_a_hang(attempt: Attempt) -> None:
     bundle = attempt.dir.path.parent / "bundle"
-    suspect = {"rank": 5, "node": "n3", "coordinate": {"dp": 1}, "pid": 1005, "why": "waits for a lock"}
+    suspect: dict[str, Any] = {"rank": 5, "node": "n3", "coordinate": {"dp": 1}, "pid": 1005, "why": "waits for a lock"}
     numbered = {"numbered_by": "pid file"}
     write_json(bundle / "verdict.json", {"verdict": {"suspects": [{**suspect, **numbered}]}})
     ended_by(attempt, bundle=str(bundle), nodes=("n3",))
@@ -317,8 +316,8 @@ def test_a_hang_that_a_watcher_ended_is_a_hang(attempt: Attempt) -> None:
     found = attempt.describe(code=143)
     assert (found["reason"], found["exit_code"], found["evidence"]) == ("hang", 143, [WATCHER])
     assert found["suspects"] == [{"rank": 5, "node": "n3", "coordinate": {"dp": 1}}]
-    assert (found["first_failure"]["rank"], found["first_failure"]["error"]) == (5, "waits for a lock")
-    assert found["spy_bundle"] == str(bundle) and f"stacks of the hang: {bundle}" in attempt.line
+    assert (found["first_failure"]["rank"], found["first_failure"]["error"]) == (5, suspect["why"])
+    assert found["spy_bundle"] == str(bundle) and str(bundle) in attempt.line
     # Numbers that nobody knows accuse no rank.
     write_json(bundle / "verdict.json", {"verdict": {"suspects": [{**suspect, "numbered_by": "order of start"}]}})
     found = attempt.describe(code=143)
@@ -335,13 +334,16 @@ def test_ranks_that_a_watcher_killed_are_no_lost_node_and_no_crash(attempt: Atte
     assert attempt.describe("--lost-nodes", "n2", code=137)["reason"] == "node_failure", "that is Slurm's word"
 
 
-def test_what_the_ranks_left_goes_before_what_somebody_meant_to_do(attempt: Attempt) -> None:
+def test_what_the_ranks_left_goes_before_what_somebody_meant_to_do(
+    attempt: Attempt, check_text: Callable[..., None]
+) -> None:
     attempt.fails(3, "loss is NaN", time=80.0)
     attempt.exits(0, 1, 2, 4, 5, 6, 7, code=None, signal="SIGTERM", terminated=81.0)
     ended_by(attempt)
     found = attempt.describe(code=1)
     assert (found["reason"], found["first_failure"]["rank"]) == ("crashed", 3)
-    assert found["evidence"] == [WATCHER.replace("ended", "was about to end")]
+    assert found["evidence"] != [WATCHER]
+    check_text(*found["evidence"])
     # The same error, after somebody had set out to end the ranks, is a consequence of it.
     attempt.fails(3, "loss is NaN", time=80.0)
     assert attempt.describe(code=1)["reason"] == "hang"
@@ -385,10 +387,11 @@ def test_a_torn_record_of_who_ended_the_ranks_says_nothing(attempt: Attempt) -> 
     assert attempt.describe("--terminated", "91", code=143)["reason"] == "cancelled"
 
 
-def test_how_long_before_the_limit_ranks_were_told_is_not_by_the_wall_clock(attempt: Attempt) -> None:
+def test_how_long_before_the_limit_ranks_were_told_is_not_by_the_wall_clock(
+    attempt: Attempt, check_text: Callable[..., None]
+) -> None:
     attempt.exits(*range(8), code=None, signal="SIGTERM", terminated=91.0)
     facts = ("--stop-requested", "--terminated", "99999", "--slurm-reason", "TimeLimit")
     found = attempt.describe(*facts, "--told-before-s", "30", code=143)
     assert found["reason"] == "time_limit"
-    assert "the ranks did not stop, although told to 30 s before the time limit" in found["evidence"]
-    assert "nothing says that the ranks were told" in " ".join(attempt.describe(*facts, code=143)["evidence"])
+    check_text(*found["evidence"], *attempt.describe(*facts, code=143)["evidence"])

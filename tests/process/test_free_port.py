@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import socket
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
-import bigsci_launch
+from tests.support.texts import has_parts
 
-PROGRAM = Path(bigsci_launch.__file__).parent / "assets" / "diagnostics" / "free_port.py"
+from .attempt_records import run_here
 
 
 def find(port: int) -> tuple[int, str]:
-    argv = [sys.executable, "-I", "-S", str(PROGRAM), str(port)]
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=20, check=False)
+    done = run_here("free-port", str(port))
     assert done.returncode == 0, done.stderr
     return int(done.stdout), done.stderr
 
@@ -44,7 +40,7 @@ def test_a_port_on_which_somebody_listens_is_left(quiet_port: int, address: str)
         taken.listen(1)
         port, said = find(quiet_port)
     assert port != quiet_port and 10000 <= port < 30000
-    assert said == f"port {port} instead of {quiet_port} (address already in use)\n"
+    assert has_parts(said, f"port {port} ", quiet_port, "in use")
 
 
 def test_a_port_that_a_connection_uses_is_left(quiet_port: int) -> None:
@@ -59,4 +55,4 @@ def test_a_port_that_a_connection_uses_is_left(quiet_port: int) -> None:
 
 def test_the_way_back_from_the_ephemeral_range() -> None:
     port, said = find(40000)
-    assert 10000 <= port < 30000 and said.startswith(f"port {port} instead of 40000, which is in the ephemeral range")
+    assert 10000 <= port < 30000 and has_parts(said, f"port {port} ", 40000, "ephemeral")

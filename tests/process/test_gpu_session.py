@@ -21,7 +21,7 @@ import sys, time
 from on_gpu.record import run_phase
 def run(record, card):
     record.row(before="it broke")
-    record.check("a claim that holds", True)
+    record.check("it holds", True)
 """
 
 
@@ -59,12 +59,12 @@ def test_a_broken_phase_keeps_what_it_had(broken: str, state: str, why: str, tmp
     assert found["state"] == state
     assert why in found["why"]
     assert found["rows"] == [{"before": "it broke"}]
-    assert [each["name"] for each in found["checks"] if each["passed"]] == ["a claim that holds"]
+    assert [each["name"] for each in found["checks"] if each["passed"]] == ["it holds"]
 
 
 @pytest.mark.torch
 def test_a_phase_that_checks_nothing_has_not_passed(tmp_path: Path) -> None:
-    program = PRELUDE.replace('    record.check("a claim that holds", True)\n', "") + "run_phase(run)\n"
+    program = PRELUDE.replace('    record.check("it holds", True)\n', "") + "run_phase(run)\n"
     found, code = run_broken(program, tmp_path)
     assert (found["state"], found["why"], code) == ("failed", "nothing was checked", 1)
 

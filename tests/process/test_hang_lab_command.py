@@ -9,31 +9,22 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from bigsci_launch.errors import INSTALL_TRAIN, LabError
-from bigsci_launch.hang_lab.catalogue import find_reproduction
 from bigsci_launch.hang_lab.judgement import Judgement
 from bigsci_launch.hang_lab.needs import missing_need
 from bigsci_launch.hang_lab.runner import Standing, Trial, reproduce
+from bigsci_launch.hang_lab.zoo import find_reproduction
 from bigsci_launch.procfs import read_process
+from tests.support.waiting import wait_until
 
 BSL = [sys.executable, "-m", "bigsci_launch"]
 END_TIMEOUT_S = 20.0
-
-
-def wait_until(is_true: Callable[[], bool], timeout_s: float = END_TIMEOUT_S) -> bool:
-    end = time.monotonic() + timeout_s
-    while not is_true():
-        if time.monotonic() > end:
-            return False
-        time.sleep(0.05)
-    return True
 
 
 def test_list_knows_every_class_of_the_taxonomy() -> None:
@@ -140,7 +131,7 @@ def test_ranks_do_not_outlive_a_command_that_is_killed(tmp_path: Path) -> None:
     """After SIGKILL nobody cleans up; the kernel signals the runners, and they end what they run."""
     with held("H31", tmp_path) as (process, pids):
         process.kill()
-        assert wait_until(lambda: are_gone(pids))
+        wait_until(lambda: are_gone(pids), END_TIMEOUT_S)
 
 
 @pytest.mark.torch

@@ -9,13 +9,14 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import bigsci_launch
+from tests.support.waiting import wait_until
 
 RUNNER = Path(bigsci_launch.__file__).parent / "assets" / "diagnostics" / "rank_runner.py"
 TOPOLOGY = "tp=2,pp=2,dp=2"
@@ -58,13 +59,6 @@ class Runner:
 
     def wait_for(self, word: str, rank: int = 5) -> None:
         wait_until(lambda: word in self.said(rank))
-
-
-def wait_until(is_so: Callable[[], bool], timeout_s: float = 15) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not is_so():
-        assert time.monotonic() < deadline, "still not so"
-        time.sleep(0.02)
 
 
 @pytest.fixture

@@ -15,7 +15,10 @@ from pathlib import Path
 
 import pytest
 
-from .toy_controller import TOKEN, ToyController, is_alive, wait_until
+from tests.support.texts import has_parts
+from tests.support.waiting import wait_until
+
+from .toy_controller import TOKEN, ToyController, is_alive
 
 PROGRAMS = Path(__file__).parent / "programs"
 NAMES = ["RANK", "LOCAL_RANK", "WORLD_SIZE", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT", "BSL_GENERATION", "BSL_ATTEMPT"]
@@ -168,7 +171,7 @@ def test_a_node_is_tried_after_a_rank_has_died_and_a_bad_one_is_not_ready_again(
     resource.prlimit(seat.runner.pid, resource.RLIMIT_FSIZE, (8 << 20, 8 << 20))
     seat.begin(1)
     seat.wait_for("ended", generation=1)
-    assert "64 MiB cannot be written to /dev/shm: File too large" in seat.wait_for("unfit", timeout_s=40)["words"]
+    assert has_parts(seat.wait_for("unfit", timeout_s=40)["words"], "64 MiB", "/dev/shm: File too large")
     assert not [each for each in seat.said if each["say"] == "ready" and each["generation"] == 1]
 
 
@@ -193,7 +196,7 @@ def test_nothing_outlives_the_controller(seat: ToyController, is_silent: bool) -
         assert seat.runner is not None
         seat._connection.shutdown(socket.SHUT_RDWR)
     assert exit_code_of(seat) == 1
-    assert "the controller is lost" in " ".join(seat.log())
+    assert any("controller" in line for line in seat.log())
     assert not is_alive(seat.serving(0)["pid"]) and not is_alive(int(seat.log()[0]))
     assert seat.record("exits")["signal"] == "SIGTERM"
 
@@ -366,7 +369,7 @@ def test_a_rank_that_has_finished_has_not_failed_however_its_process_ends(
     assert (ended["code"], ended["signal"], ended["was_told"]) == (0, None, False)
     record = seat.record("exits")
     assert (record["signal"], record["clean_end"]) == (signal.Signals(number).name, True)
-    assert "had finished before its process ended" in seat.log()[-1]
+    assert has_parts(seat.log()[-1], "finished", signal.Signals(number).name)
     assert children(seat) == []
     seat.order("leave", code=0)
     assert exit_code_of(seat) == 0
@@ -390,7 +393,7 @@ def test_a_process_that_does_not_leave_is_killed(seat: ToyController) -> None:
     seat.order("end", generation=0, why="rank 0 died", grace_s=1)
     ended = seat.wait_for("ended", generation=0)
     assert (ended["signal"], ended["was_told"]) == ("SIGKILL", True)
-    assert ended["words"] == "did not leave generation 0 in 1 s"
+    assert has_parts(ended["words"], "generation 0", "1 s")
     seat.wait_for("ready", generation=0)
 
 
@@ -405,7 +408,7 @@ def test_an_error_that_would_come_again_is_said(seat: ToyController) -> None:
 def test_processes_that_never_get_ready_end_the_seat(seat: ToyController) -> None:
     seat.start_seat("--survive", "in_place", program=[sys.executable, "-c", "import no_such_module"])
     ended = seat.wait_for("ended", generation=None)
-    assert (ended["code"], ended["is_final"]) == (1, True) and "3 processes in a row" in ended["words"]
+    assert (ended["code"], ended["is_final"]) == (1, True) and "3 processes" in ended["words"]
     assert exit_code_of(seat) == 1
     assert " ".join(seat.log("seat-0001")).count("ModuleNotFoundError") == 3
 
@@ -424,4 +427,4 @@ def test_processes_that_wait_end_with_their_controller(seat: ToyController) -> N
 def test_a_stopped_process_is_killed(stopped: ToyController) -> None:
     ended = stopped.wait_for("ended", generation=0)
     assert 9 < ended["time"] - stopped.stopped_at < 30
-    assert (ended["signal"], ended["was_told"], ended["words"]) == ("SIGKILL", False, "stopped by SIGSTOP for 10 s")
+    assert (ended["signal"], ended["was_told"]) == ("SIGKILL", False) and has_parts(ended["words"], "SIGSTOP", "10 s")

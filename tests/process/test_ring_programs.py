@@ -21,9 +21,10 @@ from bigsci_launch.spy.look.target import Target
 from bigsci_launch.spy.show.rank_facts import facts_of
 from bigsci_launch.trace.last import group_ranks, words_of
 from bigsci_launch.trace.read import read_copies
+from tests.support.waiting import wait_until
 
 from .conftest import state_of
-from .recorded_ranks import DIAGNOSTICS, Ranks, Reply, read, until
+from .recorded_ranks import DIAGNOSTICS, Ranks, Reply, read
 
 WORK = """
 import os, pathlib, time, torch, torch.distributed as dist
@@ -86,8 +87,8 @@ def assert_ranks_are_told_apart(ranks: Ranks, size: int) -> None:
             ring["rank"]: ring for ring in rings_of(ranks) if ring["rank"] is not None and ring["recorder"]["stream"]
         }
 
-    until(lambda: ranks.log(0).count("ready") == size)
-    until(lambda: set(found()) == set(range(size)) and all(map(inside, found().values())))
+    wait_until(lambda: ranks.log(0).count("ready") == size)
+    wait_until(lambda: set(found()) == set(range(size)) and all(map(inside, found().values())))
     assert ("recv", 0) in inside(found()[1]) and ("barrier", None) in inside(found()[0])
     assert found()[0]["recorder"]["last_sequence"] == {"0": 2}
 
@@ -112,7 +113,7 @@ def test_each_worker_of_torchrun_has_a_ring(ranks: Ranks, tmp_path: Path) -> Non
     (tmp_path / "work.py").write_text(WORK + f"os.chdir({str(tmp_path)!r}); work()\n")
     options = ["--nproc-per-node", "3", "--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0"]
     ranks.start([sys.executable, "-m", "torch.distributed.run", *options, str(tmp_path / "work.py")], 1)
-    until(lambda: (ranks.attempt / "pids").exists() and num_joining(ranks) == 2)
+    wait_until(lambda: (ranks.attempt / "pids").exists() and num_joining(ranks) == 2)
     found = look(ranks)
     assert found.ranks[-1].place in ("work (work.py:5)", "work (work.py:6)") and not found.problems
     assert [(seen.rank, seen.numbered_by) for seen in found.ranks] == [
@@ -129,7 +130,8 @@ def test_each_worker_of_torchrun_has_a_ring(ranks: Ranks, tmp_path: Path) -> Non
     assert launcher not in [seen.pid for seen in found.ranks]
     assert [(each.pid, each.role) for each in found.others if each.role != "helper"] == [(launcher, "launcher")]
     assert all(seen.numbered_by is NumberedBy.RING and seen.ring and seen.threads for seen in found.ranks)
-    assert str(build_graph(found).waits[1]) == "recv from rank 0 with tag 5"
+    wait = build_graph(found).waits[1]
+    assert (wait.operation, wait.partner, wait.tag) == ("recv", 0, 5)
 
     os.kill(launcher, signal.SIGTERM)
     assert ranks.wait() != [0]
@@ -161,15 +163,18 @@ def test_each_process_that_a_program_spawns_has_a_ring(ranks: Ranks, tmp_path: P
         os.kill(int(ring.stem), signal.SIGKILL)  # they outlive the program that has started them
 
 
+HELD = "hold_it (<string>:8)"
+
+
 @pytest.mark.torch
 def test_a_rank_that_holds_the_gil_writes_its_stacks_and_one_that_is_stopped_does_not(ranks: Ranks) -> None:
     pytest.importorskip("torch")
     ranks.runner = ["-c", QUICK_RUNNER]
     ranks.start([sys.executable, "-c", GIL], 2)
-    until(lambda: "ready" in ranks.log(1) and bool(inside(read(ranks.live(0))[0])))
+    wait_until(lambda: "ready" in ranks.log(1) and bool(inside(read(ranks.live(0))[0])))
     untouched = ranks.live(0).with_suffix(".stacks").stat().st_mtime_ns
     os.kill(ranks.record(0)["pid"], signal.SIGSTOP)
-    until(lambda: "stacks" in read(ranks.live(1))[0])
+    wait_until(lambda: "stacks" in read(ranks.live(1))[0])
     time.sleep(6 * LOOK_S)
     held, stopped = read(ranks.live(1), ranks.live(0))
     assert inside(held) == [] and held["threads"][0]["last"][-1][2] == "all_reduce"
@@ -177,25 +182,21 @@ def test_a_rank_that_holds_the_gil_writes_its_stacks_and_one_that_is_stopped_doe
     assert inside(stopped)[0][0] == "barrier" and "stacks" not in stopped
 
     os.kill(ranks.record(0)["pid"], signal.SIGCONT)
-    until(lambda: read(ranks.live(0))[0]["heartbeat"] > stopped["heartbeat"])
+    wait_until(lambda: read(ranks.live(0))[0]["heartbeat"] > stopped["heartbeat"])
     waiting, held = read(ranks.live(0), ranks.live(1))
     assert ranks.live(0).with_suffix(".stacks").stat().st_mtime_ns == untouched
     assert "stacks" not in waiting and waiting["heartbeat"] > held["heartbeat"] + LOOK_S
     assert state_of(ranks.record(1)["pid"]) == "S", "the signal has not woken it"
     evidence = look(ranks, py_spy="/no/py-spy")
-    assert not evidence.ranks[1].threads and whereabouts(evidence.ranks[1]).startswith(
-        "is in hold_it (<string>:8) (from "
-    )
-    assert "py-spy is not installed" in (why := evidence.ranks[1].why_unreadable or "") and "; it is in hold_it" in why
+    assert not evidence.ranks[1].threads and HELD in whereabouts(evidence.ranks[1])
+    assert "py-spy is not installed" in (why := evidence.ranks[1].why_unreadable or "") and HELD in why
     stacks = [words for name, words in facts_of(evidence.ranks[1], evidence) if name == "stack"]
-    assert len(stacks) == 1 and re.fullmatch(
-        r"hold_it \(<string>:8\) < <module> \(<string>:12\) \(from faulthandler, \d+ s old\)", stacks[0]
-    ), stacks
+    assert len(stacks) == 1 and re.match(rf"{re.escape(HELD)} < <module> \(<string>:12\) .*\d+ s", stacks[0]), stacks
 
     os.kill(ranks.record(1)["pid"], signal.SIGKILL)
     assert ranks.runners[1].wait(60) == 137
     copy = read(ranks.kept(1))[0]
     assert copy["threads"][0]["last"][-1][2] == "all_reduce" and copy["stacks"] == held["stacks"]
-    assert whereabouts(look(ranks).ranks[1]).startswith("was in hold_it (<string>:8) (from faulthandler, ")
+    assert whereabouts(look(ranks).ranks[1]).startswith(f"was in {HELD} (from ")
     told = list(words_of(group_ranks(read_copies(AttemptDir(ranks.attempt)), 1), ()))
-    assert any(line.startswith("  no thread could run: in hold_it (<string>:8) (from ") for line in told), told
+    assert any("no thread could" in line and HELD in line for line in told), told

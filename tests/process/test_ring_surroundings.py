@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import sys
 from pathlib import Path
 
@@ -16,7 +18,7 @@ def test_a_folder_that_cannot_be_made_is_said_and_the_program_runs(ranks: Ranks,
     assert ranks.wait() == [0]
     assert "ring False" in ranks.log(0)
     assert ranks.record(0)["rings"] is None and "Not a directory" in ranks.record(0)["why_no_rings"]
-    assert ranks.log(0).count("rank_runner: the last calls are not kept: [Errno 20] Not a directory") == 1
+    assert ranks.log(0).count("rank_runner: ") == ranks.log(0).count("[Errno 20]") == 1
 
 
 def test_the_program_keeps_its_own_sitecustomize_and_its_path(ranks: Ranks, tmp_path: Path) -> None:
@@ -34,7 +36,7 @@ def test_the_disk_is_full_and_the_program_runs_on(tmp_path: Path) -> None:
     limit = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))\n"
     done = hooked(tmp_path, limit + "print(ring_hook.lane(), ring_hook.lane(), ring_hook.ring())")
     assert done.stdout == "None None None\n"
-    assert done.stderr.count("no ring of the last calls is kept") == 1
+    assert done.stderr.count("[Errno ") == len(done.stderr.splitlines()) == 1
     assert list(tmp_path.iterdir()) == []
 
 
@@ -42,7 +44,7 @@ def test_the_disk_of_the_node_is_full_and_the_program_runs_on(ranks: Ranks, smal
     ranks.start([sys.executable, "-c", HOOK + "print(ring_hook.lane(), ring_hook.ring())"], 1, str(small_disk))
     assert ranks.wait() == [0]
     assert "None None" in ranks.log(0)
-    assert ranks.log(0).count("no ring of the last calls is kept") == ranks.log(0).count("No space left on device") == 1
+    assert ranks.log(0).count("no ring of ") == ranks.log(0).count(os.strerror(errno.ENOSPC)) == 1
 
 
 def test_the_hook_runs_on_python_38_and_is_in_no_ones_way(ranks: Ranks, tmp_path: Path) -> None:

@@ -21,23 +21,22 @@ from bigsci_launch.hang_lab.nursery import Nursery, open_nursery
 from bigsci_launch.runs.attempts import JobRecord, write_job
 from bigsci_launch.runs.layout import AttemptDir
 from bigsci_launch.scheduler.local import Launcher
+from bigsci_launch.spy.judge.last_calls import FROM_RING
+from tests.support.waiting import wait_until
 
 from .conftest import state_of
-from .recorded_ranks import DIAGNOSTICS, Ranks, read, until
+from .recorded_ranks import DIAGNOSTICS, Ranks, read
 
 pytestmark = pytest.mark.torch
 CULPRIT, PIPE = 2, "shard"
 WAYS = {"killed": "", "stopped": "T", "state-d": "D", "gil": "S"}
 """How the culprit ends, and the state of its process from then on."""
-BY_NUMBER = "wait for it, the first of them (rank 0) in barrier number 4 of the world"
+BY_NUMBER = "barrier number 4"
 CLAIMS = {
-    "killed": (
-        "was killed by SIGKILL",
-        "was in torch.save at <module> (train.py:22) (from its ring, the process is gone)",
-    ),
-    "stopped": ("is stopped (SIGSTOP or job control) in stopped (train.py:10)", BY_NUMBER),
-    "state-d": ("is in uninterruptible sleep in the kernel (", BY_NUMBER),
-    "gil": ("sleeps in C code while it holds the GIL, called from gil (train.py:11)", BY_NUMBER),
+    "killed": (" SIGKILL", f"torch.save at <module> (train.py:22) ({FROM_RING})"),
+    "stopped": (" stopped (train.py:10)", BY_NUMBER),
+    "state-d": (" in the kernel (", BY_NUMBER),
+    "gil": (" GIL, called from gil (train.py:11)", BY_NUMBER),
 }
 """What `bsl spy` says of the culprit, and what it knows from the rings."""
 PROGRAM = """
@@ -123,13 +122,13 @@ def test_the_call_that_ended_a_rank_is_shown(forked: ForkedRanks, tmp_path: Path
     (tmp_path / "train.py").write_text(PROGRAM)
     os.mkfifo(tmp_path / PIPE)
     forked.start(tmp_path / "train.py", [way, str(tmp_path / PIPE)], size)
-    until(lambda: all("ready" in ranks.log(rank) for rank in range(size)))
-    until(lambda: state_of(ranks.record(CULPRIT)["pid"]) == WAYS[way])
+    wait_until(lambda: all("ready" in ranks.log(rank) for rank in range(size)))
+    wait_until(lambda: state_of(ranks.record(CULPRIT)["pid"]) == WAYS[way])
     waiting = [rank for rank in range(size) if rank != CULPRIT]
     if way == "killed":
-        until(lambda: all(ranks.kept(rank).exists() for rank in range(size)))
+        wait_until(lambda: all(ranks.kept(rank).exists() for rank in range(size)))
     else:
-        until(lambda: all(ring["open"] for ring in read(*map(ranks.live, waiting))))
+        wait_until(lambda: all(ring["open"] for ring in read(*map(ranks.live, waiting))))
 
     run = ranks.attempt.parent.parent
     (run / "run.json").write_text("{}")
@@ -146,5 +145,7 @@ def test_the_call_that_ended_a_rank_is_shown(forked: ForkedRanks, tmp_path: Path
     accused = verdict["suspects"] or verdict["look_first"]
     assert [each["rank"] for each in accused] == [CULPRIT], verdict
     claim, ring = CLAIMS[way]
-    assert verdict["claim"].startswith(f"rank {CULPRIT} ({socket.gethostname()}) {claim}"), verdict
+    assert verdict["claim"].startswith(f"rank {CULPRIT} ({socket.gethostname()}) ") and claim in verdict["claim"], (
+        verdict
+    )
     assert any(ring in line for line in (verdict["claim"], *verdict["evidence"])), verdict

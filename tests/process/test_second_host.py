@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +14,7 @@ import pytest
 
 from bigsci_launch.runs.layout import AttemptDir, RunDir
 from bigsci_launch.scheduler.lease import renewed_at
+from tests.support.waiting import wait_until
 
 BSL = [sys.executable, "-m", "bigsci_launch"]
 IN_OTHER = ["unshare", "--uts", "sh", "-c", 'hostname elsewhere; exec "$@"', "sh"]
@@ -43,10 +43,7 @@ def launcher_of(attempt: AttemptDir) -> int:
 def end(attempt: AttemptDir, number: int) -> None:
     pid = launcher_of(attempt)
     os.kill(pid, number)
-    deadline = time.monotonic() + 30
-    while Path(f"/proc/{pid}").exists():
-        assert time.monotonic() < deadline, "it does not end"
-        time.sleep(0.05)
+    wait_until(lambda: not Path(f"/proc/{pid}").exists(), 30)
 
 
 @pytest.fixture
@@ -61,10 +58,7 @@ def run(tmp_path: Path) -> Iterator[RunDir]:
     done = call(tmp_path, "submit", "run.yaml", "--detach")
     assert done.returncode == 0, done.stderr
     run = RunDir(tmp_path / "runs" / "trial")
-    deadline = time.monotonic() + 30
-    while renewed_at(run.attempt("0001").lease) is None:
-        assert time.monotonic() < deadline, "no lease"
-        time.sleep(0.05)
+    wait_until(lambda: renewed_at(run.attempt("0001").lease) is not None, 30)
     yield run
     for attempt in run.attempts():
         if Path(f"/proc/{launcher_of(attempt)}").exists():
@@ -73,12 +67,12 @@ def run(tmp_path: Path) -> Iterator[RunDir]:
 
 def test_another_host_starts_no_second_attempt_while_the_first_may_run(run: RunDir) -> None:
     folder = run.path.parent.parent
-    shown = call(folder, "status", "trial", elsewhere=True).stdout
-    assert "only that machine can tell; its last sign of life was" in shown
+    job = json.loads(call(folder, "status", "trial", "--json", elsewhere=True).stdout)["job"]
+    assert job["state"] == "UNKNOWN"
     refused = call(folder, "submit", "run.yaml", "--detach", elsewhere=True)
     assert refused.returncode == 2 and "attempt 0001 (pid " in refused.stderr and "may still run" in refused.stderr
     forced = call(folder, "submit", "run.yaml", "--detach", "--force", elsewhere=True)
-    assert forced.returncode == 2 and "it has just given a sign of life" in forced.stderr
+    assert forced.returncode == 2 and "attempt 0001" in forced.stderr
     end(run.attempt("0001"), signal.SIGTERM)
     assert [each.name for each in run.attempts()] == ["0001"]
     again = call(folder, "submit", "run.yaml", "--detach", elsewhere=True)
@@ -90,6 +84,6 @@ def test_a_host_that_is_gone_is_named_and_only_force_starts_the_next(run: RunDir
     folder = run.path.parent.parent
     end(run.attempt("0001"), signal.SIGKILL)
     refused = call(folder, "submit", "run.yaml", "--detach", elsewhere=True)
-    assert refused.returncode == 2 and "`bsl submit --force` starts the next attempt" in refused.stderr
+    assert refused.returncode == 2 and "`bsl submit --force`" in refused.stderr
     assert call(folder, "submit", "run.yaml", "--detach", "--force", elsewhere=True).returncode == 0
     assert [each.name for each in run.attempts()] == ["0001", "0002"]

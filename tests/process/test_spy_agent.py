@@ -99,7 +99,7 @@ def test_a_reader_that_never_answers_is_killed_and_the_rest_is_kept(
     assert time.monotonic() - began < 12.0, "1 s per reader, all of them at once, in each of two samples"
     assert len(found["ranks"]) == len(PLACES)
     for rank in found["ranks"]:
-        assert "py-spy gave no answer in 1 s" in rank["samples"][0]["why"]
+        assert "py-spy" in (why := rank["samples"][0]["why"]) and " 1 s" in why
         assert rank["samples"][0]["wchan"] is not None
         assert rank["samples"][0]["thread_times"]
     assert not [path.name for path in Path("/proc").glob("[0-9]*") if was_started_from(path, str(tmp_path))]
@@ -116,7 +116,7 @@ def was_started_from(process: Path, text: str) -> bool:
 def test_no_py_spy_is_evidence_and_no_error(hung: Any, ask_agent: AskAgent) -> None:
     found = ask_agent(launcher_pid=hung.pid, py_spy="/nowhere/py-spy")
     assert found["py_spy"] is None
-    assert {rank["samples"][-1]["why"] for rank in found["ranks"]} == {"py-spy is not installed on this node"}
+    assert all("py-spy is not installed" in rank["samples"][-1]["why"] for rank in found["ranks"])
 
 
 def test_a_foreign_user_gets_kernel_facts_and_the_reason(hung: Any) -> None:

@@ -75,10 +75,10 @@ def test_a_rank_that_wrote_none(samples: list[dict[str, Any]]) -> None:
 
 
 def test_a_pickle_that_would_run_something_is_refused(samples: list[dict[str, Any]], folder: Path) -> None:
-    assert samples[2]["recorder_why"].endswith("it is a pickle that would run posix.system")
+    assert samples[2]["recorder_why"].endswith(" posix.system")
     assert not (folder / "harmed").exists()
 
 
 def test_a_dump_of_another_moment_is_not_taken_for_this_one(samples: list[dict[str, Any]]) -> None:
     assert "recorder" not in samples[3]
-    assert samples[3]["recorder_why"].endswith("was written before the main thread last ran")
+    assert "written before" in samples[3]["recorder_why"]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import subprocess
 import sys
 import time
@@ -109,5 +111,5 @@ def test_what_may_not_be_read_says_why() -> None:
     done = subprocess.run([sys.executable, "-I", "-S", "-c", program], capture_output=True, text=True, check=True)
     found = json.loads(done.stdout)
     assert found["children"] == []
-    assert found["unread"]["io"] == "No such file or directory"
+    assert found["unread"]["io"] == os.strerror(errno.ENOENT)
     assert {"system_call", "sockets", "memory_events", "blocked_threads"} <= set(found["unread"])

@@ -78,7 +78,7 @@ def test_a_process_in_the_kernel_and_one_that_hangs_its_readers_cost_five_second
     os.kill(pids[1], signal.SIGKILL)  # it dies as soon as the disk is thawed
     assert found["wall_s"] < TIME_LIMIT_S
     first = {places[rank["rank"]]: rank["samples"][0] for rank in found["ranks"]}
-    assert first["hold_memory_map"]["why"] == "py-spy gave no answer in 3 s"
+    assert "py-spy" in (why := first["hold_memory_map"]["why"]) and " 3 s" in why
     assert {first["hold_memory_map"]["state"], *states_of_threads(first["hold_memory_map"])} == {"D"}
     assert (first["read_shard"]["state"], "stack" in first["read_shard"]) == ("D", True)
     assert all("stack" in rank["samples"][0] for rank in found["ranks"] if places[rank["rank"]] == "train_step")

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import re
 import subprocess
 import sys
-import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.support.texts import has_parts
+from tests.support.waiting import wait_until
 
 PROGRAM = """
 import os, sys, time
@@ -81,7 +85,7 @@ def test_the_answer_is_given_also_where_the_evidence_cannot_be_stored(launcher: 
     done = bsl("spy", "--pid", str(launcher), "--output", "file", cwd=tmp_path)
     assert done.returncode == 4
     assert done.stdout.startswith("rank 3 (")
-    assert done.stderr.startswith("error: file: the evidence cannot be stored")
+    assert done.stderr.startswith("error: file: ")
 
 
 def test_a_home_that_takes_nothing_costs_a_line(stopped: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -93,7 +97,7 @@ def test_a_home_that_takes_nothing_costs_a_line(stopped: int, tmp_path: Path, mo
     assert done.returncode == 1, "the exit code is that of the answer"
     (line,) = done.stderr.splitlines()
     assert line.startswith(f"warning: {tmp_path}/file/bsl/spy/")
-    assert line.endswith("the evidence cannot be stored: Not a directory; name another place with --output DIR")
+    assert os.strerror(errno.ENOTDIR) in line and line.endswith("--output DIR")
 
 
 SHELL = """
@@ -134,11 +138,8 @@ def local_run(tmp_path: Path) -> Iterator[Path]:
     done = bsl("submit", "run.yaml", "--local", "--detach", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     run = tmp_path / "runs" / "stuck"
-    end = time.monotonic() + 30
     logs = [run / "attempts" / "0001" / "logs" / f"rank-{rank:04d}.log" for rank in range(4)]
-    while not all(log.exists() and "up" in log.read_text() for log in logs):
-        assert time.monotonic() < end
-        time.sleep(0.05)
+    wait_until(lambda: all(log.exists() and "up" in log.read_text() for log in logs), 30)
     yield run
     assert bsl("cancel", str(run), cwd=tmp_path).returncode == 0
 
@@ -158,26 +159,25 @@ def test_a_local_run_by_name_by_default_and_as_the_only_one(local_run: Path) -> 
 
 
 @pytest.mark.parametrize(
-    ("words", "rc", "error"),
+    ("words", "rc"),
     [
-        (["--pid", "4194303"], 4, "there is no process 4194303"),
-        (["--local"], 4, "no local run is in progress"),
-        (["nowhere"], 2, "no run 'nowhere'"),
-        (["--bundle", "nowhere"], 2, "not a bundle"),
-        (["--bundle", "/dev/null"], 2, "not evidence"),
-        (["one", "two"], 2, "one RUN at a time: one two"),
-        (["--pid", "1", "--topology", "tp=0"], 2, "--topology: 'tp=0' is not AXIS=SIZE"),
-        (["--pid", "1", "--jobid", "7"], 2, "give only one of RUN, --jobid, --local/--pid and --bundle"),
+        ("--pid 4194303", 4),
+        ("--local", 4),
+        ("nowhere", 2),
+        ("--bundle nowhere", 2),
+        ("--bundle /dev/null", 2),
+        ("one two", 2),
+        ("--pid 1 --topology tp=0", 2),
+        ("--pid 1 --jobid 7", 2),
     ],
 )
-def test_mistakes(tmp_path: Path, words: list[str], rc: int, error: str) -> None:
-    done = bsl("spy", *words, cwd=tmp_path)
+def test_mistakes(tmp_path: Path, words: str, rc: int, check_text: Callable[..., None]) -> None:
+    done = bsl("spy", *words.split(), cwd=tmp_path)
     assert done.returncode == rc, done.stderr
-    assert error.lower() in done.stderr.lower()
-    assert "Traceback" not in done.stderr
+    check_text(done.stderr)
 
 
 def test_the_topology_must_fit_the_number_of_ranks(launcher: int, tmp_path: Path) -> None:
     done = bsl("spy", "--pid", str(launcher), "--topology", "tp=3", "--output", "e", cwd=tmp_path)
     assert done.returncode == 2
-    assert "tp=3,pp=1,dp=1 is 3 ranks, but the job has 4" in done.stderr
+    assert has_parts(done.stderr, "tp=3,pp=1,dp=1", " 3 ranks", " 4")

@@ -54,14 +54,14 @@ def browse(tmp_path: Path) -> Browse:
 def test_the_first_suspect_is_shown_until_another_rank_is_asked_for(browse: Browse) -> None:
     text = browse()
     assert "rank 5 (n0, dp0 pp1 tp1)" in text
-    assert "Suspect: it left out all_reduce" in text
+    assert re.search(r"Suspect: .*all_reduce", text)
     assert "rank 3 (n0, dp1 pp0 tp1)" in browse(fragment="#rank=3")
 
 
 def test_a_click_shows_the_stack_the_kernel_and_what_the_rank_waits_for(browse: Browse) -> None:
     text = browse("document.getElementById('rank-0').click()")
     assert "rank 0 (n0, dp0 pp0 tp0)" in text
-    assert "recv of the next stage" in text
+    assert re.search(r"\brecv\b.*\bnext stage", text)
     assert re.search(r"PipelineEngine\._exec_recv_grads\s+engine\.py:1216", text)
     assert "S, sleeping in futex_do_wait" in text
 

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from bigsci_launch.spy.inputs.gather import open_evidence
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.torch
 AskAgent = Callable[..., dict[str, Any]]
@@ -41,16 +42,15 @@ def document(ranks: Any, ask_agent: AskAgent) -> dict[str, Any]:
 
 def assert_unharmed(ranks: Any, folder: Path) -> None:
     """Check that nothing is stopped, nothing was left below the ranks, and the working rank keeps working."""
-    until = time.monotonic() + LIMIT_S
+
+    def is_stopped() -> bool:
+        return bool({"T", "t"} & {state for pid in ranks.descendants() for state in thread_states(pid)})
+
     # A py-spy whose agent was killed reads on for a moment. What it has left stopped stays so.
-    while {"T", "t"} & {state for pid in ranks.descendants() for state in thread_states(pid)}:
-        assert time.monotonic() < until, ranks.states()
-        time.sleep(0.02)
+    wait_until(lambda: not is_stopped(), LIMIT_S, evidence=ranks.states)
     before = (folder / "beat").read_text()
-    until = time.monotonic() + LIMIT_S
-    while (folder / "beat").read_text() == before or len(ranks.descendants()) > len(PLACES):
-        assert time.monotonic() < until, (before, ranks.states())
-        time.sleep(0.02)
+    wait_until(lambda: (folder / "beat").read_text() != before, LIMIT_S, evidence=ranks.states)
+    wait_until(lambda: len(ranks.descendants()) <= len(PLACES), LIMIT_S, evidence=ranks.states)
 
 
 def thread_states(pid: int) -> list[str]:
@@ -97,7 +97,7 @@ def test_a_process_without_torch_says_so(launch: Any, ask_agent: AskAgent) -> No
     launched = launch("hung_rank.py", ["wait_for_peers {ready}", "stop_here {ready}"])
     found = ask_agent(launcher_pid=launched.pid, flight_recorder="fork", native=True)
     first, stopped = (rank["samples"][-1] for rank in found["ranks"])
-    assert first["recorder_why"] == "it could not be pulled: it has not loaded torch"
+    assert "torch" in first["recorder_why"] and "recorder" not in first
     assert first["native"]
     assert "native" not in stopped, "it would hold the reader"
 
@@ -124,10 +124,7 @@ def test_killing_bsl_spy_at_any_moment_harms_nobody(ranks: Any, folder: Path, tm
     """Its agent is left alone and ends."""
     argv = [sys.executable, "-m", "bigsci_launch", "spy", "--pid", str(ranks.pid), "--output", str(tmp_path / "e")]
     orphans = [child for step in range(2) for child in kill_bsl([*argv, "--native", "--flight-recorder=fork"], step)]
-    until = time.monotonic() + LIMIT_S + 20
-    while any(Path(f"/proc/{pid}").exists() for pid in orphans):
-        assert time.monotonic() < until, orphans
-        time.sleep(0.05)
+    wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in orphans), LIMIT_S + 20)
     assert_unharmed(ranks, folder)
 
 

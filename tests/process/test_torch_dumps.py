@@ -12,10 +12,11 @@ from pathlib import Path
 import pytest
 
 from bigsci_launch.runs.layout import AttemptDir
-from bigsci_launch.spy.look.collect import collect_here
+from bigsci_launch.spy.look.collect import collect
 from bigsci_launch.spy.look.target import Target
+from tests.support.waiting import wait_until
 
-from .recorded_ranks import HOOK, Ranks, until
+from .recorded_ranks import HOOK, Ranks
 from .test_spy_dumps import dump
 
 SHOW = """
@@ -48,10 +49,10 @@ def test_an_old_torch_is_told_to_record(tmp_path: Path, version: str, kept: str 
 
 def test_a_dump_in_the_attempt_is_found(ranks: Ranks) -> None:
     ranks.start([sys.executable, "-c", "import time; print('ready', flush=True); time.sleep(60)"], 1)
-    until(lambda: "ready" in ranks.log(0))
+    wait_until(lambda: "ready" in ranks.log(0))
     time.sleep(0.5)
     Path(ranks.record(0)["recorder_files"][0]).write_bytes(dump())
     target = Target(label="dumps", request={"pid_files": str(ranks.attempt / "pids")})
-    sample = collect_here(target)[0]["ranks"][0]["samples"][-1]
+    sample = collect(target).nodes[0]["ranks"][0]["samples"][-1]
     assert sample["recorder"]["last_sequence"] == {"0": 8}, sample
     assert sample["recorder_file"] == str(AttemptDir(ranks.attempt).recorder_dumps) + "0"

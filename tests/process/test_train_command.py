@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 PLACE = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29000"}
@@ -20,18 +21,10 @@ def bsl_train(*options: str, **variables: str) -> subprocess.CompletedProcess[st
     )
 
 
-def test_every_missing_variable_is_named() -> None:
+def test_every_missing_variable_is_named(check_text: Callable[..., None]) -> None:
     done = bsl_train(RANK="0", WORLD_SIZE="two")
     assert done.returncode == 2
-    assert done.stderr.splitlines() == [
-        "error: environment: LOCAL_RANK: is not set",
-        "error: environment: MASTER_ADDR: is not set",
-        "error: environment: MASTER_PORT: is not set",
-        "error: environment: BSL_RUN_DIR: is not set",
-        "error: environment: BSL_ATTEMPT: is not set",
-        "error: environment: WORLD_SIZE: is not a number (got 'two')",
-        "hint: `bsl submit CONFIG --local` starts all ranks; with another launcher, export these for each rank",
-    ]
+    check_text(done.stderr)
 
 
 def test_a_misspelt_attempt_is_not_made(tmp_path: Path) -> None:

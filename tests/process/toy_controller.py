@@ -10,12 +10,12 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import bigsci_launch
 from bigsci_launch.door import Door
+from tests.support.waiting import wait_until
 
 RUNNER = Path(bigsci_launch.__file__).parent / "assets" / "diagnostics" / "rank_runner.py"
 TOKEN = "secret"
@@ -136,13 +136,6 @@ class ToyController:
                 time.sleep(0.5)
         except OSError:
             return
-
-
-def wait_until(is_so: Callable[[], bool], timeout_s: float = 20, text: Callable[[], str] = lambda: "not so") -> None:
-    deadline = time.monotonic() + timeout_s
-    while not is_so():
-        assert time.monotonic() < deadline, text()
-        time.sleep(0.02)
 
 
 def is_alive(pid: int) -> bool:

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tests.support.waiting import wait_until
+
 from .conftest import SlurmCluster
 
 HUNG = """
@@ -21,13 +23,6 @@ rank = os.environ.get("RANK") or os.environ["SLURM_PROCID"]
 pathlib.Path("{folder}", "ready-" + rank).touch()
 {place}() if rank == "{odd}" else wait_for_peers()
 """
-
-
-def wait_until(holds: Callable[[], bool], timeout_s: float = 60.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not holds():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.1)
 
 
 @dataclass(frozen=True, slots=True)

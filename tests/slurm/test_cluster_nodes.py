@@ -7,12 +7,11 @@ import os
 import shutil
 import signal
 import sys
-import time
-from collections.abc import Callable
 
 import pytest
 
 from bigsci_launch.procfs import read_processes
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.slurm
 
@@ -23,13 +22,6 @@ def status(cluster) -> dict:
 
 def states(cluster) -> dict[str, str]:
     return {node["name"]: node["state"] for node in status(cluster)["nodes"]}
-
-
-def wait_until(condition: Callable[[], bool], timeout_s: float) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, "it did not come true in time"
-        time.sleep(0.2)
 
 
 @pytest.mark.long

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from bigsci_launch.watch.seam import UNASKED_BYTES
+from bigsci_launch.checkpoints.around import UNASKED_BYTES
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(120)]
 

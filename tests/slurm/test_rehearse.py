@@ -6,12 +6,12 @@ import json
 import subprocess
 import sys
 import sysconfig
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.support.waiting import wait_until
 
 from .conftest import SlurmCluster
 
@@ -45,13 +45,6 @@ def run_file(folder: Path, mode: str = "") -> Path:
 
 def found(document: dict[str, Any], name: str) -> str:
     return "; ".join(next(phase["found"] for phase in document["phases"] if phase["name"] == name))
-
-
-def wait_until(holds: Callable[[], bool], timeout_s: float = 60.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not holds():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.2)
 
 
 def jobs(cluster: SlurmCluster) -> list[str]:

@@ -7,14 +7,14 @@ import os
 import shutil
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from bigsci_launch.runs.layout import AttemptDir, RunDir
+from tests.support.waiting import wait_until
 
 from .conftest import SlurmCluster
 
@@ -88,13 +88,6 @@ def report(attempt: AttemptDir, rank: int) -> dict[str, Any]:
 def log(attempt: AttemptDir, rank: int) -> str:
     path = attempt.path / "logs" / f"rank-{rank:04d}.log"
     return path.read_text() if path.exists() else ""
-
-
-def wait_until(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not holds():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.2)
 
 
 @pytest.fixture(scope="module")

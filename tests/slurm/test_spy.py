@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 
 from bigsci_launch.runs.layout import RunDir
+from tests.support.waiting import wait_until
 
 from .conftest import MakeCluster, SlurmCluster
-from .spied_jobs import Jobs, hung_processes, ready, suspect, wait_until
+from .spied_jobs import Jobs, hung_processes, ready, suspect
 
 pytestmark = pytest.mark.slurm
 PROGRAMS = Path(__file__).parents[1] / "process" / "programs"

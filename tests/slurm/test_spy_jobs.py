@@ -11,8 +11,10 @@ from typing import Any
 
 import pytest
 
+from tests.support.waiting import wait_until
+
 from .conftest import SlurmCluster
-from .spied_jobs import Jobs, hung_processes, ready, suspect, wait_until
+from .spied_jobs import Jobs, hung_processes, ready, suspect
 
 pytestmark = pytest.mark.slurm
 SUBMITIT = """

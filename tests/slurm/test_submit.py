@@ -176,7 +176,7 @@ def slow_runs(isolated_cluster: Any, tmp_path_factory: pytest.TempPathFactory) -
     runs = {name: write_run(isolated_cluster, folder, *each, name=name, nodes=1) for name, each in words.items()}
     runs["warned"].submit("--set", "slurm.time_limit=00:02:00", "--set", "monitor.exit_margin_s=112")
     job_id = runs["limited"].submit("--set", "slurm.time_limit=00:02:00", "--set", "monitor.exit_margin_s=118")
-    requeued = runs["requeued"].submit("--set", "slurm.requeue=true")
+    requeued = runs["requeued"].submit("--set", "slurm.requeue=true", "--set", "monitor.trace.include=[none]")
     for run in (runs["limited"], runs["requeued"]):
         run.wait_for_ranks(num=2)
     runs["limited"].wait_for(lambda: "the time limit is near" in runs["limited"].output())
@@ -213,6 +213,7 @@ def test_a_requeued_job_is_an_attempt_of_its_own(slow_runs: dict[str, Run]) -> N
     assert (status["attempt"]["name"], status["job"]["state"]) == ("0001.r1", "RUNNING")
     assert run.exit("0001")["reason"] == "requeued"
     assert '"BSL_ATTEMPT": "0001.r1"' in run.log(0, "0001.r1")
+    assert (run.directory / "attempts" / "0001.r1" / "requests" / "trace.json").is_file(), "it is traced as before"
     assert run.output().count("bsl: start attempt=") == 2
     run.cluster.run("scancel", "--signal=URG", status["job"]["job_id"])
     run.wait_for_state("COMPLETED")
@@ -272,8 +273,7 @@ def test_nothing_of_a_colleague_runs_at_the_end_of_a_job_whose_run_they_exchange
     with acting_as(MALLORY):
         run.directory.rename(away)
         (run.directory / "attempts" / "0001" / "tools").mkdir(parents=True)
-        for name in ("exit_reason.py", "bad_nodes.py"):
-            (run.directory / "attempts" / "0001" / "tools" / name).write_text(f"open({str(mark)!r}, 'w')")
+        (run.directory / "attempts" / "0001" / "tools" / "bsl-job.pyz").write_text(f"open({str(mark)!r}, 'w')")
     isolated_cluster.run("scancel", job_id)
     output = away / "attempts" / "0001" / "job.out"
     run.wait_for(lambda: "bsl: end attempt=0001" in output.read_text())

@@ -21,7 +21,7 @@ import pytest
 from bigsci_launch.data.indexed import IndexedWriter
 from bigsci_launch.runs.events import read_events
 from bigsci_launch.runs.layout import RunDir, node_memory
-from tests.listening import Listener, allowed_places, listeners, processes_of, table
+from tests.support.listening import Listener, allowed_places, listeners, processes_of, table
 
 from .conftest import SlurmCluster, _start, _stop
 from .test_submit import MODEL, PROGRAM, Run

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +12,7 @@ import pytest
 
 from bigsci_launch.runs.events import read_events
 from bigsci_launch.runs.layout import RunDir
+from tests.support.waiting import wait_until
 
 from .conftest import SlurmCluster
 
@@ -55,13 +54,6 @@ def losses(run: RunDir) -> dict[int, str]:
                 if record["kind"] == "step":
                     found[record["step"]] = record["loss_hex"]
     return found
-
-
-def wait_until(holds: Callable[[], bool], timeout_s: float = 90.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not holds():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.3)
 
 
 @pytest.fixture(scope="module")

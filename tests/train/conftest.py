@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from bigsci_launch.checkpoints.changes import Acceptance, write_accepted
 from bigsci_launch.config.load import dump_resolved
 from bigsci_launch.config.schema.run import RunConfig
 from bigsci_launch.data.indexed import IndexedWriter
-from bigsci_launch.runs.changes import Acceptance, write_accepted
 from bigsci_launch.runs.events import read_events
 from bigsci_launch.runs.layout import AttemptDir, RunDir, read_json
 from bigsci_launch.topology import Topology
@@ -67,6 +67,15 @@ class Attempt:
         path = self.folder.error_file(rank)
         return read_json(path) if path.exists() else None
 
+    def stopped(self) -> tuple[int, str]:
+        """Return the step and message of the guard that stopped the attempt: the same on every rank."""
+        errors = [self.error(rank) for rank in range(len(self.processes))]
+        known = [error for error in errors if error is not None]
+        assert len(known) == len(errors), f"silent: {errors}"
+        assert {error["type"] for error in known} == {"GuardError"}, known[0]["traceback"]
+        (message,) = {error["message"] for error in known}
+        return known[0]["step"], message
+
     def log(self, rank: int) -> str:
         return self.folder.log_file(rank).read_text()
 
@@ -109,6 +118,8 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return prefix
 
 
+PROGRAMS = (str(Path(__file__).parent / "programs"), str(Path(__file__).parents[2] / "benchmarks"))
+"""Folders of what ranks run instead of the trainer."""
 Start = Callable[..., Attempt]
 
 
@@ -176,7 +187,7 @@ def train_several(dataset: Path, start_rank: StartRank) -> Callable[..., dict[st
         folder: Path,
         topology: str,
         scenarios: Sequence[Scenario],
-        module: str = "bigsci_launch.train.several",
+        module: str = "several",
         accepting: Collection[str] = (),
     ) -> dict[str, Attempt]:
         shape = Topology.parse(topology)
@@ -218,6 +229,7 @@ def start_in(
 ) -> RankProcess:
     environment = {
         **os.environ,
+        "PYTHONPATH": os.pathsep.join(filter(None, (*PROGRAMS, os.environ.get("PYTHONPATH")))),
         "RANK": str(rank),
         "LOCAL_RANK": str(rank),
         "WORLD_SIZE": str(world_size),

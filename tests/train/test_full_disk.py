@@ -12,16 +12,16 @@ from typing import Any
 
 import pytest
 
-from bigsci_launch.runs.checkpoints import CheckpointsDir, read_record, require_complete
+from bigsci_launch.checkpoints.folder import CheckpointsDir, read_record, require_complete
+from bigsci_launch.checkpoints.refused_saves import read_refused_saves
 from bigsci_launch.runs.layout import RunDir
-from bigsci_launch.runs.saves.refused import read_refused_saves
 
 from .conftest import Attempt, Start
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(240)]
 SLOW = {"kind": "slow", "rank": 1, "step": 1, "seconds": 0.15}
 RUN: dict[str, Any] = {"training": {"steps": 20}, "checkpoint": {"save_interval": 10}, "faults": [SLOW]}
-HASTY = "tests.train.programs.hasty"
+HASTY = "hasty"
 
 
 def losses(attempt: Attempt) -> dict[int, str]:

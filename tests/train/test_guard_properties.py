@@ -19,16 +19,16 @@ from hypothesis import strategies as st  # noqa: E402
 from torch import nn  # noqa: E402
 
 from bigsci_launch.config.schema.run import OptimizerSection  # noqa: E402
-from bigsci_launch.topology import Topology  # noqa: E402
-from bigsci_launch.train.attach.moments import find_absurd, find_wrong_moments, moment_bound  # noqa: E402
-from bigsci_launch.train.attach.seal import StateSeal  # noqa: E402
-from bigsci_launch.train.attach.witness import _relation  # noqa: E402
-from bigsci_launch.train.device.digest import digests_on_device  # noqa: E402
-from bigsci_launch.train.guards import adam, gradients, moments, state  # noqa: E402
-from bigsci_launch.train.guards.copies import Column, CopyChecker, Violation  # noqa: E402
-from bigsci_launch.train.guards.flow.clipping import ClipWatch, clip_factor  # noqa: E402
-from bigsci_launch.train.guards.flow.samples import distance, spread  # noqa: E402
+from bigsci_launch.train.device.digest import digest64, digests_on_device  # noqa: E402
+from bigsci_launch.train.guards import moments  # noqa: E402
+from bigsci_launch.train.guards.copies import CopyChecker, Violation, Watched  # noqa: E402
+from bigsci_launch.train.guards.engine import adam, gradients, state  # noqa: E402
+from bigsci_launch.train.guards.engine.clipping import ClipWatch, clip_factor  # noqa: E402
+from bigsci_launch.train.guards.engine.samples import distance, spread  # noqa: E402
+from bigsci_launch.train.guards.flat import Flat  # noqa: E402
+from bigsci_launch.train.guards.loop_state import kept_states  # noqa: E402
 from bigsci_launch.train.guards.seal import Seal  # noqa: E402
+from bigsci_launch.train.guards.witness import _relation  # noqa: E402
 
 SMALL = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 SPECIAL = [0.0, -0.0, 1.0, -1.0, 1e-45, 6e-8, 1e-30, 1e30, 3.4e38, math.inf, -math.inf, math.nan]
@@ -70,9 +70,9 @@ def partition(weights: Any, master: Any) -> Any:
 def test_equal_copies_have_equal_digests_and_raise_no_finding(drawn: Any) -> None:
     (tensor,) = drawn
     copies = [tensor, tensor.clone(), tensor.clone()]
-    assert len({state.digest64(each) for each in copies}) == len({*digests_on_device(copies)}) == 1
-    checker = CopyChecker([[Column("w", ("dp",))]] * 3, Topology(dp=3))
-    assert checker.find_unequal(np.array([[state.digest64(each)] for each in copies])) == []
+    assert len({digest64(each) for each in copies}) == len({*digests_on_device(copies)}) == 1
+    checker = CopyChecker([[Watched("w", (("dp", (0, 1, 2)),))]] * 3)
+    assert checker.find_unequal(np.array([[digest64(each)] for each in copies])) == []
     masters = tensor.float()
     assert check(state.find_masters_apart([partition(masters.to(tensor.dtype), masters)], 0)) == []
 
@@ -81,18 +81,14 @@ def test_equal_copies_have_equal_digests_and_raise_no_finding(drawn: Any) -> Non
 @given(tensors(count=2), st.booleans())
 def test_seals_of_any_state_hold_until_it_changes(drawn: Any, is_whole: bool) -> None:
     weights, moment = drawn
-    optimizer_state = {"exp_avg": moment.float(), "step": torch.tensor(3.0)}
-    seal = Seal([partition(weights, weights.float())], [optimizer_state], 0)
-    seal.take(3, is_whole=is_whole)
-    assert check(seal.find_broken()) == []
-    moment_before = optimizer_state.pop("exp_avg")
-    assert [each.check for each in check(seal.find_broken())] == ["memory"]
-    optimizer_state.update(exp_avg=moment_before * -2 + 1, step=torch.tensor(math.nan))
-    assert check(seal.find_broken())
-    loop = StateSeal()
-    loop.close({"w": weights, "m": moment}, is_whole=is_whole)
-    assert check(loop.find_changed({"w": weights.clone(), "m": moment.clone()}, 0)) == []
-    check(loop.find_changed({"w": weights, "m": weights * 3 + 1}, 0))
+    kept, counts, seal = {"exp_avg": moment.float()}, {"step": 3.0}, Seal("memory", 0)
+    part = partition(weights, weights.float())
+    seal.close(state.flats_of(part, kept), 3, is_whole=is_whole, counts=counts)
+    assert check(seal.find_broken(state.flats_of(part, kept), counts)) == []
+    before = kept.pop("exp_avg")
+    assert [each.check for each in check(seal.find_broken(state.flats_of(part, kept), counts))] == ["memory"]
+    kept["exp_avg"] = before * -2 + 1
+    assert check(seal.find_broken(state.flats_of(part, kept), {"step": math.nan}))
 
 
 @SMALL
@@ -101,7 +97,7 @@ def test_moments_of_any_kind_give_findings_only(drawn: Any, factor: float, size:
     master, first, second, gradient = drawn
     part, limits = partition(master.bfloat16(), master), moments.MomentLimits(abs(factor), abs(size))
     for kept in ({}, {"exp_avg": first}, {"exp_avg_sq": second}, {"exp_avg": first, "exp_avg_sq": second}):
-        check(moments.find_wrong_moments(part, kept, limits, 0))
+        check(moments.find_wrong_state([(state.flats_of(part, kept), limits)], 0))
     assert moments.largest_factor(first, second) >= 0
     assert adam.steps_since(0.0, count) >= 0
     adam._size(first, second)
@@ -114,14 +110,6 @@ def test_moments_of_any_kind_give_findings_only(drawn: Any, factor: float, size:
 
 
 @SMALL
-@given(st.floats(0, 1, exclude_max=True), st.floats(0, 1, exclude_max=True), st.integers(0, 10**9), NUMBERS)
-def test_the_limit_of_moments_is_a_number_for_all_betas(one: float, two: float, steps: int, before: float) -> None:
-    assert moments.moment_factor([one, two], steps, 0.0) >= 0
-    assert moments.moment_factor([one, two], steps, abs(before)) >= 0 or math.isnan(before)
-    assert moment_bound(one, two) >= 0
-
-
-@SMALL
 @given(tensors(count=3))
 def test_the_moments_of_a_loop_give_findings_only(drawn: Any) -> None:
     weight, first, second = drawn
@@ -131,8 +119,8 @@ def test_the_moments_of_a_loop_give_findings_only(drawn: Any) -> None:
             param_groups=[{"params": [parameter], "betas": betas}],
             state={parameter: {"exp_avg": first, "exp_avg_sq": second}},
         )
-        check(find_wrong_moments(optimizer, [("w", parameter)], 0))  # type: ignore[arg-type]
-    check(find_absurd({"w": weight}, 0))
+        kept = kept_states(optimizer, [("w", parameter)])  # type: ignore[arg-type]
+        check(moments.find_wrong_state([*kept, ({"": Flat.whole("w", weight)}, moments.MomentLimits())], 0))
 
 
 @SMALL

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from bigsci_launch.runs.checkpoints import digests_path, read_record
+from bigsci_launch.checkpoints.folder import digests_path, read_record
+from bigsci_launch.checkpoints.verify import find_damage
 from bigsci_launch.runs.layout import read_json
-from bigsci_launch.runs.verify import find_damage
 from bigsci_launch.train.guards.interval import MOST_STEPS, interval_for
 
 pytestmark = pytest.mark.torch
@@ -55,18 +55,6 @@ def runs(train_several: Any, tmp_path_factory: pytest.TempPathFactory) -> Runs:
     return found
 
 
-def stopped(runs: Runs, name: str, world_size: int = 4) -> tuple[int, str]:
-    """Return the step and message of the guard that stopped a run; the same on every rank, with nothing saved since."""
-    attempt = runs[name]
-    errors = [attempt.error(rank) for rank in range(world_size)]
-    assert all(errors), name
-    assert {error["type"] for error in errors} == {"GuardError"}, errors[0]
-    assert len({error["message"] for error in errors}) == 1
-    step = errors[0]["step"]
-    assert max(attempt.steps(), default=0) < max(step, 1)
-    return step, errors[0]["message"]
-
-
 def test_a_healthy_run_passes_and_says_what_it_costs(runs: Runs) -> None:
     for name in ("healthy", "healthy fp32"):
         assert runs[name].error(0) is None
@@ -96,8 +84,8 @@ SENTENCES = {
 @pytest.mark.parametrize("name", SENTENCES)
 def test_a_defect_stops_the_run_at_its_step(runs: Runs, name: str) -> None:
     step, parts = SENTENCES[name]
-    assert stopped(runs, name)[0] == step
-    message = stopped(runs, name)[1]
+    found, message = runs[name].stopped()
+    assert found == step and max(runs[name].steps(), default=0) < max(step, 1)
     assert message.startswith(f"step {step}: ")
     for part in parts:
         assert part in message
@@ -156,9 +144,9 @@ def test_a_healthy_resume_passes(resumed: Runs) -> None:
 
 
 def test_a_load_that_loses_something_is_refused(resumed: Runs) -> None:
-    step, message = stopped(resumed, "random")
+    step, message = resumed["random"].stopped()
     assert (step, message.startswith("step 3: load: random states on ranks 0-3")) == (3, True)
-    step, message = stopped(resumed, "counted")
+    step, message = resumed["counted"].stopped()
     assert step == 3
     assert "load: optimizer state decay.step" in message
     assert "is 0, but 3 was saved" in message

@@ -5,8 +5,6 @@ All runs are trained in turn on the same four ranks (pp 2 x dp 2), broken from o
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -46,18 +44,8 @@ def runs(train_several: Any, tmp_path_factory: pytest.TempPathFactory) -> Runs:
         ("healthy fp32", sections("healthy", "fp32")),
         *((name, sections(name, "bf16")) for name in SENTENCES),
     ]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", str(Path(__file__).parent / "programs"), prepend=os.pathsep)
-        found: Runs = train_several(tmp_path_factory.mktemp("flow"), "pp=2,dp=2", scenarios, "broken_flow")
+    found: Runs = train_several(tmp_path_factory.mktemp("flow"), "pp=2,dp=2", scenarios, "broken_flow")
     return found
-
-
-def stopped(runs: Runs, name: str) -> tuple[int, str]:
-    errors = [runs[name].error(rank) for rank in range(4)]
-    assert all(errors), f"{name}: silent"
-    assert {error["type"] for error in errors} == {"GuardError"}, errors[0]["traceback"]
-    (message,) = {error["message"] for error in errors}
-    return errors[0]["step"], message
 
 
 @pytest.mark.parametrize("name", ["healthy", "healthy fp32"])
@@ -68,7 +56,7 @@ def test_a_healthy_run_is_silent(runs: Runs, name: str) -> None:
 
 @pytest.mark.parametrize("name", SENTENCES)
 def test_a_defect_stops_the_run_in_its_step(runs: Runs, name: str) -> None:
-    step, message = stopped(runs, name)
+    step, message = runs[name].stopped()
     assert step == STEP
     for part in SENTENCES[name]:
         assert part in message
@@ -80,9 +68,7 @@ def test_a_loss_that_one_tp_rank_computes_otherwise_is_found_and_hangs_nobody(
 ) -> None:
     sections = {"training": {"steps": 6, "precision": "bf16"}, "guards": {"interval": 1}}
     scenarios = [(name, {**sections, "run": {"name": name.replace(" ", "-")}}) for name in ("unknown loss", "healthy")]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", str(Path(__file__).parent / "programs"), prepend=os.pathsep)
-        runs = train_several(tmp_path_factory.mktemp("loss"), "tp=2", scenarios, "broken_flow")
+    runs = train_several(tmp_path_factory.mktemp("loss"), "tp=2", scenarios, "broken_flow")
     errors = [runs["unknown loss"].error(rank) for rank in range(2)]
     assert all(errors) and errors[0]["step"] == STEP
     assert "did not pass through the trainer's own loss function" in errors[0]["message"]

@@ -5,13 +5,11 @@ All runs of this module are trained in turn on the same two replicas, and broken
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from bigsci_launch.runs.checkpoints import CheckpointsDir, read_record
+from bigsci_launch.checkpoints.folder import CheckpointsDir, read_record
 
 pytestmark = pytest.mark.torch
 
@@ -39,48 +37,37 @@ NAMES = (
 
 @pytest.fixture(scope="module")
 def runs(train_several: Any, tmp_path_factory: pytest.TempPathFactory) -> Runs:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", str(Path(__file__).parent / "programs"), prepend=os.pathsep)
-        found: Runs = train_several(
-            tmp_path_factory.mktemp("state"),
-            "dp=2",
-            [
-                scenario("healthy"),
-                scenario("healthy.fp32", training={"precision": "fp32"}),
-                scenario("healthy.auto", "auto"),
-                *(scenario(name) for name in NAMES),
-                # Step 4 is not checked: only what is looked at in every step can find these.
-                *(scenario(f"{name}.unchecked", 100) for name in ("zeroed", "scaled", "masters", "rate")),
-                *(scenario(f"{name}.fp32", training={"precision": "fp32"}) for name in ("zeroed", "scaled", "rate")),
-                scenario("zeroed.warned", guards={"action": "warn"}),
-                scenario("weight.unguarded", "off"),
-                *(scenario(f"stopped.{interval}", interval, checkpoint={}) for interval in (1, 100)),
-                scenario("once"),
-                scenario("for-ever", guards={"max_skipped_steps": 3}),
-                scenario("for-ever.fp32", guards={"max_skipped_steps": 3}, training={"precision": "fp32"}),
-                scenario("for-ever.unguarded", "off", guards={"max_skipped_steps": 2}),
-                *(
-                    scenario(f"zeroed.resumed.{precision}", training={"precision": precision, **stops})
-                    for precision in ("bf16", "fp32")
-                    for stops in ({"stop_after_steps": 3}, {})
-                ),
-                scenario("retuned", training={"stop_after_steps": 3}),
-                scenario("retuned", optimizer=RETUNED),
-                scenario("fp16", training={"precision": "fp16", "steps": 30}),
-                scenario("rate-inside"),
-            ],
-            "broken_state",
-        )
+    found: Runs = train_several(
+        tmp_path_factory.mktemp("state"),
+        "dp=2",
+        [
+            scenario("healthy"),
+            scenario("healthy.fp32", training={"precision": "fp32"}),
+            scenario("healthy.auto", "auto"),
+            *(scenario(name) for name in NAMES),
+            # Step 4 is not checked: only what is looked at in every step can find these.
+            *(scenario(f"{name}.unchecked", 100) for name in ("zeroed", "scaled", "masters", "rate")),
+            *(scenario(f"{name}.fp32", training={"precision": "fp32"}) for name in ("zeroed", "scaled", "rate")),
+            scenario("zeroed.warned", guards={"action": "warn"}),
+            scenario("weight.unguarded", "off"),
+            *(scenario(f"stopped.{interval}", interval, checkpoint={}) for interval in (1, 100)),
+            scenario("once"),
+            scenario("for-ever", guards={"max_skipped_steps": 3}),
+            scenario("for-ever.fp32", guards={"max_skipped_steps": 3}, training={"precision": "fp32"}),
+            scenario("for-ever.unguarded", "off", guards={"max_skipped_steps": 2}),
+            *(
+                scenario(f"zeroed.resumed.{precision}", training={"precision": precision, **stops})
+                for precision in ("bf16", "fp32")
+                for stops in ({"stop_after_steps": 3}, {})
+            ),
+            scenario("retuned", training={"stop_after_steps": 3}),
+            scenario("retuned", optimizer=RETUNED),
+            scenario("fp16", training={"precision": "fp16", "steps": 30}),
+            scenario("rate-inside"),
+        ],
+        "broken_state",
+    )
     return found
-
-
-def stopped(runs: Runs, name: str) -> tuple[int, str]:
-    """Return the step and message of the guard that stopped a run: the same on both ranks."""
-    errors = [runs[name].error(rank) for rank in (0, 1)]
-    assert all(errors), name
-    assert {error["type"] for error in errors} == {"GuardError"}, errors[0]
-    assert len({error["message"] for error in errors}) == 1
-    return errors[0]["step"], errors[0]["message"]
 
 
 @pytest.mark.parametrize("name", ["healthy", "healthy.fp32", "healthy.auto", "retuned+"])
@@ -123,7 +110,7 @@ SENTENCES = {
 
 @pytest.mark.parametrize("name", SENTENCES)
 def test_a_wrong_state_stops_the_run_in_its_step(runs: Runs, name: str) -> None:
-    step, message = stopped(runs, name)
+    step, message = runs[name].stopped()
     assert step == BROKEN
     check, *parts = SENTENCES[name]
     assert message.startswith(f"step {BROKEN}: {check}: "), message
@@ -165,7 +152,7 @@ def test_one_skipped_step_is_recorded_and_the_run_continues(runs: Runs) -> None:
 
 @pytest.mark.parametrize("name", ["for-ever", "for-ever.fp32"])
 def test_steps_skipped_in_a_row_stop_the_run_and_name_the_rank(runs: Runs, name: str) -> None:
-    step, message = stopped(runs, name)
+    step, message = runs[name].stopped()
     assert step == 6
     assert message.startswith("step 6: not finite: gradient of ")
     assert "weight on rank 1 (dp1 pp0 tp0): 1 of 32 elements are not finite" in message
@@ -186,6 +173,6 @@ def test_the_ordinary_overflows_of_fp16_are_recorded_and_nothing_else(runs: Runs
 
 
 def test_skipped_steps_stop_an_unguarded_run_too(runs: Runs) -> None:
-    step, message = stopped(runs, "for-ever.unguarded")
+    step, message = runs["for-ever.unguarded"].stopped()
     assert step == 5
     assert "2 steps in a row were skipped" in message

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
+from bigsci_launch.checkpoints.folder import digests_path
+from bigsci_launch.checkpoints.found_size import FoundSize, read_found_size, write_found_size
 from bigsci_launch.file_names import checkpoint_tag
-from bigsci_launch.runs.checkpoints import digests_path
 from bigsci_launch.runs.layout import RunDir
-from bigsci_launch.runs.sizes.record import FoundSize, read_found_size, write_found_size
 from bigsci_launch.topology import Topology
 from bigsci_launch.train.microbatch.automatic import fingerprint
 

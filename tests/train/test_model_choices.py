@@ -13,6 +13,7 @@ from click.testing import CliRunner
 from bigsci_launch.cli.main import bsl
 from bigsci_launch.config.load import load_run
 from bigsci_launch.plan.shape.parameters import ModelShape, pipeline_layers
+from bigsci_launch.plan.shape.tflops import MODEL_PASSES, full_flops
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("deepspeed")
@@ -48,7 +49,7 @@ def config_of(choice: str) -> Any:
 
 def build(config: Any) -> Any:
     """Return the layers of the model; its parameters are moved away from zeros and ones, which would hide errors."""
-    from bigsci_launch.train.model import GptSizes
+    from bigsci_launch.train.parallel.model import GptSizes
     from bigsci_launch.train.parallel.pipeline import layer_specs
     from bigsci_launch.train.parallel.tensor import TensorParallel
 
@@ -102,8 +103,6 @@ def test_loss_and_gradients_are_those_of_a_plain_model(choice: str) -> None:
 
 @pytest.mark.parametrize("choice", CHOICES)
 def test_the_planner_and_the_flops_count_what_is_built(choice: str) -> None:
-    from bigsci_launch.train.flops import FlopCounter
-
     config = config_of(choice)
     layers = build(config)
     shape = ModelShape.of_config(config)
@@ -114,7 +113,7 @@ def test_the_planner_and_the_flops_count_what_is_built(choice: str) -> None:
     weights = matrices - sum(each.numel() for each in tables)
     h, s, padded = config.model.hidden_size, config.model.sequence_length, config.padded_vocab_size
     per_token = 6 * (weights + h * padded) + 12 * config.model.num_layers * h * s
-    assert FlopCounter.of_config(config).model_flops(3) == pytest.approx(3 * s * per_token)
+    assert full_flops(shape, 1, 3, MODEL_PASSES) == pytest.approx(3 * s * per_token)
 
 
 @pytest.fixture(scope="module")

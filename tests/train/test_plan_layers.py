@@ -17,7 +17,7 @@ pytestmark = pytest.mark.torch
 @pytest.mark.parametrize("has_norm", ["true", "false"])
 @pytest.mark.parametrize("positions", ["learned", "rotary", "alibi"])
 def test_the_layer_list_is_that_of_the_trainer(is_tied: str, has_norm: str, positions: str) -> None:
-    from bigsci_launch.train.model import GptSizes
+    from bigsci_launch.train.parallel.model import GptSizes
     from bigsci_launch.train.parallel.pipeline import layer_specs
     from bigsci_launch.train.parallel.tensor import TensorParallel
 

@@ -9,10 +9,10 @@ import pytest
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
 
-from bigsci_launch.train.initial_weights import Draw  # noqa: E402
-from bigsci_launch.train.model import GptSizes, SelfAttention  # noqa: E402
+from bigsci_launch.train.parallel.initial_weights import Draw  # noqa: E402
+from bigsci_launch.train.parallel.model import GptSizes, SelfAttention  # noqa: E402
+from bigsci_launch.train.parallel.positions import AlibiPositions, RotaryPositions, alibi_slopes  # noqa: E402
 from bigsci_launch.train.parallel.tensor import TensorParallel  # noqa: E402
-from bigsci_launch.train.positions import AlibiPositions, RotaryPositions, alibi_slopes  # noqa: E402
 
 ALONE = TensorParallel(0, 1, None)
 

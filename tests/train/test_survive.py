@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+from bigsci_launch.checkpoints.folder import digests_path
 from bigsci_launch.cli.main import bsl
 from bigsci_launch.file_names import checkpoint_tag
-from bigsci_launch.runs.checkpoints import digests_path
 from bigsci_launch.runs.layout import RunDir
 
 from .conftest import Attempt, Start, free_port

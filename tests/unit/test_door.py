@@ -8,12 +8,13 @@ import resource
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 
 from bigsci_launch import door as module
 from bigsci_launch.door import GREETING, Door, Guest, call, is_everywhere, listen_at, prove, read_line
+from tests.support.waiting import wait_until
 
 TOKEN = "a secret"
 STRANGE = {
@@ -30,13 +31,6 @@ STRANGE = {
     "no end": b"x" * 100_000,
     "bytes that are no ASCII": b"\xff" * 64 + b" \xff \xff\n",
 }
-
-
-def wait_until(is_so: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 5
-    while not is_so():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 class Listening:

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from bigsci_launch.iteration_line import IterationLine, parse_iterations
-from bigsci_launch.train.log_line import StepResult, format_step
+from bigsci_launch.train.steps.log_line import StepResult, format_step
 
 BLOOM = (
     " [default7]: iteration    12695/  115311 | consumed samples:      9841584 | consumed tokens:  20155564032 | "

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from bigsci_launch.launch.job import keep_watch
 from bigsci_launch.nodes.memory import add_nodes, make_entry, read_nodes
 from bigsci_launch.runs.layout import write_json
 
@@ -24,27 +25,14 @@ def bad_node(_: Program) -> Write:
     return lambda path: add_nodes(path, [make_entry(f"n{os.geteuid()}", "ecc", "uncorrectable", cluster=None)])
 
 
-def bad_node_by_tool(program: Program) -> Write:
-    entry = {"cluster": None, "reason": "ecc", "evidence": "", "since": 1.0, "expires": None}
-    remember = program("bad_nodes").remember
-    return lambda path: remember(path, [{**entry, "node": f"n{os.geteuid()}"}])
-
-
-def record_by(module: str, function: str) -> Callable[[Program], Write]:
-    def writer(program: Program) -> Write:
-        write = getattr(program(module), function)
-        return lambda path: write(path, {"schema_version": 1})
-
-    return writer
+def record_of_rank(program: Program) -> Write:
+    write = program("rank_process").write_record
+    return lambda path: write(path, {"schema_version": 1})
 
 
 WRITERS = {
     "nodes/memory": bad_node,
-    "bad_nodes": bad_node_by_tool,
-    "bad_nodes record": record_by("bad_nodes", "write_json"),
-    "exit_reason": record_by("exit_reason", "write_record"),
-    "chain_records": record_by("chain_records", "write_record"),
-    "rank_process": record_by("rank_process", "write_record"),
+    "rank_process": record_of_rank,
     "layout": lambda _: lambda path: write_json(path, {}),
 }
 
@@ -77,7 +65,7 @@ def test_links_at_every_name_that_can_be_guessed_change_nothing(tmp_path: Path, 
 
 @AS_ROOT
 @pytest.mark.parametrize("mask", [0o002, 0o022, 0o077])
-@pytest.mark.parametrize("write", [bad_node, bad_node_by_tool], ids=["package", "tool"], indirect=True)
+@pytest.mark.parametrize("write", [bad_node], ids=["nodes/memory"], indirect=True)
 def test_each_member_of_a_project_may_add_bad_nodes(tmp_path: Path, write: Write, mask: int) -> None:
     shared = make_shared(tmp_path / "shared")
     for user in (ALICE, MALLORY):
@@ -87,7 +75,7 @@ def test_each_member_of_a_project_may_add_bad_nodes(tmp_path: Path, write: Write
 
 
 @AS_ROOT
-@pytest.mark.parametrize("write", [bad_node, bad_node_by_tool], ids=["package", "tool"], indirect=True)
+@pytest.mark.parametrize("write", [bad_node], ids=["nodes/memory"], indirect=True)
 def test_a_lock_that_is_a_link_is_refused(tmp_path: Path, write: Write) -> None:
     shared, target = make_shared(tmp_path / "shared"), tmp_path / "shared" / "target"
     with acting_as(MALLORY):
@@ -97,19 +85,18 @@ def test_a_lock_that_is_a_link_is_refused(tmp_path: Path, write: Write) -> None:
     assert not target.exists()
 
 
-def test_the_log_of_a_watcher_that_is_a_link_is_not_written(tmp_path: Path) -> None:
+def test_the_log_of_a_watcher_that_is_a_link_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is started again and again, and a log that has grown large is emptied."""
     private, log = tmp_path / "private.rc", tmp_path / "watch.log"
     private.write_text(SECRET)
     log.symlink_to(private)
-    with standalone() as program:
-        keeper = program("keep_watch")
-        keeper.LOG_LIMIT = 3
-        with keeper.Keeper(log, ["true"])._open_log() as stream:
-            stream.write(b"words\n")
-        assert private.read_text() == SECRET
-        log.unlink()
-        for words in (b"old\n", b"new\n"):
-            with keeper.Keeper(log, ["true"])._open_log() as stream:
-                stream.write(words)
+    monkeypatch.setattr(keep_watch, "LOG_LIMIT", 3)
+    keeper = keep_watch.Keeper(log, ["true"], tmp_path)
+    with keeper._open_log() as stream:
+        stream.write(b"words\n")
+    assert private.read_text() == SECRET
+    log.unlink()
+    for words in (b"old\n", b"new\n"):
+        with keeper._open_log() as stream:
+            stream.write(words)
     assert log.read_text() == "new\n"

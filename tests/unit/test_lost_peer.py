@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from bigsci_launch.lost_peer import says_lost_peer
-from bigsci_launch.train.rank_events import is_lost_peer
+from bigsci_launch.train.rank.events import is_lost_peer
 
 LOST = (
     RuntimeError(

@@ -87,7 +87,7 @@ while time.time() < until:
 """
 STAY = """
 import time
-import bigsci_launch.train.survive.lives as lives
+import bigsci_launch.train.lives as lives
 lives.leave = lambda: time.sleep(1e5)
 """
 DP4 = Layout(tp=1, pp=1, dp=4, precision="fp32", dropout=0.0)
@@ -197,7 +197,7 @@ def _old_error(run: StartedRun) -> None:
 
 
 EQUAL = Expected(equal=True)
-SAVE = {"module": "bigsci_launch.train.loop", "owner": "module", "name": "save_checkpoint"}
+SAVE = {"module": "bigsci_launch.train.state.saves", "owner": "module", "name": "save_checkpoint"}
 EVALUATE = {"module": "bigsci_launch.train.loop", "owner": "module", "name": "evaluate"}
 BACKWARD = {"module": "torch", "owner": "module.autograd", "name": "backward"}
 LONG_LINE = TO_RUNNER + "write(json.dumps({'word': 'stepped', 'step': 3, 'more': 'x' * 2000000}).encode())"

@@ -199,7 +199,7 @@ def _clock(run: StartedRun) -> None:
 
 
 def _watchers(run: StartedRun) -> list[int]:
-    return [pid for pid, line in run.processes().items() if "--agent" in line or "keep_watch" in line]
+    return [pid for pid, line in run.processes().items() if "--agent" in line or "keep-watch" in line]
 
 
 def _no_watcher(run: StartedRun) -> None:
@@ -222,36 +222,38 @@ def _watcher_stopped(run: StartedRun) -> None:
     run.claim("rank 2 died", run.failures() == [("died", 2)])
 
 
-def wish(run: StartedRun, name: str, document: object) -> None:
-    folder = run.attempt.wishes
-    folder.mkdir(mode=0o755, exist_ok=True)
-    (folder / f".{name}").write_text(document if isinstance(document, str) else json.dumps(document))
-    (folder / f".{name}").rename(folder / f"{name}.json")
+def ask(run: StartedRun, name: str, document: object) -> None:
+    """Leave a request for the controller, as a file that asks to fence."""
+    part = run.attempt.requests / f".{name}"
+    part.write_text(document if isinstance(document, str) else json.dumps(document))
+    part.rename(run.attempt.requests / f"fence.{name}.json")
 
 
-def fence(rank: object, generation: object = 0) -> dict[str, object]:
-    return {"kind": "fence", "rank": rank, "generation": generation, "why": "attack", "who": "attacker"}
+def fence(run: StartedRun, name: str, rank: object, generation: object = 0) -> dict[str, object]:
+    said = {"why": "attack", "who": "attacker", "attempt": run.attempt.name}
+    return {"key": f"fence.{name}", "verb": "fence", "rank": rank, "generation": generation, **said}
 
 
 def _two_wishes(run: StartedRun) -> None:
     until_quiet(run)
-    wish(run, "a", fence(1))
-    wish(run, "b", fence(2))
+    ask(run, "a", fence(run, "a", 1))
+    ask(run, "b", fence(run, "b", 2))
     run.wait()
-    answers = [json.loads(path.read_text())["granted"] for path in sorted(run.attempt.wishes_done.glob("*.json"))]
+    answers = [json.loads(path.read_text())["granted"] for path in sorted(run.attempt.answers.glob("*.json"))]
     run.claim("one was granted, one refused", sorted(answers) == [False, True])
     run.claim("one rank was ended", len(run.failures()) == 1)
 
 
 def _bad_wishes(run: StartedRun) -> None:
     until_quiet(run)
-    fences = (fence(True), fence("x"), fence(-1), fence(1, [0]))
-    texts = ("[1]", "[" * 5000, '{"kind": "fence", "rank": 1e999, "generation": 0}', "null", '"x"', "\xff")
-    for number, text in enumerate((*texts, *map(json.dumps, fences))):
-        wish(run, f"a{number}", text)
+    texts = ("[1]", "[" * 5000, '{"verb": "fence", "rank": 1e999, "generation": 0}', "null", '"x"', "\xff")
+    fences = [(True, 0), ("x", 0), (-1, 0), (1, [0])]
+    documents = [fence(run, f"b{number}", *each) for number, each in enumerate(fences)]
+    for number, text in enumerate((*texts, *documents)):
+        ask(run, f"{'a' if number < len(texts) else 'b'}{number % len(texts)}", text)
     time.sleep(2)
     run.note(f"before the good wish, generations ended by {run.failures() or 'nothing'}")
-    wish(run, "b", fence(2, max(each["generation"] for each in run.generations() if each["event"] == "began")))
+    ask(run, "c", fence(run, "c", 2, max(each["generation"] for each in run.generations() if each["event"] == "began")))
     run.wait()
     run.claim("the good wish was granted", ("hung", 2) in run.failures())
     run.claim("no bad one was", all(rank == 2 for _, rank in run.failures()))

@@ -1,1 +1,1 @@
-"""What a job consists of: its options, its containers, and the script."""
+"""What a job consists of: its options, its containers, the script, and the program that the script starts."""

@@ -10,18 +10,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from bigsci_launch.checkpoints.changes import NOTHING_ACCEPTED, Acceptance
 from bigsci_launch.config.exit_margin import ExitMargin, exit_margin
 from bigsci_launch.config.load import LoadedRun
 from bigsci_launch.config.schema.node import StageIn
 from bigsci_launch.config.schema.program import TRAINER_MODULE
 from bigsci_launch.config.schema.run import RunConfig
 from bigsci_launch.config.schema.site import SiteConfig
+from bigsci_launch.config.schema.slurm import SlurmSection
 from bigsci_launch.errors import ConfigError, Problem
 from bigsci_launch.launch.job.containers import RankContainer, apptainer_prefix, container_of, pyxis_options
 from bigsci_launch.launch.job.options import Option, check_options, sbatch_options, step_options
 from bigsci_launch.nodes.memory import BadNode
-from bigsci_launch.runs.chain.records import ChainRecord, chain_of
-from bigsci_launch.runs.changes import NOTHING_ACCEPTED, Acceptance
+from bigsci_launch.runs.chain.records import ChainRecord
 from bigsci_launch.runs.layout import AttemptDir, RunDir
 from bigsci_launch.topology import Topology
 
@@ -193,6 +194,25 @@ def make_request(
         survive=survive_of(config),
         standby=config.survive is not None and config.survive.standby and config.run.starts_trainer,
         spare_nodes=0 if is_local else config.slurm.spare_nodes,
+    )
+
+
+def chain_of(slurm: SlurmSection, total_steps: int | None, attempt: str) -> ChainRecord | None:
+    """Return the chain that begins with `attempt`; None if the run does not start itself again."""
+    chain = slurm.chain
+    if chain is None:
+        if not slurm.requeue:
+            return None
+        # The bound is that of a chain, because somebody may preempt a job for ever.
+        return ChainRecord("requeue", 50, None, total_steps, only_preempted=True, first=attempt)
+    return ChainRecord(
+        chain.by,
+        chain.max_starts,
+        chain.max_hours,
+        total_steps,
+        only_preempted=False,
+        first=attempt,
+        links=chain.links,
     )
 
 

@@ -17,6 +17,7 @@ from bigsci_launch.plan.calibrate.fit import Fit, Prior, fit_constants
 from bigsci_launch.plan.calibrate.rows import Measurement
 from bigsci_launch.plan.price.calibration import Calibration, ErrorSummary, counted_framework
 from bigsci_launch.plan.price.constants import CONSTANTS, MEMORY_CONSTANTS, TIME_CONSTANTS, Constants, priors_for
+from bigsci_launch.plan.price.count import StepWork, count_work
 from bigsci_launch.plan.price.hardware import GpuModel
 from bigsci_launch.plan.price.memory import count_memory, outer_stages, weigh_memory
 from bigsci_launch.plan.price.neighbours import (
@@ -34,8 +35,7 @@ from bigsci_launch.plan.price.neighbours import (
     point_of,
 )
 from bigsci_launch.plan.price.step_time import drift_on, step_seconds
-from bigsci_launch.plan.price.work.count import StepWork, count_work
-from bigsci_launch.plan.price.work.terms import rates_of
+from bigsci_launch.plan.price.terms import rates_of
 from bigsci_launch.progress import Progress, no_progress
 
 _Value = TypeVar("_Value")

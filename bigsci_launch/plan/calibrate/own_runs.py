@@ -6,12 +6,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from bigsci_launch.config.load import load_resolved
-from bigsci_launch.config.site import is_path
+from bigsci_launch.config.schema.run import RunConfig
+from bigsci_launch.config.site import Site, is_path
 from bigsci_launch.errors import BslError, DataError, RunDirError
 from bigsci_launch.plan.calibrate.calibrate import calibrate
 from bigsci_launch.plan.calibrate.physics import require_possible
 from bigsci_launch.plan.calibrate.sources import read_sources
-from bigsci_launch.plan.price.calibration import Calibration
+from bigsci_launch.plan.price.calibration import Calibration, calibration_of
 from bigsci_launch.plan.price.hardware import GpuModel
 from bigsci_launch.runs.events import read_events
 from bigsci_launch.runs.layout import AttemptDir, RunDir, find_runs
@@ -26,6 +27,19 @@ class OwnRuns:
 
     calibration: Calibration | None
     problem: str = ""
+
+
+def calibration_for(config: RunConfig, site: Site, path: Path | None) -> OwnRuns:
+    """Return the calibration in the file at `path`, else that of the site, else one on the runs under `run.root`.
+
+    Raises:
+        DataError: the file is not a calibration, or it is for another GPU.
+    """
+    found, root = calibration_of(site, path), Path(config.run.root)
+    if found is None or path or site.config.calibration or not root.is_dir():
+        return OwnRuns(found)
+    own = calibrate_on_runs(root, site.name, found.gpu) or OwnRuns(None)
+    return replace(own, calibration=own.calibration or found)
 
 
 def calibrate_on_runs(root: Path, site: str, gpu: GpuModel) -> OwnRuns | None:

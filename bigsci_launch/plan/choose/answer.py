@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Literal
 
 from bigsci_launch.config.finding import Finding
@@ -20,8 +19,7 @@ from bigsci_launch.errors import ConfigError
 from bigsci_launch.plan.choose.automatic import with_fastest_size
 from bigsci_launch.plan.choose.search import Plan, SearchResult, make_plan, search, with_free_heads, with_free_layers
 from bigsci_launch.plan.price.balance import settle_method
-from bigsci_launch.plan.price.calibration import Calibration, expected_on, read_calibration
-from bigsci_launch.plan.price.hardware import gpu_of_site
+from bigsci_launch.plan.price.calibration import Calibration
 from bigsci_launch.plan.shape.ramp import Phase, count_samples, phases_of
 from bigsci_launch.plan.shape.setup import Setup, program_needed, require_framework
 from bigsci_launch.progress import Progress, no_progress
@@ -58,21 +56,6 @@ class Answer:
     request: PlanRequest
     result: SearchResult | None
     configured: Plan | None
-
-
-def calibration_of(site: Site, path: Path | None = None) -> Calibration | None:
-    """Return the calibration for `site`: the file at `path`, else the site's own, else priors; None without a GPU.
-
-    Raises:
-        DataError: the file is not a calibration, or it is for another GPU.
-    """
-    gpu = gpu_of_site(site.config)
-    own = site.path.parent / site.config.calibration if site.config.calibration else None
-    chosen = path or own
-    if chosen is None:
-        return expected_on(gpu) if gpu else None
-    calibration = read_calibration(chosen)
-    return calibration.at_site(site.name, gpu) if gpu else calibration
 
 
 def parse_nodes(text: str | None, configured: int) -> range:
@@ -118,7 +101,6 @@ def _all_replicas(config: RunConfig, site: Site, calibration: Calibration | None
 
 
 def _at(site: Site, setup: Setup) -> Setup:
-    """Return the setup with the NVLink domains of the site."""
     return replace(setup, nodes_per_domain=site.config.nvlink_domain_nodes)
 
 
@@ -180,7 +162,6 @@ def find_plans(request: PlanRequest, *, free: Free | None, report_progress: Prog
 def _configured(
     config: RunConfig, site: Site, limits: Limits, calibration: Calibration | None
 ) -> tuple[Setup, Finding | None]:
-    """Return the setup of the run, and why it cannot run, if so."""
     if misfit := find_misfit(config, site):
         return _all_replicas(config, site, calibration), misfit
     setup = configured_setup(config, site, calibration)

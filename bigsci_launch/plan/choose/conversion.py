@@ -1,35 +1,42 @@
-"""Plans the conversion of a checkpoint to another topology: whether it is possible, and what is kept.
+"""The conversion of a checkpoint to another topology: whether it is possible, what is kept, and its start.
 
-Only the checkpoint's record is read. Weights, fp32 masters, moments, the optimizer's step, the schedule and the place
-in the data do not depend on the topology and are kept. Random states belong to a pipeline stage of a replica. Ranks
-that differ only in tp share them, so they survive a change of tp, but not of pp or dp.
+To plan it, only the checkpoint's record is read. Weights, fp32 masters, moments, the optimizer's step, the schedule and
+the place in the data do not depend on the topology and are kept. Random states belong to a pipeline stage of a replica.
+Ranks that differ only in tp share them, so they survive a change of tp, but not of pp or dp.
 """
 
 from __future__ import annotations
 
+import os
 import shutil
+import subprocess
+import sys
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from bigsci_launch.config.schema.run import RunConfig
-from bigsci_launch.config.site import load_site
-from bigsci_launch.errors import CheckpointError, ConfigError
-from bigsci_launch.file_names import checkpoint_tag
-from bigsci_launch.plan.choose.answer import calibration_of
-from bigsci_launch.plan.choose.preflight import preflight
-from bigsci_launch.plan.price.balance import PRICED_METHODS, settle_method
-from bigsci_launch.plan.price.calibration import Calibration
-from bigsci_launch.plan.shape.parameters import ModelShape, cut_model
-from bigsci_launch.plan.shape.setup import Setup
-from bigsci_launch.runs.checkpoints import (
+from bigsci_launch.checkpoints.folder import (
     CheckpointRecord,
     CheckpointsDir,
     read_record,
     require_complete,
 )
-from bigsci_launch.runs.resume import describe_run
+from bigsci_launch.checkpoints.resume import describe_run
+from bigsci_launch.checkpoints.verify import find_damage
+from bigsci_launch.config.schema.run import RunConfig
+from bigsci_launch.config.site import load_site
+from bigsci_launch.content import module_argv
+from bigsci_launch.errors import INSTALL_TRAIN, CheckpointError, ConfigError
+from bigsci_launch.file_names import checkpoint_tag
+from bigsci_launch.plan.choose.preflight import preflight
+from bigsci_launch.plan.price.balance import PRICED_METHODS, settle_method
+from bigsci_launch.plan.price.calibration import Calibration, calibration_of
+from bigsci_launch.plan.shape.parameters import ModelShape, cut_model
+from bigsci_launch.plan.shape.setup import Setup
+from bigsci_launch.progress import Progress
+from bigsci_launch.safe_files import parse_json
 from bigsci_launch.topology import AXES, Topology
 from bigsci_launch.units import format_bytes
 
@@ -158,3 +165,54 @@ def require_room(conversion: Conversion, output: Path) -> None:
             f"{there}: {format_bytes(free)} are free, but the result may take {format_bytes(needed)}",
             hint="choose a folder on another disk with -o",
         )
+
+
+def require_torch() -> None:
+    """Check that what a conversion needs is installed.
+
+    Raises:
+        CheckpointError: it is not.
+    """
+    if missing := [name for name in ("torch", "deepspeed") if find_spec(name) is None]:
+        raise CheckpointError(f"a conversion needs {missing[0]}, which is not installed", hint=INSTALL_TRAIN)
+
+
+def require_undamaged(conversion: Conversion, report_progress: Progress) -> None:
+    """Check that the checkpoint is as it was saved.
+
+    Raises:
+        CheckpointError: it is not.
+    """
+    if problems := find_damage(conversion.source, report_progress):
+        raise CheckpointError("; ".join(problems[:5]))
+
+
+def convert_checkpoint(conversion: Conversion, output: Path, report_progress: Progress) -> str:
+    """Convert in a separate process, which may import torch. Return the folder that it wrote.
+
+    Raises:
+        CheckpointError: the conversion failed.
+    """
+    command = [*module_argv(sys.executable, "bigsci_launch.train.state.convert"), str(conversion.source)]
+    command += [str(conversion.topology), conversion.config.parallelism.partition_method, str(output)]
+    environment = {"OMP_NUM_THREADS": "1", **os.environ}
+    with subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, encoding="utf-8", errors="replace"
+    ) as process:
+        last = _follow(process, report_progress)
+        talk = process.stderr.read() if process.stderr else ""
+    if "error" in last:
+        raise CheckpointError(last["error"], hint=last["hint"])
+    if "folder" not in last:
+        raise CheckpointError(f"the conversion ended with status {process.returncode}: {talk.strip()[-500:]}")
+    return str(last["folder"])
+
+
+def _follow(process: subprocess.Popen[str], report_progress: Progress) -> dict[str, Any]:
+    last: dict[str, Any] = {}
+    for line in process.stdout or ():
+        if line.startswith("{"):
+            last = parse_json(line)
+            if "done" in last:
+                report_progress(100 * last["done"] // last["total"], last["text"])
+    return last

@@ -1,0 +1,1 @@
+"""What a setup costs: work counted from its sizes, weighed by constants to seconds and bytes."""

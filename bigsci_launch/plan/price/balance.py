@@ -18,9 +18,9 @@ from dataclasses import replace
 from heapq import heapify, heapreplace
 
 from bigsci_launch.plan.price.calibration import Calibration
+from bigsci_launch.plan.price.count import count_work
 from bigsci_launch.plan.price.memory import count_memory, weigh_memory
 from bigsci_launch.plan.price.step_time import layer_and_head_seconds
-from bigsci_launch.plan.price.work.count import count_work
 from bigsci_launch.plan.shape.setup import Setup
 
 PRICED_METHODS = ("time", "memory")

@@ -16,9 +16,10 @@ from statistics import median
 from typing import Any
 
 from bigsci_launch.config.schema.technique import Attention, Framework
+from bigsci_launch.config.site import Site
 from bigsci_launch.errors import DataError
 from bigsci_launch.plan.price.constants import CONSTANTS, PRIOR, Constants, priors_for
-from bigsci_launch.plan.price.hardware import A100, NETWORK, GpuModel, is_same_gpu
+from bigsci_launch.plan.price.hardware import A100, NETWORK, GpuModel, gpu_of_site, is_same_gpu
 from bigsci_launch.plan.price.neighbours import MEMORY_SCALES, TIME_SCALES, Neighbours, Point
 from bigsci_launch.plan.shape.setup import Setup
 from bigsci_launch.safe_files import parse_json
@@ -315,3 +316,18 @@ def _parse(document: dict[str, Any]) -> Calibration:
 def _parse_neighbours(rows: list[list[float | None]], scales: Point) -> Neighbours:
     points = tuple(tuple(math.inf if value is None else float(value) for value in row[:-1]) for row in rows)
     return Neighbours(points, tuple(float(row[-1] or 0.0) for row in rows), scales)
+
+
+def calibration_of(site: Site, path: Path | None = None) -> Calibration | None:
+    """Return the calibration for `site`: the file at `path`, else the site's own, else priors; None without a GPU.
+
+    Raises:
+        DataError: the file is not a calibration, or it is for another GPU.
+    """
+    gpu = gpu_of_site(site.config)
+    own = site.path.parent / site.config.calibration if site.config.calibration else None
+    chosen = path or own
+    if chosen is None:
+        return expected_on(gpu) if gpu else None
+    calibration = read_calibration(chosen)
+    return calibration.at_site(site.name, gpu) if gpu else calibration

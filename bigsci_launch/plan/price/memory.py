@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from bigsci_launch.plan.price.constants import Constants
 from bigsci_launch.plan.price.hardware import GpuModel
-from bigsci_launch.plan.price.work.held import expert_shard_ranks, expert_weights, layer_weights, shard_ranks
+from bigsci_launch.plan.price.held import expert_shard_ranks, expert_weights, layer_weights, shard_ranks
 from bigsci_launch.plan.shape.parameters import count_position_parameters
 from bigsci_launch.plan.shape.setup import Setup
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from bigsci_launch.plan.price.calibration import Calibration
+from bigsci_launch.plan.price.count import count_work
 from bigsci_launch.plan.price.memory import StageMemory, is_out_of_memory, outer_stages, predict_stage_memory
 from bigsci_launch.plan.price.neighbours import point_of
 from bigsci_launch.plan.price.step_time import StepTime, predict_step
-from bigsci_launch.plan.price.work.count import count_work
-from bigsci_launch.plan.price.work.terms import TERMS
+from bigsci_launch.plan.price.terms import TERMS
 from bigsci_launch.plan.shape.setup import Setup
 
 NEIGHBOUR_TERM = "measured neighbours"

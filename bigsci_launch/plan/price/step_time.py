@@ -14,8 +14,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from bigsci_launch.plan.price.constants import Constants
-from bigsci_launch.plan.price.work.count import StepWork
-from bigsci_launch.plan.price.work.terms import LAUNCHES, NETWORK, TERMS, rates_of, weigh_work
+from bigsci_launch.plan.price.count import StepWork
+from bigsci_launch.plan.price.terms import LAUNCHES, NETWORK, TERMS, rates_of, weigh_work
 
 HIDING_NORM = 4
 """Things that run at the same time take the norm of this order of their times: nearly the longest of them."""

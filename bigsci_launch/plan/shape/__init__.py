@@ -1,0 +1,1 @@
+"""What a setup is and whether it is legal. Pure."""

@@ -1,0 +1,1 @@
+"""Plans, checks and calibrations as text, JSON and pages."""

@@ -8,9 +8,9 @@ from bigsci_launch.plan.choose.answer import Answer, PlanRequest
 from bigsci_launch.plan.choose.search import Plan, SearchResult
 from bigsci_launch.plan.price.calibration import UNCALIBRATED_BAND, Calibration
 from bigsci_launch.plan.price.hardware import assumed_line
+from bigsci_launch.plan.price.held import expert_shard_ranks, expert_weights, shard_ranks
 from bigsci_launch.plan.price.price import TERM_NAMES, price_stage_memory
 from bigsci_launch.plan.price.stages import lay_out_stages, layout_lines
-from bigsci_launch.plan.price.work.held import expert_shard_ranks, expert_weights, shard_ranks
 from bigsci_launch.plan.shape.advice import advise
 from bigsci_launch.plan.shape.parameters import (
     ModelShape,

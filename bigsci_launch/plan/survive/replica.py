@@ -12,11 +12,11 @@ from functools import cached_property
 
 from bigsci_launch.errors import ConfigError
 from bigsci_launch.plan.price.calibration import Calibration
+from bigsci_launch.plan.price.count import count_work
 from bigsci_launch.plan.price.memory import count_memory, is_out_of_memory, weigh_memory
 from bigsci_launch.plan.price.neighbours import point_of
 from bigsci_launch.plan.price.step_time import drift_on, hop_seconds, layer_and_head_seconds
-from bigsci_launch.plan.price.work.count import count_work
-from bigsci_launch.plan.price.work.terms import rates_of, weigh_work
+from bigsci_launch.plan.price.terms import rates_of, weigh_work
 from bigsci_launch.plan.shape.parameters import count_stage_parameters
 from bigsci_launch.plan.shape.setup import Setup
 from bigsci_launch.plan.survive.cut import CutModel, find_cut

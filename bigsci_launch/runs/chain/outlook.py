@@ -10,14 +10,11 @@ from dataclasses import dataclass
 
 from bigsci_launch.runs.attempts import read_exit
 from bigsci_launch.runs.chain.carry import QueuedAttempt, find_queued
+from bigsci_launch.runs.chain.links import HELD, NEVER, NOTHING_QUEUED
 from bigsci_launch.runs.chain.records import ChainRecord, NextRecord, read_chain, read_next
 from bigsci_launch.runs.find import run_argument
 from bigsci_launch.runs.layout import AttemptDir, RunDir, read_json
 
-NEVER = "DependencyNeverSatisfied"
-HELD = ("JobHeldUser", "JobHeldAdmin")
-NOTHING_QUEUED = "no job is queued behind it"
-"""What the job script says if it has not tried to queue one: `bsl submit` does, for the first start."""
 NO_LINK_S = 300.0
 NO_FAILURE = ("stopped", "time_limit", "preempted", "requeued", "node_failure", "finished", "not_started")
 """Reasons of starts whose end at a step says nothing about that step."""

@@ -1,6 +1,6 @@
 """The records of a run that starts itself again: `chain.json` (its bounds) and `next.json` (what was decided).
 
-`diagnostics/chain.py` reads the first and writes the second, on the node where the job script runs.
+The program of the job script reads the first and writes the second.
 """
 
 from __future__ import annotations
@@ -8,11 +8,12 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Literal
 
-from bigsci_launch.config.schema.slurm import SlurmSection
 from bigsci_launch.errors import RunDirError
 from bigsci_launch.runs.layout import AttemptDir, read_json, write_json
 
 SCHEMA_VERSION = 1
+Action = Literal["continue", "finished", "stop"]
+MadeProgress = Literal["made", "none", "unknown"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,9 +41,9 @@ class NextRecord:
     """Contents of `next.json`: whether a run continues after a start, and why. `decided` is seconds since the epoch."""
 
     attempt: str
-    action: Literal["continue", "finished", "stop"]
+    action: Action
     sentence: str
-    progress: Literal["made", "none", "unknown"]
+    progress: MadeProgress
     step: int | None
     by: Literal["requeue", "queue"]
     num_starts: int
@@ -59,25 +60,6 @@ class NextRecord:
     def continues(self) -> bool:
         """Whether another start follows, as far as the job script knows."""
         return self.action == "continue" and self.asked is not False
-
-
-def chain_of(slurm: SlurmSection, total_steps: int | None, attempt: str) -> ChainRecord | None:
-    """Return the chain that begins with `attempt`; None if the run does not start itself again."""
-    chain = slurm.chain
-    if chain is None:
-        if not slurm.requeue:
-            return None
-        # The bound is that of a chain, because somebody may preempt a job for ever.
-        return ChainRecord("requeue", 50, None, total_steps, only_preempted=True, first=attempt)
-    return ChainRecord(
-        chain.by,
-        chain.max_starts,
-        chain.max_hours,
-        total_steps,
-        only_preempted=False,
-        first=attempt,
-        links=chain.links,
-    )
 
 
 def write_chain(attempt: AttemptDir, chain: ChainRecord) -> None:
@@ -102,3 +84,8 @@ def read_next(attempt: AttemptDir) -> NextRecord | None:
         return NextRecord(**{name: document[name] for name in NextRecord.__dataclass_fields__})
     except (RunDirError, KeyError, TypeError):
         return None
+
+
+def write_next(attempt: AttemptDir, found: NextRecord) -> None:
+    """Write `next.json`."""
+    write_json(attempt.next, {"schema_version": SCHEMA_VERSION, **asdict(found)})

@@ -1,1 +1,1 @@
-"""What people ask of ranks that run, as files that the ranks look for."""
+"""What is asked of a run and of the processes of its attempts, a file for each request."""

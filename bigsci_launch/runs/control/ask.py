@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import grp
+import re
 
-from bigsci_launch.errors import RunDirError
+from bigsci_launch.config.schema.values import TRACED_CALL, TRACED_NAME
+from bigsci_launch.errors import ConfigError, RunDirError
 from bigsci_launch.runs.attempts import query_attempt, read_job
+from bigsci_launch.runs.control.request import Request, put_request, trace_request
 from bigsci_launch.runs.control.requests import write_request
 from bigsci_launch.runs.find import find_attempt, run_argument
-from bigsci_launch.runs.layout import AttemptDir, RunDir
+from bigsci_launch.runs.layout import AttemptDir, RunDir, rank_files, read_json
 from bigsci_launch.runs.ownership import user_name
 from bigsci_launch.runs.signs import find_last_step, read_rank_events
 
@@ -66,3 +69,48 @@ def _cannot_write(run: RunDir, error: OSError) -> RunDirError:
         f"{run.control}: {error.strerror or error}",
         hint=f"members of group {group} may write there; else ask {user_name(place.st_uid)}",
     )
+
+
+def parse_trace(include: str, from_step: int | None, from_call: str | None) -> Request:
+    """Return the request to trace calls that options of the command line mean.
+
+    Raises:
+        ConfigError: a name is none, or two beginnings are named.
+    """
+    names = tuple(name.strip() for name in include.split(",") if name.strip())
+    if wrong := [name for name in names if not re.fullmatch(TRACED_NAME, name)]:
+        raise ConfigError(f"--include: {wrong[0]!r} is no name of a package", hint="for example: --include my_package")
+    if not names:
+        raise ConfigError("--include: no package is named", hint="for example: --include my_package,__main__")
+    if from_call is not None and not re.fullmatch(TRACED_CALL, from_call):
+        raise ConfigError(
+            f"--from-call: {from_call!r} is no function", hint="write MODULE:FUNCTION, such as __main__:train_step"
+        )
+    if from_step is not None and from_call is not None:
+        raise ConfigError("--from-step and --from-call exclude each other", hint="name one")
+    return trace_request(names, from_step, from_call)
+
+
+def ask_to_trace(attempt: AttemptDir, request: Request) -> None:
+    """Ask the ranks of a running attempt to trace calls.
+
+    Raises:
+        RunDirError: the attempt has ended, or its ranks keep no rings and look for no request.
+    """
+    run = attempt.path.parent.parent.name
+    if query_attempt(attempt).state.is_over:
+        raise RunDirError(f"run {run} has ended", hint=f"`bsl trace last {run}` shows what its ranks have left")
+    if (why := _why_deaf(attempt)) is not None:
+        raise RunDirError(f"the ranks of {run} keep no rings: {why}", hint="set monitor.ring to auto, and submit again")
+    try:
+        put_request(attempt, request)
+    except OSError as error:
+        raise RunDirError(f"{attempt.requests}: {(error.strerror or str(error)).lower()}") from error
+
+
+def _why_deaf(attempt: AttemptDir) -> str | None:
+    """Return why no rank looks for a request; None if one may."""
+    records = [read_json(file) for file in rank_files(attempt.pids, ".json").values()]
+    if not records or any(record.get("rings") for record in records):
+        return None
+    return str(records[0].get("why_no_rings"))

@@ -30,6 +30,7 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
+from bigsci_launch.runs.control.request import MAX_BYTES, MOST_AT_ONCE, WITH_STEP, Request
 from bigsci_launch.runs.layout import RunDir
 from bigsci_launch.runs.ownership import owner_of, user_name
 from bigsci_launch.runs.watching.places import SHARED_MODE, is_owner, names_in, open_watch, require_own
@@ -37,12 +38,7 @@ from bigsci_launch.runs.watching.typed import LARGEST_FLOAT, typed
 from bigsci_launch.safe_files import make_folder, open_folder, parse_json, read_file_of, write_in
 
 VERBS = ("save", "exit", "restart", "dump", "kill")
-WITH_STEP = ("save", "exit", "restart")
-"""Verbs that may wait for a step."""
-MAX_BYTES = 64 * 1024
 MAX_REASON = 500
-MOST_AT_ONCE = 100
-"""Requests that are taken up at one look."""
 MOST_OF_ONE = 10
 """Requests of anyone but the owner that wait or are being carried through."""
 MOST_LOOKED_AT = 20_000
@@ -54,24 +50,6 @@ _TAKEN = re.compile(r"(?P<key>[A-Za-z0-9_]{1,20}-[0-9]{1,20}-[0-9]{1,20})\.(?P<t
 _ATTEMPT = re.compile(r"[0-9]{1,9}(\.r[0-9]{1,9})?")
 _WITH_GROUP = stat.S_IRGRP | stat.S_IROTH
 _LATEST_NS = int(LARGEST_FLOAT) * 10**9
-
-
-@dataclass(frozen=True, slots=True)
-class Request:
-    """What somebody asks. `who` is a login name. `attempt` is the attempt that the person saw; None in a plain file.
-
-    `asked` is when it was written, in seconds since the epoch, by the clock of the file system. `wrong` says why it
-    must be refused, and then there is no reason to read; None if nothing in the file speaks against it.
-    """
-
-    key: str
-    verb: str
-    who: str
-    why: str
-    after_step: int | None
-    attempt: str | None
-    asked: float
-    wrong: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,7 +213,6 @@ def taken_up(run: RunDir) -> list[Taken]:
 
 
 def _last_turns(names: Iterable[str]) -> list[str]:
-    """Return the names of the last turn of each request."""
     turns: dict[str, int] = {}
     for match in filter(None, map(_TAKEN.fullmatch, names)):
         turns[match["key"]] = max(turns.get(match["key"], 0), int(match["turn"]))
@@ -267,7 +244,6 @@ def moment_of(key: str) -> float | None:
 
 
 def _verb(name: str) -> str:
-    """Return what a file asks, by its name."""
     match = _NAMED.fullmatch(name)
     verb = match["verb"] if match else name
     plain = re.sub(r"[^A-Za-z0-9]", "_", verb)[:19]
@@ -284,7 +260,6 @@ def read_waiting(run: RunDir) -> list[Request]:
 
 
 def _read(run: RunDir, folder: int, name: str) -> Request:
-    """Return what a file in the open `folder` asks."""
     verb = _verb(name)
     try:
         found, content = _content(folder, name)

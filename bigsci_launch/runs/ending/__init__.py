@@ -1,1 +1,1 @@
-"""How an attempt ended whose batch script could not write exit.json. Reads only: what is worked out is never stored."""
+"""Why an attempt ended, from what its ranks left. Reads only: the program of the job script stores the answer."""

@@ -9,12 +9,13 @@ from io import TextIOWrapper
 from pathlib import Path
 from typing import Any
 
+from bigsci_launch.runs.events import read_tail
 from bigsci_launch.runs.layout import AttemptDir
 from bigsci_launch.safe_files import open_stream, others_may_write, parse_json
 
 TAIL_BYTES = 2**18
 RECORD = "exit_reason: record exit "
-"""How exit_reason.py prints the record that it could not write, as on a full disk."""
+"""How the program of the job script prints the record that it could not write, as on a full disk."""
 OWN = " bsl: "
 """In every line of the job script itself, after the time."""
 
@@ -39,7 +40,7 @@ def read_printed_exit(attempt: AttemptDir) -> dict[str, Any] | None:
 
 
 def last_own_line(attempt: AttemptDir) -> str | None:
-    """Return the last line of the job script itself, or of exit_reason.py; None if there is none."""
+    """Return the last line of the job script itself, or of its program; None if there is none."""
     own = (line for line in reversed(_tail(attempt.job_output)) if OWN in line or line.startswith("bsl: "))
     return next(own, None)
 
@@ -62,12 +63,8 @@ def _is_open(path: Path) -> bool:
 
 
 def _tail(path: Path) -> list[str]:
-    try:
-        with open_stream(path, follow=True) as stream:
-            stream.seek(max(0, stream.seek(0, 2) - TAIL_BYTES))
-            return stream.read().decode("utf-8", "replace").split("\n")  # not where a quoted text would like one to end
-    except OSError:
-        return []
+    text = read_tail(path, TAIL_BYTES, follow=True).decode("utf-8", "replace")
+    return text.split("\n")  # not where a quoted text would like one to end
 
 
 def _lines(path: Path) -> Iterator[str]:

@@ -1,25 +1,22 @@
 """Works out why an attempt ended from what its ranks left, if its batch host was lost and wrote no exit.json.
 
-The packaged exit_reason.py judges, as it would have on the batch host, but it writes nothing. What Slurm knows takes
+What judges is what would have judged on the batch host, but nothing is written. What Slurm knows takes
 the place of what the script saw. Its exit code is not known, unless a rank's own is the training's.
 """
 
 from __future__ import annotations
 
 import socket
-import subprocess
-import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
-from bigsci_launch.content import packaged
 from bigsci_launch.errors import RunDirError
 from bigsci_launch.runs.ending.job_output import start_time
-from bigsci_launch.runs.layout import AttemptDir, rank_files, read_json
-from bigsci_launch.safe_files import parse_json
+from bigsci_launch.runs.ending.reason import SeenEnd, describe
+from bigsci_launch.runs.layout import AttemptDir, rank_files, read_record
 from bigsci_launch.scheduler.job import JobInfo, JobState, NodeInfo
 
-TIMEOUT_S = 60.0
 MAX_NODES_NAMED = 4
 _TERMINATED = frozenset({JobState.CANCELLED, JobState.TIMEOUT})
 _JUDGED = _TERMINATED | {JobState.COMPLETED, JobState.FAILED, JobState.NODE_FAIL, JobState.OUT_OF_MEMORY}
@@ -38,7 +35,7 @@ def reconstruct_exit(
     if started is None or not (job.state in _JUDGED or job.state is JobState.UNKNOWN):
         return None
     lost = [node for node in nodes if node.name in silent]
-    document = _ask_tool(attempt, world_size, started, _facts(attempt, job, world_size, lost))
+    document = _describe(_seen(attempt, job, world_size, started, lost))
     if document is None or (document["reason"] in _UNPROVEN and not (document["first_failure"] or document["cause"])):
         return None
     if document["reason"] == "unknown" and not document["evidence"]:
@@ -56,34 +53,28 @@ def reconstruct_exit(
     }
 
 
-def _facts(attempt: AttemptDir, job: JobInfo, world_size: int, lost: Sequence[NodeInfo]) -> list[str]:
-    """Return what the batch script would have told the tool."""
+def _seen(attempt: AttemptDir, job: JobInfo, world_size: int, started: float, lost: Sequence[NodeInfo]) -> SeenEnd:
+    """Return what the batch script would have seen."""
+    end = SeenEnd(attempt, world_size, started, exit_code=1)
     if job.state is JobState.COMPLETED:
-        return ["--exit-code", "0"]
+        return replace(end, exit_code=0)
     if job.state in _TERMINATED:
         reason = "TimeLimit" if job.state is JobState.TIMEOUT else job.reason
-        return ["--exit-code", "143", "--terminated", str(job.ends or 0.0), "--slurm-reason", reason]
+        return replace(end, exit_code=143, terminated=job.ends or 0.0, slurm_reason=reason)
     if job.state is JobState.NODE_FAIL:
-        names = " ".join(node.name for node in lost)
-        return ["--exit-code", "1", "--slurm-reason", "NodeDown", "--lost-nodes", names]
+        return replace(end, slurm_reason="NodeDown", lost_nodes=tuple(node.name for node in lost))
     if job.state in _JUDGED:
-        return ["--exit-code", "1"]
-    ended_well = sum(_read(path).get("code") == 0 for path in rank_files(attempt.exits, ".json").values())
-    return ["--exit-code", "0" if ended_well == world_size else "1"]
+        return end
+    ended_well = sum(read_record(path).get("code") == 0 for path in rank_files(attempt.exits, ".json").values())
+    return replace(end, exit_code=0 if ended_well == world_size else 1)
 
 
-def _ask_tool(attempt: AttemptDir, world_size: int, started: float, facts: Sequence[str]) -> dict[str, Any] | None:
-    tool = packaged("diagnostics", "exit_reason.py")
-    argv = [sys.executable, "-I", "-S", str(tool), "--print-only", "--attempt-dir", str(attempt.path)]
-    argv += ["--world-size", str(world_size), "--started", str(started), *facts]
+def _describe(end: SeenEnd) -> dict[str, Any] | None:
+    """Return the record; None if those of the ranks are damaged, whatever is in them."""
     try:
-        done = subprocess.run(
-            argv, stdin=subprocess.DEVNULL, capture_output=True, encoding="utf-8", timeout=TIMEOUT_S, check=False
-        )
-        document = parse_json(done.stdout)
-    except (OSError, ValueError, subprocess.TimeoutExpired):
+        return describe(end)
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RunDirError):
         return None
-    return document if isinstance(document, dict) else None
 
 
 def _known_code(document: dict[str, Any], job: JobInfo) -> int | None:
@@ -98,20 +89,12 @@ def _started(attempt: AttemptDir) -> float | None:
     """Return when the attempt started, in seconds since the epoch; None if nothing of it ever did."""
     if (started := start_time(attempt)) is not None:
         return started
-    starts = [_read(path).get("started") for path in rank_files(attempt.pids, ".json").values()]
+    starts = [read_record(path).get("started") for path in rank_files(attempt.pids, ".json").values()]
     return min((start for start in starts if start is not None), default=None)
 
 
 def _silent_nodes(attempt: AttemptDir) -> set[str]:
     """Return the nodes on which a rank started that left no exit record."""
     ended = rank_files(attempt.exits, ".json")
-    started = {rank: _read(path).get("node") for rank, path in rank_files(attempt.pids, ".json").items()}
+    started = {rank: read_record(path).get("node") for rank, path in rank_files(attempt.pids, ".json").items()}
     return {str(node) for rank, node in started.items() if node and rank not in ended}
-
-
-def _read(path: Any) -> dict[str, Any]:
-    try:
-        document = read_json(path)
-    except RunDirError:
-        return {}
-    return document if isinstance(document, dict) else {}

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from bigsci_launch.runs.events import read_events
 from bigsci_launch.runs.generations.records import (
@@ -19,11 +19,21 @@ from bigsci_launch.runs.generations.records import (
     PassedPhase,
     RankFailure,
 )
-from bigsci_launch.runs.layout import AttemptDir
+from bigsci_launch.runs.layout import AttemptDir, RunDir, read_json
+from bigsci_launch.safe_files import parse_json
 from bigsci_launch.topology import Topology
 
-Record = Mapping[str, Any]
+GenerationRecord = Mapping[str, Any]
 EVENTS = ("began", "phase", "failed", "ended", "left_out", "finished", "gave_up")
+
+
+class GenerationLine(NamedTuple):
+    """One record: its event, or the phase that all ranks have passed; when, at which step, and with how many ranks."""
+
+    what: str
+    time: float | None
+    step: int | None
+    world_size: int | None
 
 
 def read_generations(attempt: AttemptDir) -> Generations | None:
@@ -31,32 +41,64 @@ def read_generations(attempt: AttemptDir) -> Generations | None:
     return parse_generations(read_events(attempt.generations))
 
 
-def parse_generations(records: Iterable[Record]) -> Generations | None:
+def parse_line(line: str) -> GenerationLine | None:
+    """Return what one line says, for those who follow the file as it grows; None for a line that is no record."""
+    try:
+        record = parse_json(line, allow_nan=True)
+    except ValueError:
+        return None
+    if not isinstance(record, dict) or not isinstance(record.get("event"), str):
+        return None
+    what = str(record.get("phase")) if record["event"] == "phase" else record["event"]
+    return GenerationLine(
+        what, number_in(record.get("time")), whole_in(record.get("step")), whole_in(record.get("world_size"))
+    )
+
+
+def read_topology(run: RunDir) -> Topology | None:
+    """Return the topology in `run.json`; None if it has none."""
+    document = read_json(run.record)
+    try:
+        return Topology(**document["topology"])
+    except (KeyError, TypeError, ValueError):
+        return None
+
+
+def present_topology(run: RunDir, generations: Generations | None) -> Topology | None:
+    """Return the topology of the newest generation: it may have fewer replicas than the run was submitted with."""
+    return (generations.newest.topology if generations else None) or read_topology(run)
+
+
+def parse_generations(records: Iterable[GenerationRecord]) -> Generations | None:
     """Return what the records say, oldest first; None if no generation is among them."""
-    by_number: dict[int, list[Record]] = {}
-    last: dict[str, Record] = {}
+    found = parse_records(records)
+    return found if found.all else None
+
+
+def parse_records(records: Iterable[GenerationRecord]) -> Generations:
+    """Return what the records say, oldest first. The controller may have given up before a generation began."""
+    by_number: dict[int, list[GenerationRecord]] = {}
+    last: dict[str, GenerationRecord] = {}
     unknown: Counter[str] = Counter()
     for record in records:
-        event, number = str(record.get("event")), _whole(record.get("generation"))
+        event, number = str(record.get("event")), whole_in(record.get("generation"))
         if event not in EVENTS:
             unknown[event] += 1
         elif event in ("finished", "gave_up"):
             last[event] = record
         elif number is not None:
             by_number.setdefault(number, []).append(record)
-    if not by_number:
-        return None
     gave_up = last.get("gave_up")
     return Generations(
         tuple(_generation(number, by_number[number]) for number in sorted(by_number)),
-        exit_code=_whole((gave_up or last.get("finished") or {}).get("exit_code")),
+        exit_code=whole_in((gave_up or last.get("finished") or {}).get("exit_code")),
         gave_up=(_text(gave_up.get("why")) or "not known why") if gave_up else None,
         unknown=tuple(f"{event} ({count})" for event, count in sorted(unknown.items())),
     )
 
 
-def _generation(number: int, records: list[Record]) -> Generation:
-    def of(event: str) -> list[Record]:
+def _generation(number: int, records: list[GenerationRecord]) -> Generation:
+    def of(event: str) -> list[GenerationRecord]:
         return [record for record in records if record.get("event") == event]
 
     began = next(iter(of("began")), {})
@@ -64,8 +106,8 @@ def _generation(number: int, records: list[Record]) -> Generation:
     spares = began.get("spares")
     return Generation(
         number=number,
-        began=_number(began.get("time")),
-        world_size=_whole(began.get("world_size")),
+        began=number_in(began.get("time")),
+        world_size=whole_in(began.get("world_size")),
         topology=_topology(began.get("topology")),
         members=tuple(_members(began.get("members"))),
         num_spares=len(spares) if isinstance(spares, list) else 0,
@@ -78,9 +120,9 @@ def _generation(number: int, records: list[Record]) -> Generation:
 
 def _members(found: Any) -> Iterable[Member]:
     for each in found if isinstance(found, list) else ():
-        rank = _whole(each.get("rank")) if isinstance(each, dict) else None
+        rank = whole_in(each.get("rank")) if isinstance(each, dict) else None
         if rank is not None:
-            yield Member(rank, _whole(each.get("seat")), _text(each.get("node")))
+            yield Member(rank, whole_in(each.get("seat")), _text(each.get("node")))
 
 
 def _topology(found: Any) -> Topology | None:
@@ -90,52 +132,54 @@ def _topology(found: Any) -> Topology | None:
         return None
 
 
-def _phase(record: Record) -> PassedPhase:
+def _phase(record: GenerationRecord) -> PassedPhase:
     return PassedPhase(
-        _number(record.get("seconds")),
-        _whole(record.get("step")),
+        number_in(record.get("seconds")),
+        whole_in(record.get("step")),
         _text(record.get("source")),
         _text(record.get("why")),
     )
 
 
-def _failure(record: Record) -> RankFailure:
-    noticed = _number(record.get("noticed"))
+def _failure(record: GenerationRecord) -> RankFailure:
+    noticed = number_in(record.get("noticed"))
     return RankFailure(
         kind=_text(record.get("kind")) or "unknown",
-        rank=_whole(record.get("rank")),
+        rank=whole_in(record.get("rank")),
         node=_text(record.get("node")),
-        code=_whole(record.get("code")),
+        code=whole_in(record.get("code")),
         signal=_text(record.get("signal")),
-        step=_whole(record.get("step")),
+        step=whole_in(record.get("step")),
         words=_text(record.get("words")),
-        died=_number(record.get("died")),
-        noticed=noticed if noticed is not None else _number(record.get("time")),
+        died=number_in(record.get("died")),
+        noticed=noticed if noticed is not None else number_in(record.get("time")),
     )
 
 
-def _ended(record: Record) -> Ended:
+def _ended(record: GenerationRecord) -> Ended:
     killed = record.get("killed")
-    ranks = (_whole(each) for each in killed) if isinstance(killed, list) else ()
+    ranks = (whole_in(each) for each in killed) if isinstance(killed, list) else ()
     return Ended(
-        _number(record.get("time")),
-        _whole(record.get("step")),
-        _number(record.get("seconds")),
+        number_in(record.get("time")),
+        whole_in(record.get("step")),
+        number_in(record.get("seconds")),
         tuple(rank for rank in ranks if rank is not None),
     )
 
 
-def _left_out(record: Record) -> NodeLeftOut:
+def _left_out(record: GenerationRecord) -> NodeLeftOut:
     return NodeLeftOut(
-        _text(record.get("node")) or "?", _text(record.get("reason")) or "", _number(record.get("until"))
+        _text(record.get("node")) or "?", _text(record.get("reason")) or "", number_in(record.get("until"))
     )
 
 
-def _number(value: Any) -> float | None:
+def number_in(value: Any) -> float | None:
+    """Return a number of a record; None for anything else."""
     return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
 
 
-def _whole(value: Any) -> int | None:
+def whole_in(value: Any) -> int | None:
+    """Return a whole number of a record; None for anything else."""
     return value if isinstance(value, int) and not isinstance(value, bool) else None
 
 

@@ -119,7 +119,7 @@ class Generation:
 
 @dataclass(frozen=True, slots=True)
 class Generations:
-    """All generations of an attempt, the oldest first; at least one.
+    """All generations of an attempt, the oldest first; at least one, unless the controller gave up before.
 
     `exit_code` is that of an attempt whose ranks have ended, `gave_up` why the controller began no further generation.
     `unknown` are events that this version does not know.

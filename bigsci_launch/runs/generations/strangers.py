@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from bigsci_launch.runs.layout import AttemptDir
-from bigsci_launch.safe_files import read_json
+from bigsci_launch.runs.layout import AttemptDir, read_record
 from bigsci_launch.units import ago
-
-LARGEST_RECORD = 16 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +30,7 @@ NO_STRANGERS = Strangers()
 
 def read_strangers(attempt: AttemptDir) -> Strangers:
     """Return the counts of an attempt. A file that is missing or damaged says nothing."""
-    controller, check = _read(attempt.strangers), _read(attempt.check_result)
+    controller, check = read_record(attempt.strangers), read_record(attempt.check_result)
     host, moment = controller.get("newest_host"), controller.get("newest_time")
     return Strangers(
         _count(controller.get("count")),
@@ -43,13 +38,6 @@ def read_strangers(attempt: AttemptDir) -> Strangers:
         host if isinstance(host, str) else None,
         float(moment) if isinstance(moment, (int, float)) else None,
     )
-
-
-def _read(path: Path) -> dict[str, Any]:
-    with contextlib.suppress(OSError, ValueError):
-        found = read_json(path, LARGEST_RECORD)
-        return found if isinstance(found, dict) else {}
-    return {}
 
 
 def _count(value: object) -> int | None:

@@ -1,11 +1,11 @@
-"""Generations in words: what ended one, and how the next one came back. Pure."""
+"""Recoveries in words: how a generation came back from the end of the one before. Pure."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from textwrap import shorten
 
+from bigsci_launch.runs.generations.failures import failure_words
 from bigsci_launch.runs.generations.records import (
     FIRST_STEP,
     JOINED,
@@ -13,7 +13,6 @@ from bigsci_launch.runs.generations.records import (
     Generation,
     Generations,
     NodeLeftOut,
-    RankFailure,
     Recovery,
 )
 from bigsci_launch.runs.generations.samples import RecordedStep, lost_samples, replayed_steps
@@ -22,56 +21,12 @@ from bigsci_launch.units import age_s, format_age
 
 LONG_RECOVERY_S = 60.0
 """A recovery that lasts longer than this is worth a word."""
-MOST_WORDS = 160
-"""Characters of what a rank or a watcher said of a failure."""
 SOURCES = {
     "memory": "from the memory of its ranks",
     "buddies": "from the copies of buddies",
     "checkpoint": "from a checkpoint",
     "start": "from the start",
 }
-
-
-def failure_words(failure: RankFailure | None, generation: Generation) -> str:
-    """`rank 5 (dp0 pp1 tp1) on n2 died (SIGKILL)`; says so if nothing or something unknown was recorded."""
-    if failure is None:
-        return "a failure that nobody recorded"
-    who, how = _who(failure, generation), _how(failure)
-    said = f": {shorten(failure.words, MOST_WORDS, placeholder=' ...')}" if failure.words else ""
-    if failure.kind == "died":
-        return f"{who} died{how}{said}"
-    if failure.kind == "left_early":
-        return f"{who} left with exit code 0 before the others{said}"
-    if failure.kind == "lost_runner":
-        return f"{who} lost its runner{said}"
-    if failure.kind == "lost_node":
-        return f"node {failure.node or '(unknown)'} was lost{said}"
-    if failure.kind == "hung":
-        return f"{who} hung, and was fenced{said}"
-    if failure.kind == "stopped":
-        return f"{who} was stopped, and was fenced{said}"
-    if failure.kind == "lost_peer":
-        return f"{who} lost a peer, and no rank has died{said}"
-    if failure.kind == "stuck":
-        return f"{who} did not leave in time, and was killed{said}"
-    if failure.kind == "asked":
-        return f"a restart of all ranks was asked for{said}"
-    return f"{who}: a failure of unknown kind {failure.kind!r}{how}{said}"
-
-
-def _who(failure: RankFailure, generation: Generation) -> str:
-    node = failure.node or next((each.node for each in generation.members if each.rank == failure.rank), None)
-    if failure.rank is None:
-        return f"a rank on {node}" if node else "some rank"
-    topology = generation.topology
-    at = f" ({topology.coordinate(failure.rank)})" if topology and failure.rank < topology.world_size else ""
-    return f"rank {failure.rank}{at} on {node or 'an unknown node'}"
-
-
-def _how(failure: RankFailure) -> str:
-    if failure.signal:
-        return f" ({failure.signal})"
-    return f" (exit code {failure.code})" if failure.code is not None else ""
 
 
 def recovery_words(found: Recovery, *, has_phases: bool) -> str:

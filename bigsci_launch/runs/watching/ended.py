@@ -1,12 +1,18 @@
-"""`ended.json`: who ended the ranks of an attempt from outside, and why. exit_reason.py and chain.py read it."""
+"""`ended.json`: who ended the ranks of an attempt from outside, and why."""
 
 from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from bigsci_launch.runs.layout import AttemptDir, write_json
+from bigsci_launch.runs.layout import AttemptDir, read_record, write_json
+
+HANG = "end_ranks"
+"""What a watcher does to a hang. All other acts are a person's."""
+RESTART = "restart"
+WISHES = {"exit": "to exit", RESTART: "to restart", "kill": "to kill it"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +32,27 @@ class EndedBy:
     step: int | None = None
     bundle: str | None = None
     nodes: tuple[str, ...] = ()
+    written: float | None = None
+    """When, by the clock of the file system; None before."""
+
+    @property
+    def is_hang(self) -> bool:
+        return self.act == HANG
+
+    @property
+    def intent(self) -> str:
+        """Half of the truth where the attempt ended for another reason: `agent was about to end the ranks: ...`."""
+        why = f": {self.why}" if self.why else ""
+        return f"{self.who} was about to end the ranks{why}" if self.is_hang else self.sentence
+
+    @property
+    def sentence(self) -> str:
+        """`alice asked to exit: the loss is NaN`; `agent ended the ranks: no step for 62 s`."""
+        why = f": {self.why}" if self.why else ""
+        if self.is_hang:
+            return f"{self.who} ended the ranks{why}"
+        after = f" after step {self.step}" if self.step is not None else ""
+        return f"{self.who} asked {WISHES.get(self.act, 'to end it')}{after}{why}"
 
     def as_dict(self) -> dict[str, Any]:
         return {
@@ -48,3 +75,29 @@ def write_ended_by(attempt: AttemptDir, ended: EndedBy) -> None:
         OSError: it cannot be written.
     """
     write_json(attempt.ended_by, ended.as_dict())
+
+
+def read_ended_by(attempt: AttemptDir) -> EndedBy | None:
+    """Return who ended the ranks of an attempt; None if it was not ended from outside, or if the record is torn."""
+    record = read_record(attempt.ended_by)
+    if not record.get("act"):
+        return None
+    step = record.get("step")
+    return EndedBy(
+        act=str(record["act"]),
+        who=str(record.get("who") or "somebody"),
+        why=" ".join(str(record.get("why") or "").split()),
+        continues=bool(record.get("continues")),
+        step=step if isinstance(step, int) else None,
+        bundle=record.get("bundle") or None,
+        nodes=tuple(str(node) for node in record.get("nodes") or ()),
+        written=modified(attempt.ended_by),
+    )
+
+
+def modified(path: Path) -> float | None:
+    """Return when a file was written, by the clock of its file system; None if it is missing."""
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return None

@@ -48,6 +48,8 @@ class RunFinding:
     cleared: float | None = None
 
 
+BY_WATCHERS = ("end_ranks", "leave_out", "pin", "fence", "begin_again")
+"""Acts that a watcher does by itself; all others were asked for."""
 ActState = Literal["begun", "done", "refused", "failed"]
 
 

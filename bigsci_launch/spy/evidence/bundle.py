@@ -49,8 +49,8 @@ in the ends of logs {rank, time, type, message, place, source}, and `heartbeats`
 format of trainers.
 `rings` are the copies of rings that ranks left when they ended: {rank, ring}, as in a sample. `is_over` says that the
 job had ended, so that no node was asked; `ending` is the reason in its exit.json, and `lost_node` the node named there.
-`asked` is what the user named. `slurm_job` is the job in which srun can run commands, `het_groups` {node: component} if
-it is a heterogeneous one, and `py_spy` the one in PATH.
+`asked` is what the user named. `scheduler` runs commands in the job `job_id`. `het_groups` is {node: component} if it
+is a heterogeneous one, and `py_spy` the one in PATH.
 """
 
 from __future__ import annotations

@@ -158,8 +158,10 @@ class Evidence:
     """When the look began, in seconds since the epoch."""
     asked: str = ""
     """What the user named on the command line, such as `--jobid 1234`."""
-    slurm_job: str | None = None
-    """The job in which steps can be run on the nodes, as srun takes it."""
+    scheduler: str = ""
+    """What runs commands on the nodes; empty if nothing does."""
+    job_id: str = ""
+    """The job whose nodes they are, as its scheduler takes it."""
     het_groups: Mapping[str, int] = field(default_factory=dict)
     """Of a heterogeneous job: the component of each node."""
     py_spy: Mapping[str, str] = field(default_factory=dict)
@@ -276,7 +278,8 @@ def read_evidence(collection: Mapping[str, Any], nodes: Iterable[Mapping[str, An
         lost_node=collection.get("lost_node"),
         looked=collection.get("time"),
         asked=str(collection.get("asked") or ""),
-        slurm_job=collection.get("slurm_job"),
+        scheduler=str(collection.get("scheduler") or ""),
+        job_id=str(collection.get("job_id") or ""),
         het_groups=collection.get("het_groups") or {},
         py_spy={
             str(node["node"]): "py-spy" if node["py_spy"] == collection.get("py_spy") else str(node["py_spy"])

@@ -1,0 +1,1 @@
+"""The verdict on evidence, by a table of rules. Pure."""

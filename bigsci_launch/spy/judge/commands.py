@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import re
-from shlex import quote
 
+from bigsci_launch.scheduler.choice import SCHEDULERS
 from bigsci_launch.spy.evidence.ranks import Evidence
 
 _ON_NODE = re.compile(r"(?P<command>.+)  # on (?P<node>[^\s:,]+)(?:[:,] (?P<note>.+))?")
-_SHELL = re.compile(r"[|<>]")
 _OF_BSL = ("bsl spy", "bsl trace last")
 
 
@@ -18,18 +17,16 @@ def on_node(node: str, command: str, note: str = "") -> str:
 
 
 def typed(line: str, evidence: Evidence) -> str:
-    """Return the line with what the user named, and of a job on Slurm, with the step that runs it on its node."""
+    """Return the line with what the user named, and of a job of a scheduler, with the step that runs it on its node."""
     for name in _OF_BSL:
         if line.startswith(name) and evidence.asked:
             return f"{name} {evidence.asked}{line.removeprefix(name)}"
     found = _ON_NODE.fullmatch(line)
-    if found is None or evidence.slurm_job is None:
+    if found is None or evidence.scheduler not in SCHEDULERS:
         return line
     command, node, note = found["command"], found["node"], found["note"]
     if command.startswith("py-spy "):
         command = evidence.py_spy.get(node, "py-spy") + command.removeprefix("py-spy")
-    if _SHELL.search(command):
-        command = f"sh -c {quote(command)}"
-    group = f" --het-group={evidence.het_groups[node]}" if node in evidence.het_groups else ""
-    step = f"srun --overlap --jobid={evidence.slurm_job}{group} --gres=gpu:0 -N1 -n1 -w {node}"
-    return f"{step} {command}" + (f"  # {note}" if note else "")
+    group = evidence.het_groups.get(node)
+    line = SCHEDULERS[evidence.scheduler].command_on_node(command, evidence.job_id, node=node, group=group)
+    return line + (f"  # {note}" if note else "")

@@ -1,0 +1,1 @@
+"""Signatures of known hangs: read from files, and found in a verdict."""

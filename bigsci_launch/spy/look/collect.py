@@ -1,4 +1,4 @@
-"""Collects the evidence: runs the node agent on every node of a job in one Slurm step, or once on this machine.
+"""Collects the evidence: runs the node agent once on every node of a job.
 
 The agent is sent through standard input, so that nodes need not have the package. Each node prints its document in
 short lines; complete documents are kept, whatever happens to the others.
@@ -11,7 +11,6 @@ import base64
 import importlib.util
 import marshal
 import shutil
-import subprocess
 import sys
 import time
 import zlib
@@ -21,7 +20,7 @@ from typing import Any
 from bigsci_launch.content import packaged
 from bigsci_launch.errors import CollectError
 from bigsci_launch.safe_files import parse_json
-from bigsci_launch.scheduler.slurm import run_monitor_step
+from bigsci_launch.scheduler.job import MonitorStep
 from bigsci_launch.spy.evidence.bundle import Bundle
 from bigsci_launch.spy.evidence.known_code import operation_of
 from bigsci_launch.spy.look.ring_copies import read_ring_copies
@@ -37,9 +36,9 @@ MORE_TIME_S = 20.0
 MAX_NATIVE_FRAMES = 40
 PARTNER_ARGUMENTS = ("src", "dst", "group_src", "group_dst", "tag")
 AGENT_MODULES = (
-    "safe_files", "node_processes", "node_sockets", "node_kernel", "node_motion", "node_environment", "node_identity",
-    "node_peek", "node_numbers", "node_ranks", "node_recorder", "ring_file", "node_ring", "calls_file", "node_calls",
-    "node_workers", "node_injection", "node_stacks", "node_agent",
+    "safe_files", "node_processes", "node_sockets", "node_kernel", "node_motion", "node_environment", "node_scheduler",
+    "node_identity", "node_peek", "node_numbers", "node_ranks", "node_recorder", "ring_file", "node_ring", "calls_file",
+    "node_calls", "node_workers", "node_injection", "node_stacks", "node_agent",
 )  # fmt: skip
 # The submitting machine's Python if the node has it, else the node's own: the agent needs no package.
 START_AGENT = 'p=$1; [ -x "$p" ] || p=python3; exec "$p" -I -S -'
@@ -94,12 +93,12 @@ def collect(target: Target, on_answer: AnswerCallback = lambda done, node: None)
         SlurmUnavailable: srun is missing.
     """
     began, printed = time.time(), log_sizes(target.attempt)
-    nodes, silent = _ask_nodes(target, on_answer)
+    nodes, silent = ([], {}) if target.is_over else _ask_nodes(target, on_answer)
     step = target.request.get("step")
     if step is not None and not silent and not any(node["ranks"] or node["others"] for node in nodes):
         raise CollectError(
             f"job {target.label}: step {step} has no process on its nodes",
-            hint=f"`squeue --steps --jobs={target.job_id}` lists its steps",
+            hint=f"`{target.scheduler.list_steps.format(job_id=target.job_id)}` lists its steps",
         )
     collection = {
         "job": target.label,
@@ -110,7 +109,8 @@ def collect(target: Target, on_answer: AnswerCallback = lambda done, node: None)
         "nodes_silent": [{"node": node, "why": why} for node, why in sorted({**target.down, **silent}.items())],
         "is_over": target.is_over,
         "asked": target.asked,
-        "slurm_job": target.job_id,
+        "scheduler": target.scheduler.name if target.job_id else None,
+        "job_id": target.job_id,
         "het_groups": dict(target.groups),
         "py_spy": shutil.which("py-spy"),
         **read_records(target.attempt),
@@ -118,13 +118,6 @@ def collect(target: Target, on_answer: AnswerCallback = lambda done, node: None)
         "rings": [_compressed(copy) for copy in read_ring_copies(target.attempt)],
     }
     return Bundle(collection, tuple(nodes))
-
-
-def _ask_nodes(target: Target, on_answer: AnswerCallback) -> tuple[list[dict[str, Any]], dict[str, str]]:
-    """Return the documents of the nodes, and why others did not answer. Of a run that has ended, nobody is asked."""
-    if target.is_over:
-        return [], {}
-    return collect_step(target, on_answer) if target.job_id else (collect_here(target), {})
 
 
 def _compressed(copy: dict[str, Any]) -> dict[str, Any]:
@@ -239,30 +232,11 @@ def _read_frame(frame: Mapping[str, Any]) -> dict[str, Any]:
     return {**place, "arguments": numbers} if numbers and is_communication else place
 
 
-def collect_here(target: Target) -> list[dict[str, Any]]:
-    """Run the agent on this machine."""
-    reader = WireReader()
-    argv = [sys.executable, "-I", "-S", "-"]
-    limit_s = NODE_TIMEOUT_S + 10 + more_time(target) + settle_time(target)
-    try:
-        done = subprocess.run(
-            argv, input=agent_program(target), capture_output=True, text=True, timeout=limit_s, check=False
-        )
-    except subprocess.TimeoutExpired as error:
-        raise CollectError(f"the node agent did not finish within {error.timeout:g} s") from error
-    for line in done.stdout.splitlines():
-        reader.feed(line)
-    if not reader.documents:
-        raise CollectError(f"the node agent failed: {done.stderr.strip()[-300:]}")
-    return list(reader.documents.values())
-
-
-def collect_step(target: Target, on_answer: AnswerCallback) -> tuple[list[dict[str, Any]], dict[str, str]]:
+def _ask_nodes(target: Target, on_answer: AnswerCallback) -> tuple[list[dict[str, Any]], dict[str, str]]:
     """Run the agent on all nodes of a job; return the documents, and why the other nodes did not answer.
 
     Slurm does not start a step if one of its nodes cannot be reached: the step is retried without that node.
     """
-    assert target.job_id is not None
     reader = WireReader()
     silent: dict[str, str] = {}
     left, words, program = list(target.nodes), "", agent_program(target)
@@ -270,23 +244,24 @@ def collect_step(target: Target, on_answer: AnswerCallback) -> tuple[list[dict[s
     for _ in range(MAX_STEPS):
         if not left or time.monotonic() >= patience.until:
             break
-        step = run_monitor_step(
-            target.job_id,
+        step = MonitorStep(
             ["/bin/sh", "-c", START_AGENT, "sh", sys.executable],
-            nodes=left,
-            groups=target.groups,
-            stdin=program,
+            left,
             until=lambda: patience.until,
             on_line=lambda line: _take(reader, line, on_answer, patience),
+            stdin=program,
+            groups=target.groups,
         )
-        words = step.words or words
-        silent |= {node: "Slurm could not start the step there" for node in step.refused_nodes}
-        if not step.refused_nodes:
+        end = target.scheduler.run_on_nodes(target.job_id, step)
+        words = end.words or words
+        silent |= {node: f"{target.scheduler.name} could not start the step there" for node in end.refused_nodes}
+        if not end.refused_nodes:
             break
         left = [node for node in left if node not in silent and node not in reader.documents]
+    by_starter = f" ({target.scheduler.starter}: {words})" if words else ""
     for node in target.nodes:
         if node not in reader.documents:
-            silent.setdefault(node, _why_silent(node, reader, words, patience))
+            silent.setdefault(node, _why_silent(node, reader, by_starter, patience))
     if not reader.documents:
         raise no_answer(target, silent, words)
     return list(reader.documents.values()), {node: why for node, why in silent.items() if node not in reader.documents}
@@ -325,7 +300,7 @@ def _take(reader: WireReader, line: str, on_answer: AnswerCallback, patience: An
 def _why_silent(node: str, reader: WireReader, words: str, patience: AnswerDeadline) -> str:
     if node in reader.torn:
         return "its answer is incomplete"
-    return f"no answer in {patience.seconds:.0f} s" + (f" (srun: {words})" if words else "")
+    return f"no answer in {patience.seconds:.0f} s{words}"
 
 
 def more_time(target: Target) -> float:
@@ -341,11 +316,10 @@ def settle_time(target: Target) -> float:
 def no_answer(target: Target, silent: Mapping[str, str], words: str) -> CollectError:
     """Return the error to raise when no node answered."""
     reasons = words or "; ".join(sorted(set(silent.values()))[:2]) or "none of its nodes responds"
-    group = f" --het-group={min(target.groups.values())}" if target.groups else ""
-    return CollectError(
-        f"job {target.label}: no node answered: {reasons}",
-        hint=f"try by hand: srun --overlap --jobid={target.job_id}{group} --gres=gpu:0 hostname",
+    by_hand = target.scheduler.command_on_node(
+        "hostname", target.job_id, group=min(target.groups.values(), default=None)
     )
+    return CollectError(f"job {target.label}: no node answered: {reasons}", hint=f"try by hand: {by_hand}")
 
 
 def agent_program(target: Target) -> str:
@@ -356,7 +330,8 @@ def agent_program(target: Target) -> str:
     folder = packaged("diagnostics")
     sources = {name: (folder / f"{name}.py").read_text(encoding="utf-8") for name in AGENT_MODULES}
     codes = {name: compile(source, f"{name}.py", "exec") for name, source in sources.items()}
-    request = {**target.request, "node_timeout_s": NODE_TIMEOUT_S + more_time(target), "framed": True}
+    name = {} if target.job_id or not target.nodes else {"node": target.nodes[0]}
+    request = {**name, **target.request, "node_timeout_s": NODE_TIMEOUT_S + more_time(target), "framed": True}
     return PROGRAM.format(
         magic=importlib.util.MAGIC_NUMBER,
         codes=base64.b64encode(zlib.compress(marshal.dumps(codes))),

@@ -6,38 +6,55 @@ import os
 import re
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from bigsci_launch.errors import CollectError, JobNotFound, RunDirError
 from bigsci_launch.runs.attempts import JobRecord, find_job, identify, query_attempt, read_exit, read_job
 from bigsci_launch.runs.find import find_run, run_argument, runs_root
-from bigsci_launch.runs.generations.read import read_generations
+from bigsci_launch.runs.generations.read import present_topology, read_generations
 from bigsci_launch.runs.layout import AttemptDir, RunDir, find_runs, open_run, rank_files
-from bigsci_launch.runs.status import present_topology
+from bigsci_launch.scheduler import choice
+from bigsci_launch.scheduler.here import this_node
 from bigsci_launch.scheduler.hostlist import expand_hostlist
 from bigsci_launch.scheduler.job import JobInfo, JobState
-from bigsci_launch.scheduler.slurm import query_job, query_nodes
 from bigsci_launch.spy.look.ring_copies import copies_of
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
-    """A job to look at. `job_id` and `nodes` are set for a job on Slurm; `request` is the request to the node agent.
+class LookOptions:
+    """What a look reads besides the stacks, how long it lasts, and at which step of the job; None: the training's."""
 
-    `job_id` is the number that srun takes. `label` is the job's name in reports; `run` and `attempt` are None for a job
+    native: bool = False
+    flight_recorder: str | None = None
+    settle_s: float = 0.0
+    step: str | None = None
+
+    @property
+    def request(self) -> dict[str, Any]:
+        """Its part of the request to the node agent."""
+        asked = {"native": self.native, "flight_recorder": self.flight_recorder, "settle_s": self.settle_s}
+        return asked if self.step is None else {**asked, "step": self.step.rpartition(".")[2]}
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A job to look at, without a `job_id` on this machine; `request` is the request to the node agent.
+
+    `job_id` is what its scheduler takes. `label` is the job's name in reports; `run` and `attempt` are None for a job
     that `bsl` did not submit.
     """
 
     label: str
     request: Mapping[str, Any]
-    job_id: str | None = None
-    nodes: tuple[str, ...] = ()
+    scheduler: choice.Scheduler = choice.HERE
+    job_id: str = ""
+    nodes: tuple[str, ...] = field(default_factory=lambda: (this_node(),))
     groups: Mapping[str, int] = field(default_factory=dict)
     """Of a heterogeneous job: the component of each node."""
     down: Mapping[str, str] = field(default_factory=dict)
-    """Nodes that do not respond to Slurm, with their Slurm state: the agent is not started on them."""
+    """Nodes that do not respond to their scheduler, and its word for that: the agent is not started on them."""
     run: RunDir | None = None
     attempt: AttemptDir | None = None
     topology: str | None = None
@@ -45,6 +62,13 @@ class Target:
     """How to name it on the command line of `bsl spy`."""
     is_over: bool = False
     """Whether the job has ended: what is known is what its ranks have left."""
+
+    def with_options(self, look: LookOptions, axes: str | None = None) -> Target:
+        """Return the target with the options of the look; `axes` is the topology, if the user named one."""
+        named = (("step", look.step), ("topology", axes))
+        options = [f"--{name} {value}" for name, value in named if value is not None]
+        asked = " ".join(filter(None, (self.asked, *options)))
+        return replace(self, request={**self.request, **look.request}, asked=asked)
 
     def evidence_folder(self, moment: float) -> Path:
         """Return the folder for evidence collected at `moment`: in the run directory, else in the user's state folder.
@@ -79,7 +103,7 @@ def find_target(argument: str | None, job_id: str | None) -> Target:
         CollectError: it does not run, and nothing is left of its ranks.
     """
     if job_id is not None:
-        job = query_job(job_id)
+        job = choice.OF_JOBS.find_job(job_id)
         job_run, job_attempt = _run_of(job)
         if job_run and job_attempt and _can_be_told(job_attempt, job):
             return target_of_ended_run(job_run, job_attempt)
@@ -100,7 +124,7 @@ def find_target(argument: str | None, job_id: str | None) -> Target:
 
 
 def _target_of_run_on_slurm(run: RunDir, attempt: AttemptDir, record: JobRecord) -> Target:
-    job = query_job(record.job_id or "")
+    job = choice.OF_JOBS.find_job(record.job_id or "")
     if (who := identify(attempt, record, job)).is_ours is False:
         raise CollectError(f"run {run.name} is not running: {who.why}", hint=f"see `bsl status {run_argument(run)}`")
     return target_of_job(job, run, attempt)
@@ -110,7 +134,7 @@ def target_of_ended_run(run: RunDir, attempt: AttemptDir) -> Target:
     """Return the target for a run whose job has ended: its records, and the rings that its ranks have left."""
     topology = _topology_text(run, attempt)
     asked = run_argument(run)
-    return Target(label=run.name, request={}, run=run, attempt=attempt, topology=topology, asked=asked, is_over=True)
+    return Target(run.name, {}, nodes=(), run=run, attempt=attempt, topology=topology, asked=asked, is_over=True)
 
 
 def _can_be_told(attempt: AttemptDir, job: JobInfo) -> bool:
@@ -146,20 +170,19 @@ def _attempt_of(run: RunDir, job_id: str) -> AttemptDir | None:
 
 
 def target_of_job(job: JobInfo, run: RunDir | None, attempt: AttemptDir | None) -> Target:
-    """Return the target for a job on Slurm, with its nodes as squeue lists them."""
+    """Return the target for a job of a scheduler, with its nodes in the order in which that lists them."""
+    scheduler = choice.OF_JOBS
     if job.state is not JobState.RUNNING or not job.hostlist:
-        more = f"bsl status --jobid {job.job_id}" if run else f"scontrol show job {job.job_id}"
+        more = f"bsl status --jobid {job.job_id}" if run else scheduler.show_job.format(job_id=job.job_id)
         raise CollectError(
             f"job {job.job_id} is not running: {job.raw_state or job.state.value}",
             hint=f"stacks can only be read while a job is running; see `{more}`",
         )
-    nodes = list(dict.fromkeys(expand_hostlist(job.hostlist)))
     generations = read_generations(attempt) if attempt is not None else None
-    silent = [node for node in query_nodes(job.hostlist) if not node.is_responding]
     # A spare node, and one that was lost and whose ranks have been replaced, say nothing of a hang now.
-    used = [node for node in nodes if generations is None or generations.needs(node)]
-    down = {node.name: node.raw_state for node in silent if node.name in used}
-    request: dict[str, Any] = {"job_id": job.number}
+    used = [node for node in scheduler.nodes_of(job) if generations is None or generations.needs(node.name)]
+    down = {node.name: node.raw_state for node in used if not node.is_responding}
+    request: dict[str, Any] = {"scheduler": scheduler.name, "job_id": job.number}
     if job.components:
         request["components"] = [part.number for part in job.components.values()]
     if attempt is not None:
@@ -167,10 +190,11 @@ def target_of_job(job: JobInfo, run: RunDir | None, attempt: AttemptDir | None) 
     return Target(
         label=job.job_id,
         request=request,
+        scheduler=scheduler,
         job_id=job.number,
-        nodes=tuple(node for node in used if node not in down),
+        nodes=tuple(node.name for node in used if node.is_responding),
         groups=_groups_of(job),
-        down={node: f"it does not respond to Slurm ({state})" for node, state in down.items()},
+        down={node: f"it does not respond to {scheduler.name} ({state})" for node, state in down.items()},
         run=run,
         attempt=attempt,
         topology=_topology_text(run, attempt),
@@ -218,8 +242,7 @@ def target_of_process(pid: int) -> Target:
     Raises:
         CollectError: there is no such process.
     """
-    if not Path(f"/proc/{pid}").exists():
-        raise CollectError(f"there is no process {pid} on this machine", hint="--pid takes the pid of the launcher")
+    choice.HERE.find_job(str(pid))
     return Target(label=f"local:{pid}", request={"launcher_pid": pid}, asked=f"--pid {pid}")
 
 

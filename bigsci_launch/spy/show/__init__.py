@@ -1,0 +1,1 @@
+"""The answer of `spy` as text, JSON and page."""

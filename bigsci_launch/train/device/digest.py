@@ -10,9 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
+from typing import Any
 
 import torch
 from torch import Tensor
+from xxhash import xxh3_64_intdigest
 
 BLOCK_WORDS = 1 << 20
 """Words of 32 bits per block. Part of the definition; the 64-bit copy of a block fits in a GPU's cache."""
@@ -34,9 +36,27 @@ def digests_on_device(tensors: Sequence[Tensor]) -> list[int]:
         return []
     sums = torch.stack([_block_sum(tensor) for tensor in tensors]).tolist()
     return [
-        _signed(mix((total + tensor.numel() * tensor.element_size()) & _MASK))
+        signed(mix((total + tensor.numel() * tensor.element_size()) & _MASK))
         for total, tensor in zip(sums, tensors, strict=True)
     ]
+
+
+def bytes_of(tensor: Tensor) -> memoryview:
+    """Return the elements of a tensor as bytes, in row-major order."""
+    array: Any = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+    return memoryview(array)
+
+
+def digests64(tensors: Sequence[Tensor]) -> list[int]:
+    """Return digests as signed 64-bit integers: others on a GPU than the faster ones of a CPU."""
+    if all(tensor.is_cuda for tensor in tensors):
+        return digests_on_device(tensors)
+    return [digest64(tensor) for tensor in tensors]
+
+
+def digest64(tensor: Tensor) -> int:
+    """Return a digest of `tensor` as a signed 64-bit integer; another one on a GPU than on a CPU."""
+    return digests_on_device([tensor])[0] if tensor.is_cuda else signed(xxh3_64_intdigest(bytes_of(tensor)))
 
 
 def _block_sum(tensor: Tensor) -> Tensor:
@@ -46,7 +66,7 @@ def _block_sum(tensor: Tensor) -> Tensor:
     total = torch.zeros((), dtype=torch.int64, device=words.device)
     for number, start in enumerate(range(0, len(words), BLOCK_WORDS)):
         block = words[start : start + BLOCK_WORDS].to(torch.int64)
-        total += block.mul_(keys[: len(block)]).sum() * _signed(mix(~number & _MASK) | 1)
+        total += block.mul_(keys[: len(block)]).sum() * signed(mix(~number & _MASK) | 1)
     return total
 
 
@@ -64,9 +84,9 @@ def _words(tensor: Tensor) -> Tensor:
 @lru_cache(maxsize=2)
 def _keys(device: torch.device) -> Tensor:
     """Return the odd numbers of the words of a block: those that splitmix64 gives for 0, 1, 2, ..."""
-    value = torch.arange(BLOCK_WORDS, dtype=torch.int64, device=device) + _signed(0x9E3779B97F4A7C15)
+    value = torch.arange(BLOCK_WORDS, dtype=torch.int64, device=device) + signed(0x9E3779B97F4A7C15)
     for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
-        value = (value ^ _shifted(value, shift)) * _signed(factor)
+        value = (value ^ _shifted(value, shift)) * signed(factor)
     return (value ^ _shifted(value, 31)) | 1
 
 
@@ -75,5 +95,6 @@ def _shifted(value: Tensor, bits: int) -> Tensor:
     return (value >> bits) & ((1 << (64 - bits)) - 1)
 
 
-def _signed(value: int) -> int:
+def signed(value: int) -> int:
+    """Return an unsigned 64-bit integer as the signed one with the same bits."""
     return value - (1 << 64) if value >> 63 else value

@@ -1,1 +1,1 @@
-"""Checks that the trainer runs on itself in every run, so that no defect of parallel training goes unnoticed."""
+"""Checks that find defects of parallel training, once for all loops: `train/attach.py` and `engine` are their users."""

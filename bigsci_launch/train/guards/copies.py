@@ -1,23 +1,23 @@
-"""Which tensors on which ranks must be bitwise equal. Pure: names, topology and digests in, sentences out."""
+"""Which tensors on which ranks must be bitwise equal. Pure: names, ranks and digests in, findings out."""
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from bigsci_launch.topology import Topology
-from bigsci_launch.topology.words import name_ranks_and_part
+from bigsci_launch.train.rank.bits import as_number
 
 Digests = NDArray[np.int64]
 CopyPlace = tuple[int, int]
 """A rank and one of its columns."""
-AnyKey = TypeVar("AnyKey", bound=Hashable)
-"""What names a group of copies."""
+CopyAxes = tuple[tuple[str, tuple[int, ...]], ...]
+"""The ranks that must have the same, each with the axis that says so."""
 
 TIED = "tied_modules."
 _CHECKS: dict[str, str] = {"dp": "data-parallel copies", "tp": "tensor-parallel copies", "pp": "tied copies"}
@@ -41,29 +41,19 @@ class Violation:
 
 
 @dataclass(frozen=True, slots=True)
-class Column:
-    """A tensor that a rank digests, and the axes along which it is a copy."""
+class Watched:
+    """A value that ranks exchange: a digest, or the bits of a float if it `is_number`."""
 
     name: str
-    axes: tuple[str, ...]
-    is_gradient: bool = False
+    copies: CopyAxes
     check: str | None = None
     """The name of the check, if it is not that of copies along an axis."""
-
-
-@dataclass(frozen=True, slots=True)
-class GroupKey:
-    """What must be equal: a tensor along `axis`, at one place on the `others`; `check` names the reason."""
-
-    check: str
-    name: str
-    axis: str
-    others: tuple[int, ...]
+    is_number: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class CopySplit:
-    """Copies that differ: those that are wrong, or all if no majority says which; and a copy to compare with."""
+    """CopyAxes that differ: those that are wrong, or all if no majority says which; and a copy to compare with."""
 
     ranks: tuple[int, ...]
     reference: int
@@ -94,38 +84,74 @@ def find_split(copies: Mapping[int, Hashable], everywhere: Mapping[int, Hashable
     return CopySplit(tuple(sorted(copies)), min(copies), is_decided=False)
 
 
-class CopyGroups(Generic[AnyKey]):
-    """Entries that must be equal, by group, found once: comparing a healthy table is a single comparison of arrays."""
+class _Group(NamedTuple):
+    """CopyAxes along one axis; `check` names the reason why they must be equal."""
 
-    def __init__(self, groups: Mapping[AnyKey, Sequence[CopyPlace]]) -> None:
-        self._groups = groups
-        self._keys_at: dict[CopyPlace, list[AnyKey]] = defaultdict(list)
-        pairs = [(places[0], place, key) for key, places in groups.items() for place in places[1:]]
-        self._keys = [key for _, _, key in pairs]
+    check: str
+    name: str
+    axis: str
+    ranks: tuple[int, ...]
+    is_number: bool
+
+
+class CopyChecker:
+    """The copies of a run. `everywhere` is what each rank watches, in the order in which it sends the values."""
+
+    def __init__(self, everywhere: Sequence[Sequence[Watched]]) -> None:
+        self._groups: dict[_Group, list[CopyPlace]] = defaultdict(list)
+        self._groups_at: dict[CopyPlace, list[_Group]] = defaultdict(list)
+        for rank, mine in enumerate(everywhere):
+            for number, watched in enumerate(mine):
+                for axis, ranks in watched.copies:
+                    check = watched.check or _CHECKS.get(axis, f"{axis} copies")
+                    group = _Group(check, watched.name, axis, ranks, watched.is_number)
+                    self._groups[group].append((rank, number))
+                    self._groups_at[rank, number].append(group)
+        # Found once: comparing a healthy table is then a single comparison of arrays.
+        pairs = [(places[0], place, group) for group, places in self._groups.items() for place in places[1:]]
+        self._pairs = [group for _, _, group in pairs]
         self._ones = np.array([one for one, _, _ in pairs], np.int64).reshape(-1, 2)
         self._others = np.array([other for _, other, _ in pairs], np.int64).reshape(-1, 2)
 
-    def find_splits(self, table: Digests) -> Iterator[tuple[AnyKey, CopySplit, Mapping[int, int]]]:
-        """Yield each group that differs in `table`, of shape (ranks, columns), and the values of all linked copies."""
+    def find_unequal(self, table: Digests) -> list[Violation]:
+        """Return what differs in `table`, of shape (ranks, values): one violation per name and reason."""
         ones, others = (table[index[:, 0], index[:, 1]] for index in (self._ones, self._others))
-        for key in dict.fromkeys(self._keys[number] for number in np.flatnonzero(ones != others)):
-            everywhere = {rank: int(table[rank, number]) for rank, number in self._linked(key)}
-            copies = {rank: everywhere[rank] for rank, _ in self._groups[key]}
-            if (split := find_split(copies, everywhere)) is not None:
-                yield key, split, everywhere
+        found = []
+        for group in dict.fromkeys(self._pairs[number] for number in np.flatnonzero(ones != others)):
+            everywhere = {rank: int(table[rank, number]) for rank, number in self._linked(group)}
+            split = find_split({rank: everywhere[rank] for rank, _ in self._groups[group]}, everywhere)
+            if split is not None:
+                text = _number_text(split, everywhere) if group.is_number else split.text
+                found.append(Violation(group.check, group.name, split.ranks, text, split.is_decided))
+        return merge(found)
 
-    def _linked(self, key: AnyKey) -> set[CopyPlace]:
+    def _linked(self, group: _Group) -> set[CopyPlace]:
         """Return the places that must be equal to those of a group, whichever axes lead there."""
-        if not self._keys_at:
-            for other, places in self._groups.items():
-                for place in places:
-                    self._keys_at[place].append(other)
-        seen, due = {key}, [key]
+        seen, due = {group}, [group]
         while due:
-            further = {other for place in self._groups[due.pop()] for other in self._keys_at[place]} - seen
+            further = {other for place in self._groups[due.pop()] for other in self._groups_at[place]} - seen
             seen |= further
             due += further
         return {place for each in seen for place in self._groups[each]}
+
+
+def _number_text(split: CopySplit, values: Mapping[int, int]) -> str:
+    usual = values[split.reference]
+    apart = next(rank for rank in split.ranks if values[rank] != usual)
+    return f"is {as_number(values[apart]):g} on rank {apart} and {as_number(usual):g} on rank {split.reference}"
+
+
+def counted_once(everywhere: Sequence[Sequence[Watched]], topology: Topology, rank: int) -> set[str]:
+    """Return the names that `rank` counts in a sum over all ranks, such that each shard is counted once.
+
+    The first stage that holds a tensor counts it; if it is a copy over tp, only tp 0 does. Data-parallel ranks hold
+    different parts of the gradients, so all of them count.
+    """
+    at = topology.coordinate(rank)
+    earlier = [mine for other, mine in enumerate(everywhere) if topology.coordinate(other).pp_rank < at.pp_rank]
+    known = {watched.name for mine in earlier for watched in mine}
+    shards = [each for each in everywhere[rank] if at.tp_rank == 0 or "tp" not in dict(each.copies)]
+    return {watched.name for watched in shards} - known
 
 
 # Several ranks have computed these together: if more than one of them finds a wrong value, any may have spoiled it.
@@ -153,79 +179,20 @@ def _merge_same(same: Sequence[Violation]) -> Violation:
     return Violation(told[0].check, told[0].tensor, ranks, told[0].text, is_decided)
 
 
-class CopyChecker:
-    """The copies of a run."""
-
-    def __init__(self, columns: Sequence[Sequence[Column]], topology: Topology) -> None:
-        self._groups = CopyGroups(copy_groups(columns, topology))
-
-    def find_unequal(self, digests: Digests) -> list[Violation]:
-        """Return what differs in `digests`, of shape (ranks, columns): one violation per tensor and reason."""
-        return merge(
-            Violation(key.check, key.name, split.ranks, split.text, split.is_decided)
-            for key, split, _ in self._groups.find_splits(digests)
-        )
-
-
-def copy_groups(columns: Sequence[Sequence[Column]], topology: Topology) -> dict[GroupKey, list[CopyPlace]]:
-    """Return the entries that must be equal: all copies of a tensor along one axis."""
-    groups: dict[GroupKey, list[CopyPlace]] = defaultdict(list)
-    for rank, mine in enumerate(columns):
-        at = topology.coordinate(rank)
-        for number, column in enumerate(mine):
-            for axis in column.axes:
-                others = tuple(place for name, place in at.as_dict().items() if name != axis)
-                groups[GroupKey(_check(axis, column), column.name, axis, others)].append((rank, number))
-    return dict(groups)
-
-
-def _check(axis: str, column: Column) -> str:
-    return column.check or ("tied gradients" if column.is_gradient else _CHECKS[axis])
-
-
-def holders(columns: Sequence[Sequence[Column]], topology: Topology) -> Mapping[str, int]:
-    """Return the first pipeline stage that holds each tensor."""
-    first: dict[str, int] = {}
-    for rank, mine in enumerate(columns):
-        stage = topology.coordinate(rank).pp_rank
-        for column in mine:
-            first[column.name] = min(stage, first.get(column.name, stage))
-    return first
-
-
 # Checks closer to the cause come first.
 _ORDER = (
-    "data",
-    "settings of layers",
-    "optimizer groups",
-    "load",
-    "memory",
-    "optimizer settings",
-    "learning rate",
-    "optimizer step",
-    "optimizer update",
-    "loss gradient",
-    "layer gradients",
-    "gradient reduction",
-    "gradient norm",
-    "clipping",
-    "replicated gradients",
-    "tied gradients",
-    "moments",
-    "padding",
+    *("data", "settings of layers", "optimizer groups", "load", "memory", "optimizer settings", "learning rate"),
+    *("changed between steps", "optimizer step", "optimizer update", "non-finite", "missing gradients"),
+    *("loss gradient", "layer gradients", "gradient reduction", "gradient norm", "clipping", "replicated gradients"),
+    *("tied gradients", "reduced gradients", "magnitude", "moments", "padding", "skipped steps"),
 )
 
 
-def by_cause(violations: Sequence[Violation]) -> list[Violation]:
-    """Sort violations so that causes come before their effects, and those that accuse before those that do not."""
+def by_cause(violations: Iterable[Violation]) -> list[Violation]:
+    """Sort violations: causes before effects, those that accuse before those that do not, few ranks before many."""
 
-    def place(each: Violation) -> tuple[int, bool]:
-        return (_ORDER.index(each.check) if each.check in _ORDER else len(_ORDER)), not each.is_decided
+    def place(each: Violation) -> tuple[int, bool, int]:
+        cause = _ORDER.index(each.check) if each.check in _ORDER else len(_ORDER)
+        return cause, not each.is_decided, len(each.ranks)
 
     return sorted(violations, key=place)
-
-
-def describe(violation: Violation, topology: Topology) -> str:
-    """Return the violation as a sentence: check, tensor, ranks, finding."""
-    where = name_ranks_and_part(violation.ranks, topology)
-    return f"{violation.check}: {violation.tensor} on {where}: {violation.text}"

@@ -11,7 +11,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from statistics import median
 
-from bigsci_launch.train.guards.flow.ratios import ratio
+from bigsci_launch.train.guards.ratios import ratio
 
 MOST_STEPS = 100
 """What a defect may spoil before it is found; so few are computed again in minutes."""

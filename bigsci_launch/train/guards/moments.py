@@ -1,13 +1,6 @@
-"""What AdamW's moments must satisfy in any healthy run, whatever the data: numbers that no recurrence can produce.
+"""What weights and AdamW's moments must satisfy in any healthy run, on each shard alone: `adam_limits` says why.
 
-With g_i the gradients, m_t = (1-b1) sum_i b1^(t-i) g_i and v_t = (1-b2) sum_i b2^(t-i) g_i^2. By Cauchy-Schwarz,
-
-    |m_t| <= (1-b1)/sqrt(1-b2) * sqrt(sum_{j<t} (b1^2/b2)^j) * sqrt(v_t),
-
-so one wrong bit in an exponent shows at once. A run that begins with moments that kept |m| <= C sqrt(v)
-t steps ago adds (b1^2/b2)^t C^2 to the square of that factor. Clipping to a norm c also makes |m| <= c and v <= c^2,
-because no single gradient exceeds the norm. A padded row of the vocabulary never receives a gradient: its moments are
-zero. Rounding moves these limits by far less than the margin that is allowed.
+Clipping to a norm c also makes |m| <= c and v <= c^2, because no single gradient exceeds the norm.
 """
 
 from __future__ import annotations
@@ -15,61 +8,28 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from bigsci_launch.adam_limits import ABSURD, SLACK, UNDERFLOW
 from bigsci_launch.train.guards.copies import Violation
-from bigsci_launch.train.guards.flow.ratios import power, ratio, root
-from bigsci_launch.train.guards.state import OptimizerPartition
-from bigsci_launch.train.parallel.tensor import VocabularyParallelTable
+from bigsci_launch.train.guards.flat import Flat
 
-CHECK = "moments"
-ABSURD = 1e6
-"""No weight, and no moment without clipping, comes near this in a run that trains."""
-
-_MARGIN = 1.1
-# Squares of gradients below this vanish in 32 bits, so that their moments have no limit to keep.
-_TINY = 1e-16
-_FIRST, _SECOND = "first moment", "second moment"
+FIRST, SECOND = "exp_avg", "exp_avg_sq"
 
 
 @dataclass(frozen=True, slots=True)
 class MomentLimits:
-    """How large moments may be: `factor` times the root of the second one, and `size` altogether."""
+    """How large moments may be: |m| at most `factor` times the root of v, and both at most `size`."""
 
-    factor: float
-    size: float
+    factor: float = math.inf
+    size: float = ABSURD
 
-
-@dataclass(frozen=True, slots=True)
-class Range:
-    """Elements `start` to `stop` of a partition, which belong to the parameter called `name`."""
-
-    name: str
-    start: int
-    stop: int
-
-
-def moment_factor(betas: Sequence[float], num_steps: int, before: float = 0.0) -> float:
-    """Return the largest |m|/sqrt(v) that `num_steps` steps can lead to; `before` was the largest at their beginning.
-
-    With `before` 0 the moments were zero.
-    """
-    first, second = betas
-    decay = first * ratio(first, second) if first else 0.0
-    kept = power(decay, num_steps)
-    total = num_steps if decay == 1 else sum_of_powers(decay, num_steps)
-    remains = kept * before * before if kept and before else 0.0
-    return root(ratio((1 - first) ** 2, 1 - second) * total + remains)
-
-
-def sum_of_powers(base: float, count: int) -> float:
-    """Return the sum of the first `count` powers of `base`, from 1 on; infinite if it is too large for a float."""
-    if not math.isfinite(base):
-        return math.inf if count > 1 else float(count)
-    return ratio(1 - power(base, count), 1 - base)
+    def most(self, key: str) -> float:
+        """The largest magnitude of what the optimizer keeps as `key`."""
+        size = self.size if key in (FIRST, SECOND) else ABSURD
+        return size * size if key.endswith("_sq") else size
 
 
 def largest_size(clip: float, before: float) -> float:
@@ -77,121 +37,94 @@ def largest_size(clip: float, before: float) -> float:
 
     `before` was the largest when the attempt began: a moment that keeps its own size may be rounded above it.
     """
-    return max(clip, before) * _MARGIN if clip > 0 else ABSURD
+    return max(clip, before) * SLACK if clip > 0 else ABSURD
 
 
 def largest_factor(first: Tensor, second: Tensor) -> float:
     """Return the largest |m|/sqrt(v) of these moments; infinity if there is no limit that they keep."""
     factors = (
         float(
-            ((one.abs() - _TINY).clamp_(min=0) / two.sqrt())
+            ((portion[FIRST].abs() - UNDERFLOW).clamp_(min=0) / portion[SECOND].sqrt())
             .nan_to_num_(nan=0.0, posinf=math.inf, neginf=math.inf)
             .max()
         )
-        for one, two in _portions([first, second])
+        for portion in _portions({FIRST: first, SECOND: second})
     )
     return max(factors, default=0.0)
 
 
-def _portions(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
-    """Cut tensors of one length into portions, so that a check needs little memory; on a CPU they fit into a cache."""
-    size = 1 << 18 if tensors[0].device.type == "cpu" else 1 << 26
-    for start in range(0, tensors[0].numel(), size):
-        yield [each[start : start + size] for each in tensors]
+def _portions(tensors: Mapping[str, Tensor]) -> Iterator[dict[str, Tensor]]:
+    """Cut flat tensors into portions, so that a check needs little memory; on a CPU they fit into a cache."""
+    size = 1 << 18 if all(each.device.type == "cpu" for each in tensors.values()) else 1 << 26
+    for start in range(0, max(map(len, tensors.values())), size):
+        pieces = {key: each[start : start + size] for key, each in tensors.items()}
+        yield {key: piece for key, piece in pieces.items() if len(piece)}
 
 
-def find_wrong_moments(
-    part: OptimizerPartition, state: Mapping[str, Any], limits: MomentLimits, rank: int
-) -> Iterator[Violation]:
-    """Find masters and moments of a partition that are not finite, too large, or negative where squares are."""
-    values = {"fp32 master": part.master.detach(), _FIRST: state.get("exp_avg"), _SECOND: state.get("exp_avg_sq")}
-    if part.master.numel() and not _is_sound(values, limits):
-        for label, tensor in values.items():
-            if tensor is not None:
-                yield from _name_wrong(part, label, values, limits, rank)
+@torch.no_grad()
+def find_wrong_state(states: Sequence[tuple[Mapping[str, Flat], MomentLimits]], rank: int) -> Iterator[Violation]:
+    """Find numbers that are not finite, too large, or that AdamW cannot have made; waits for a device once.
+
+    Each of `states` is what the optimizer keeps of the same parameters: AdamW's moments as `exp_avg` and `exp_avg_sq`,
+    weights and all else under any other key. What ends in `_sq` is a mean of squares.
+    """
+    filled = [(flats, limits) for flats, limits in states if any(len(each.tensor) for each in flats.values())]
+    if not filled:
+        return
+    sound = [_is_sound({key: each.tensor for key, each in flats.items()}, limits) for flats, limits in filled]
+    for (flats, limits), is_sound in zip(filled, torch.stack(sound).tolist(), strict=True):
+        for key in () if is_sound else flats:
+            yield from _name_wrong(key, flats, limits, rank)
 
 
-def _is_sound(values: Mapping[str, Tensor | None], limits: MomentLimits) -> bool:
-    moments = [values.get(_FIRST), values.get(_SECOND)]
-    present = [each for each in (values["fp32 master"], *moments) if each is not None]
-    if len(present) == 2:  # one moment is gone, which the seal of the state reports
-        return False
-    return all(_is_portion_sound(portion, limits) for portion in _portions(present))
+def _is_sound(tensors: Mapping[str, Tensor], limits: MomentLimits) -> Tensor:
+    return torch.stack([_is_portion_sound(portion, limits) for portion in _portions(tensors)]).all()
 
 
-def _is_portion_sound(portion: Sequence[Tensor], limits: MomentLimits) -> bool:
-    """Return whether a portion of masters, and of moments if there are any, is sound; NaN fails every comparison."""
-    master, *moments = portion
-    if not _largest(master) < ABSURD:
-        return False
-    if not moments:
-        return True
-    first, second = moments
-    lowest, highest = (float(each) for each in torch.aminmax(second))
-    if not (lowest >= 0 and highest <= limits.size * limits.size and _largest(first) <= limits.size):
-        return False
-    if math.isinf(limits.factor):
-        return True
-    factor = limits.factor * _MARGIN
-    excess = torch.addcmul(second * -(factor * factor), first, first)
-    return float(excess.max()) <= _TINY**2
+def _is_portion_sound(portion: Mapping[str, Tensor], limits: MomentLimits) -> Tensor:
+    """Return whether a portion is sound; NaN fails every comparison."""
+    sound = []
+    for key, piece in portion.items():
+        lowest, highest = (each.double() for each in torch.aminmax(piece))
+        most = limits.most(key)
+        sound += [highest <= most, lowest >= (0 if key.endswith("_sq") else -most)]
+    if _has_bound(portion, limits):
+        first, second = portion[FIRST].to(portion[SECOND].dtype), portion[SECOND]
+        factor = limits.factor * SLACK
+        excess = (second * -(factor * factor)).addcmul_(first, first)
+        sound.append(excess.max() <= UNDERFLOW**2)
+    return torch.stack(sound).all()
 
 
-def _largest(tensor: Tensor) -> float:
-    """Return the largest magnitude without a copy of the tensor; NaN if it holds one."""
-    lowest, highest = (float(each) for each in torch.aminmax(tensor))
-    return max(-lowest, highest)
+def _has_bound(pieces: Mapping[str, Tensor], limits: MomentLimits) -> bool:
+    """Return whether m has a limit: in 16 bits, v stops growing long before it is what the recurrence says."""
+    is_pair = {FIRST, SECOND} <= pieces.keys() and len(pieces[FIRST]) == len(pieces[SECOND])
+    return is_pair and math.isfinite(limits.factor) and pieces[SECOND].dtype in (torch.float32, torch.float64)
 
 
-def _name_wrong(
-    part: OptimizerPartition, label: str, values: Mapping[str, Tensor | None], limits: MomentLimits, rank: int
-) -> Iterator[Violation]:
-    for name, (start, size) in part.slices.items():
-        pieces = {key: each[start : start + size] for key, each in values.items() if each is not None}
-        if text := _explain(label, pieces, limits):
-            yield Violation(CHECK, f"{label} of {name}", (rank,), text)
+def _name_wrong(key: str, flats: Mapping[str, Flat], limits: MomentLimits, rank: int) -> Iterator[Violation]:
+    pieces = {each: flat.pieces() for each, flat in flats.items()}
+    for name in flats[key].slices:
+        mine = {each: found[name] for each, found in pieces.items() if name in found}
+        if wrong := _explain(key, mine, limits):
+            yield Violation(wrong[0], flats[key].title.format(name), (rank,), wrong[1])
 
 
-def _explain(label: str, pieces: Mapping[str, Tensor], limits: MomentLimits) -> str | None:
-    piece = pieces[label]
-    if not piece.numel():
+def _explain(key: str, pieces: Mapping[str, Tensor], limits: MomentLimits) -> tuple[str, str] | None:
+    """Return what is wrong with a piece: the name of the check, and the finding in words."""
+    piece = pieces[key]
+    if not len(piece):
         return None
-    if wrong := piece.numel() - int(torch.isfinite(piece).sum()):
-        return f"{wrong} of {piece.numel()} elements are not finite"
-    largest = float(piece.abs().max())
-    if label == _SECOND and float(piece.min()) < 0:
-        return f"holds {float(piece.min()):.3g}, though it is a mean of squares"
-    most = {_FIRST: limits.size, _SECOND: limits.size * limits.size}.get(label, ABSURD)
+    if wrong := len(piece) - int(torch.isfinite(piece).sum()):
+        return "non-finite", f"{wrong} of {len(piece)} elements are not finite"
+    lowest, largest, most = float(piece.min()), float(piece.abs().max()), limits.most(key)
+    if key.endswith("_sq") and lowest < 0:
+        return "moments", f"holds {lowest:.3g}, though it is a mean of squares"
     if largest > most:
-        return f"holds {largest:.3g}, and no run comes to more than {most:.3g}"
-    if label == _FIRST and _SECOND in pieces:
-        factor = largest_factor(piece, pieces[_SECOND])
-        if factor > limits.factor * _MARGIN:
-            return f"is {factor:.3g} times the root of the second moment; AdamW's betas allow {limits.factor:.3g}"
+        return "magnitude", f"holds {largest:.3g}, and no run comes to more than {most:.3g}"
+    if key == FIRST and _has_bound(pieces, limits):
+        factor = largest_factor(piece, pieces[SECOND])
+        if factor > limits.factor * SLACK:
+            text = f"is {factor:.3g} times the root of the second moment; AdamW's betas allow {limits.factor:.3g}"
+            return "moments", text
     return None
-
-
-def padding_of(module: nn.Module, part: OptimizerPartition, vocabulary: int) -> list[Range]:
-    """Return where a partition holds rows that pad the vocabulary."""
-    tables = {id(each.weight): each for each in module.modules() if isinstance(each, VocabularyParallelTable)}
-    found = []
-    for name, parameter in module.named_parameters():
-        table = tables.get(id(parameter))
-        mapping = getattr(parameter, "_hp_mapping", None)
-        if table is None or mapping is None or name not in part.slices:
-            continue
-        begins = max(0, vocabulary - table.first_token) * parameter.shape[1]
-        start, size = part.slices[name]
-        first = max(0, begins - mapping.lp_fragment_address.start)
-        if first < size:
-            found.append(Range(name, start + first, start + size))
-    return found
-
-
-def find_used_padding(ranges: Sequence[Range], tensors: Mapping[str, Tensor], rank: int) -> Iterator[Violation]:
-    """Find padded rows that are not zero in any of `tensors`, which are named in words."""
-    for each in ranges:
-        for label, tensor in tensors.items():
-            if count := int(torch.count_nonzero(tensor[each.start : each.stop])):
-                text = f"{count} elements of rows that only pad the vocabulary are not zero"
-                yield Violation("padding", f"{label} of {each.name}", (rank,), text)

@@ -1,183 +1,165 @@
-"""Seals the optimizer's state between two steps: what AdamW left is what it must find.
+"""Seals the state between two steps: what one step left is what the next one must find.
 
-A partition of ZeRO has no copy that it could be compared with. So a rank remembers elements of its masters, moments
-and weights at the end of a step, and compares them bit by bit just before AdamW next changes them. A seal that is
-`whole` is a digest of every tensor. Otherwise it holds up to `SAMPLED` elements of each, others after some steps. A
-tensor that is zeroed, scaled or exchanged is therefore seen always, a single bit if it is among those elements.
+A shard of ZeRO or FSDP has no copy that it could be compared with. So a rank remembers weights, masters and moments at
+the end of a step, and compares them bit by bit before the next one. A seal that is `whole` is a digest of every
+parameter's piece. Otherwise it holds up to `SAMPLED` elements of each piece, others after some steps, of `TENSORS`
+tensors, others after each step. Where there are not more tensors, one that is zeroed, scaled or exchanged is therefore
+seen always, and a single bit if it is among those elements.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from bigsci_launch.train.device.digest import digests64
 from bigsci_launch.train.guards.copies import Violation
-from bigsci_launch.train.guards.state import OptimizerPartition, digest64, weight_digests
+from bigsci_launch.train.guards.flat import Flat
 
-CHECK = "memory"
-SAMPLED = 256
+SAMPLED, TENSORS = 256, 32
 SAME_FOR = 8
 """Steps for which the same elements are looked at, because choosing them costs more than looking."""
 
 _STRIDE = 7919
-_WORDS = {2: torch.int16, 4: torch.int32}
-
-
-@dataclass(frozen=True, slots=True)
-class SealedTensor:
-    """One tensor of a partition as it was: its sampled bits, or the digest of each parameter's piece."""
-
-    bits: Tensor | None
-    digests: Mapping[str, int] | None
+_WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 class Seal:
-    """The seal of one rank."""
+    """The seal of one rank. Nothing is known unless it is closed."""
 
-    def __init__(self, parts: Sequence[OptimizerPartition], states: Sequence[Mapping[str, Any]], rank: int) -> None:
-        self._parts, self._states, self._rank = parts, states, rank
-        self._sealed: list[dict[str, SealedTensor]] = []
-        self._counts: list[float | None] = []
-        self._samples: list[Tensor] = []
-        self._samples_of = -1
-        self._step = 0
+    def __init__(self, check: str, rank: int) -> None:
+        self._check, self._rank = check, rank
+        self._step, self._turn = 0, 0
+        self._places: dict[tuple[torch.device, tuple[tuple[int, int], ...]], Tensor] = {}
+        self.break_open()
 
-    @torch.no_grad()
-    def take(self, step: int, *, is_whole: bool) -> None:
-        """Remember the state after `step`."""
-        self._step = step
-        if step // SAME_FOR != self._samples_of:
-            self._samples_of = step // SAME_FOR
-            self._samples = [sample_of(part, step) for part in self._parts]
-        self._sealed = [
-            {label: _seal(part, tensor, at, is_whole) for label, tensor in sealed_tensors(part, state).items()}
-            for part, state, at in zip(self._parts, self._states, self._samples, strict=True)
-        ]
-        self._counts = [_count(state) for state in self._states]
+    def break_open(self) -> None:
+        """Forget what was sealed: something is about to change the state rightly, such as a load."""
+        self._bits: dict[str, Tensor] = {}
+        self._digests: dict[str, dict[str, int]] = {}
+        self._kinds: dict[str, tuple[int, torch.dtype]] = {}
+        self._counts: dict[str, float | None] = {}
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether anything is sealed."""
+        return bool(self._bits or self._digests)
 
     @torch.no_grad()
-    def find_broken(self) -> Iterator[Violation]:
-        """Find what differs from the state remembered: one violation for each kind of tensor and optimizer group."""
-        for number, sealed in enumerate(self._sealed):
-            part, state = self._parts[number], self._states[number]
-            now = sealed_tensors(part, state)
-            for label, before in sealed.items():
-                if label not in now:
-                    yield self._violation(label, [*part.slices][:1] or [f"group {part.name}"], "is gone")
-                elif names := _changed(part, now[label], before, self._samples[number]):
-                    yield self._violation(label, names, _words(part, now[label], before, self._samples[number], names))
-            if self._counts[number] != (count := _count(state)):
-                text = f"was {_shown(self._counts[number])} after step {self._step}, and is {count} before the next"
-                yield Violation(CHECK, f"step count of group {part.name}", (self._rank,), text)
+    def close(
+        self, flats: Mapping[str, Flat], step: int, *, is_whole: bool, counts: Mapping[str, float | None] | None = None
+    ) -> None:
+        """Remember the state after `step`: tensors, of which `is_whole` says how much, and counts of steps."""
+        if step // SAME_FOR != self._step // SAME_FOR:
+            self._places = {}
+        self._step, self._counts = step, dict(counts or {})
+        self._kinds = {key: (len(flat.tensor), flat.tensor.dtype) for key, flat in flats.items()}
+        keys = list(flats)
+        self._turn = (self._turn + TENSORS) % max(1, len(keys))
+        chosen = [*keys[self._turn :], *keys[: self._turn]][:TENSORS]
+        self._digests = _digests(flats) if is_whole else {}
+        self._bits = {} if is_whole else {key: self._sample(flats[key]) for key in chosen}
 
-    def _violation(self, label: str, names: Sequence[str], what: str) -> Violation:
-        more = f" (and of {len(names) - 1} more tensors)" if len(names) > 1 else ""
-        text = f"changed after the end of step {self._step}, when nothing may change it: {what}{more}"
-        return Violation(CHECK, f"{label} of {names[0]}", (self._rank,), text)
+    def _sample(self, flat: Flat) -> Tensor:
+        return _bits(flat.tensor).index_select(0, self._at(flat))
+
+    def _at(self, flat: Flat) -> Tensor:
+        key = flat.tensor.device, tuple(flat.slices.values())
+        if key not in self._places:
+            self._places[key] = sample_of(key[1], self._step, device=key[0])
+        return self._places[key]
+
+    @torch.no_grad()
+    def find_broken(
+        self, flats: Mapping[str, Flat], counts: Mapping[str, float | None] | None = None
+    ) -> Iterator[Violation]:
+        """Find what differs from the state that was sealed: one violation for each tensor and count."""
+        flats = {
+            key: each for key, each in flats.items() if self._kinds.get(key) == (len(each.tensor), each.tensor.dtype)
+        }
+        for key in self._changed(flats):
+            if key not in flats:
+                yield self._violation(key, "is gone, or of another size or type")
+            elif names := self._names(key, flats[key]):
+                more = f" (and of {len(names) - 1} more tensors)" if len(names) > 1 else ""
+                what = self._what(key, flats[key], names[0])
+                yield self._violation(flats[key].title.format(names[0]), f"{what}{more}")
+        for name, before in self._counts.items():
+            if (now := (counts or {}).get(name)) != before:
+                text = f"was {_shown(before)} after step {self._step}, and is {now} before the next"
+                yield Violation(self._check, name, (self._rank,), text)
+
+    def _violation(self, name: str, what: str) -> Violation:
+        text = f"changed after the end of step {self._step}, when nothing may change it: {what}"
+        return Violation(self._check, name, (self._rank,), text)
+
+    def _changed(self, flats: Mapping[str, Flat]) -> list[str]:
+        """Return the keys of the tensors that differ or are gone; waits for a device once."""
+        sealed = self._digests or self._bits
+        present = [key for key in sealed if key in flats]
+        if self._digests:
+            now = _digests({key: flats[key] for key in present})
+            return [key for key in sealed if now.get(key) != sealed[key]]
+        differs = [(self._sample(flats[key]) != self._bits[key]).any() for key in present]
+        is_changed = dict(zip(present, torch.stack(differs).tolist() if differs else [], strict=True))
+        return [key for key in sealed if is_changed.get(key, True)]
+
+    def _names(self, key: str, flat: Flat) -> list[str]:
+        """Return the parameters whose elements differ."""
+        if key in self._digests:
+            now = _digests({key: flat})[key]
+            return [name for name, digest in self._digests[key].items() if now.get(name) != digest]
+        places = self._at(flat)[self._sample(flat) != self._bits[key]]
+        return [name for name, bounds in flat.slices.items() if bool(_is_inside(places, bounds).any())]
+
+    def _what(self, key: str, flat: Flat, name: str) -> str:
+        """Return what became of the elements of a parameter."""
+        if not bool(flat.pieces()[name].any()):
+            return "it is zero"
+        if key not in self._bits:
+            return "its digest differs"
+        at = self._at(flat)
+        is_here = _is_inside(at, flat.slices[name])
+        old = self._bits[key][is_here].view(flat.tensor.dtype).double()
+        new = flat.tensor[at[is_here]].double()
+        count = int((old != new).sum())
+        moved = (new / old)[(old != 0) & (old != new)]
+        factor = f", each {float(moved[0]):.4g} times what it was" if _is_one_factor(moved) else ""
+        return f"{count} of {len(old)} elements looked at differ{factor}"
 
 
-class WeightSeal:
-    """The seal of all weights that a rank computes with.
-
-    It also covers those whose masters other data-parallel ranks hold: a wrong one spoils a step, and then the
-    all-gather of new weights hides it.
-    """
-
-    def __init__(self, module: nn.Module, rank: int) -> None:
-        self._module, self._rank = module, rank
-        self._step, self._digests = 0, list[int]()
-
-    def take(self, step: int, *, is_whole: bool) -> None:
-        """Remember the weights after `step`, or nothing unless `is_whole`."""
-        self._step, self._digests = step, weight_digests(self._module) if is_whole else []
-
-    def find_broken(self) -> Iterator[Violation]:
-        """Find weights that have changed since they were sealed."""
-        if not self._digests:
-            return
-        names = [name for name, _ in self._module.named_parameters()]
-        for name, before, now in zip(names, self._digests, weight_digests(self._module), strict=True):
-            if before != now:
-                text = f"changed after the end of step {self._step}, when nothing may change it: its digest differs"
-                yield Violation(CHECK, f"weight {name}", (self._rank,), text)
-
-
-def sealed_tensors(part: OptimizerPartition, state: Mapping[str, Any]) -> dict[str, Tensor]:
-    """Return what a seal covers of a partition; moments exist from the first step on."""
-    found = {"fp32 master": part.master.detach(), "weight": part.weights.detach()}
-    moments = {"first moment": state.get("exp_avg"), "second moment": state.get("exp_avg_sq")}
-    return {**found, **{label: tensor for label, tensor in moments.items() if tensor is not None}}
-
-
-def sample_of(part: OptimizerPartition, step: int, count: int = SAMPLED) -> Tensor:
-    """Return the positions of up to `count` elements of each parameter in a partition, others after another step."""
-    device = part.master.device
-    bounds = torch.tensor([*part.slices.values()], dtype=torch.int64, device=device).reshape(-1, 2)
+def sample_of(slices: Sequence[tuple[int, int]], step: int, count: int = SAMPLED, device: Any = None) -> Tensor:
+    """Return the positions of up to `count` elements of each (start, length), others after another step."""
+    bounds = torch.tensor([*slices], dtype=torch.int64, device=device).reshape(-1, 2)
     starts, sizes = bounds[:, :1], bounds[:, 1:]
     places = torch.arange(count, device=device) * sizes.clamp(min=count) // count
     kept = places < sizes
     return (starts + (places + step * _STRIDE) % sizes.clamp(min=1))[kept]
 
 
-def _count(state: Mapping[str, Any]) -> float | None:
-    """Return AdamW's step count, if it can be read without waiting for a device."""
-    step = state.get("step")
-    return None if step is None or (isinstance(step, Tensor) and step.device.type != "cpu") else float(step)
-
-
-def _shown(count: float | None) -> str:
-    return "not there" if count is None else f"{count:g}"
-
-
 def _bits(tensor: Tensor) -> Tensor:
     return tensor.view(_WORDS[tensor.element_size()])
 
 
-def _seal(part: OptimizerPartition, tensor: Tensor, at: Tensor, is_whole: bool) -> SealedTensor:
-    if not is_whole:
-        return SealedTensor(_bits(tensor).index_select(0, at), None)
-    return SealedTensor(None, _digests(part, tensor))
+def _digests(flats: Mapping[str, Flat]) -> dict[str, dict[str, int]]:
+    pieces = [(key, name, piece) for key, flat in flats.items() for name, piece in flat.pieces().items()]
+    found: dict[str, dict[str, int]] = {key: {} for key in flats}
+    for (key, name, _), digest in zip(pieces, digests64([piece for _, _, piece in pieces]), strict=True):
+        found[key][name] = digest
+    return found
 
 
-def _digests(part: OptimizerPartition, tensor: Tensor) -> dict[str, int]:
-    return {name: digest64(tensor[start : start + size]) for name, (start, size) in part.slices.items()}
-
-
-def _changed(part: OptimizerPartition, tensor: Tensor, before: SealedTensor, at: Tensor) -> list[str]:
-    """Return the names of the parameters whose elements differ."""
-    if before.digests is not None:
-        digests = _digests(part, tensor)
-        return [name for name, digest in before.digests.items() if digests[name] != digest]
-    assert before.bits is not None
-    now = _bits(tensor).index_select(0, at)
-    if torch.equal(now, before.bits):
-        return []
-    places = at[now != before.bits]
-    return [
-        name for name, (start, size) in part.slices.items() if bool(((places >= start) & (places < start + size)).any())
-    ]
-
-
-def _words(part: OptimizerPartition, tensor: Tensor, before: SealedTensor, at: Tensor, names: Sequence[str]) -> str:
-    """Return what became of the elements of the first of `names`."""
-    start, size = part.slices[names[0]]
-    piece = tensor[start : start + size]
-    if not bool(piece.any()):
-        return "it is zero"
-    if before.bits is None:
-        return "its digest differs"
-    is_here = (at >= start) & (at < start + size)
-    old = before.bits[is_here].view(tensor.dtype).double()
-    new = tensor[at[is_here]].double()
-    count = int((old != new).sum())
-    moved = (new / old)[(old != 0) & (old != new)]
-    factor = f", each {float(moved[0]):.4g} times what it was" if _is_one_factor(moved) else ""
-    return f"{count} of {len(old)} elements looked at differ{factor}"
+def _is_inside(places: Tensor, bounds: tuple[int, int]) -> Tensor:
+    start, size = bounds
+    return (places >= start) & (places < start + size)
 
 
 def _is_one_factor(moved: Tensor) -> bool:
     return len(moved) > 1 and bool(torch.allclose(moved, moved[0], rtol=1e-4)) and float(moved[0]) != 1
+
+
+def _shown(count: float | None) -> str:
+    return "not there" if count is None else f"{count:g}"

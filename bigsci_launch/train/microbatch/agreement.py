@@ -25,7 +25,8 @@ from deepspeed.runtime.pipe.engine import PipelineEngine
 
 from bigsci_launch.train.device.gpu import computes_on_gpu
 from bigsci_launch.train.microbatch.traffic import Instruction, Traffic, UnknownCallsError
-from bigsci_launch.train.survive.teardown import drop_frames
+from bigsci_launch.train.rank.collective import gather
+from bigsci_launch.train.rank.stop import drop_frames
 
 _WORDS = ("CUDA error: out of memory", "HIP error: out of memory", "STATUS_ALLOC_FAILED")
 
@@ -126,9 +127,7 @@ class Agreement:
         self._flag.fill_(self._shortage is not None)
         dist.all_reduce(self._flag, op=dist.ReduceOp.MAX)
         if int(self._flag):
-            everywhere: list[Shortage | None] = [None] * dist.get_world_size()
-            dist.all_gather_object(everywhere, self._shortage)
-            raise StepDiscarded([each for each in everywhere if each is not None])
+            raise StepDiscarded([each for each in gather(self._shortage) if each is not None])
 
 
 def let_go(engine: PipelineEngine, error: BaseException | None = None) -> None:

@@ -16,31 +16,34 @@ from typing import Any
 import deepspeed
 import torch
 import torch.distributed as dist
-from deepspeed.runtime.pipe.engine import PipelineEngine
 
+from bigsci_launch.checkpoints.found_size import (
+    FoundSize,
+    WhySize,
+    read_found_size,
+    size_of_checkpoint,
+    write_found_size,
+)
+from bigsci_launch.checkpoints.resume import describe_run
 from bigsci_launch.config.micro_batches import legal_size_below, legal_sizes
 from bigsci_launch.config.schema.run import RunConfig
 from bigsci_launch.errors import MemoryShortageError
 from bigsci_launch.plan.choose.automatic import expected_memory, expected_size
-from bigsci_launch.runs.resume import describe_run
-from bigsci_launch.runs.sizes.record import FoundSize, WhySize, read_found_size, write_found_size
 from bigsci_launch.topology import Topology
-from bigsci_launch.train.batches import Batches
-from bigsci_launch.train.collective import on_first_rank
 from bigsci_launch.train.device.gpu import computes_on_gpu
-from bigsci_launch.train.guards.watch import Guards
-from bigsci_launch.train.identity import RankIdentity
+from bigsci_launch.train.guards.engine.companion import Checks
 from bigsci_launch.train.microbatch.agreement import Agreement, Shortage, StepDiscarded, says_shortage
-from bigsci_launch.train.microbatch.probe import Prober, SizeTrial, make_moments, open_communicators
+from bigsci_launch.train.microbatch.probe import Prober, SizeTrial, make_moments, num_retries, open_communicators
 from bigsci_launch.train.microbatch.search import SizeSearch, SizeVerdict
-from bigsci_launch.train.microbatch.traffic import Traffic
-from bigsci_launch.train.parallel.pipeline import planned_setup
-from bigsci_launch.train.rank_events import RankReport
-from bigsci_launch.train.state.rng import capture_generators, restore_generators
+from bigsci_launch.train.microbatch.traffic import Traffic, end_traffic, stand_in_between
+from bigsci_launch.train.parallel.pipeline import SPLIT_FURTHER, Build, planned_setup
+from bigsci_launch.train.rank.collective import gather, on_first_rank
+from bigsci_launch.train.rank.rng import capture_generators, restore_generators
+from bigsci_launch.train.steps.companion import Built, Companion, RankSetup, Start, StepDone, TrainingProgress
+from bigsci_launch.train.steps.word import StepWord
 
 log = logging.getLogger(__name__)
 
-_SMALLER = "split the model further: parallelism.tensor_parallel_size or parallelism.pipeline_parallel_size"
 THRASHING_STEPS = 2
 """After so many steps in a row in which torch had to empty its cache, the size counts as too large."""
 
@@ -78,47 +81,52 @@ class _Outcome:
         return f"{self.trials[0].size} fits"
 
 
-class AutoSize:
-    """The size of micro-batches of this rank. All public methods that say so are collective calls."""
+class AutoSize(Companion):
+    """The size of micro-batches of this rank."""
 
-    def __init__(
-        self,
-        config: RunConfig,
-        topology: Topology,
-        identity: RankIdentity,
-        engine: PipelineEngine,
-        batches: Batches,
-        report: RankReport,
-        guards: Guards | None,
-    ) -> None:
-        self._config, self._topology, self._rank, self._run = config, topology, identity.rank, identity.run
-        self._engine, self._batches, self._report, self._guards = engine, batches, report, guards
-        self._sizes = legal_sizes(config.training, topology.dp)
-        self._fingerprint = fingerprint(config, topology)
-        traffic = Traffic()
-        self._agreement = Agreement(engine, identity.rank, traffic, lambda: guards is not None and guards.is_armed)
-        self._prober = Prober(engine, config, traffic, self._agreement, topology.dp, guards)
-        self._group = dist.new_group(backend="gloo")
+    def __init__(self, setup: RankSetup, checks: Checks) -> None:
+        self._config, self._topology, self._batches = setup.config, setup.topology, setup.batches
+        self._rank, self._run, self._report = setup.identity.rank, setup.identity.run, setup.report
+        self._checks = checks
+        self._sizes = legal_sizes(self._config.training, self._topology.dp)
         self._num_thrashing = 0
-        self._retries = _num_retries()
+        self._retries = num_retries()
+        stand_in_between()
 
     @property
     def size(self) -> int:
         return self.found.size
 
-    @property
-    def document(self) -> dict[str, Any]:
-        """What a checkpoint keeps."""
-        return self.found.document
+    def record(self, progress: TrainingProgress) -> dict[str, Any]:
+        return {"micro_batch": self.found.document}
 
-    def begin(self, saved: FoundSize | None, step: int) -> None:
-        """Take the size that is remembered, or find one; a collective call, before the first step.
+    def before_build(self, build: Build) -> Build:
+        """Build for the expected size. On a CPU the ranks of a node share its memory."""
+        setup = planned_setup(self._config, self._topology)
+        self._guess = size = on_first_rank(lambda: expected_size(setup, self._sizes, _memory_gib()))
+        self._batches.cut(size)
+        training = build.config.training.model_copy(update={"micro_batch_size": size})
+        return replace(build, config=build.config.model_copy(update={"training": training}))
 
-        `saved` is what the loaded checkpoint holds.
+    def after_build(self, built: Built) -> None:
+        self._engine, self._config, guards = built.engine, built.config, self._checks.guards
+        self._fingerprint = fingerprint(self._config, self._topology)
+        traffic = Traffic()
+        self._agreement = Agreement(built.engine, self._rank, traffic, lambda: guards is not None and guards.is_armed)
+        self._prober = Prober(built.engine, self._config, traffic, self._agreement, self._topology.dp, guards)
+        self._group = dist.new_group(backend="gloo")
+
+    def close(self) -> None:
+        end_traffic()
+
+    def prepare(self, start: Start) -> None:
+        """Take the size that is remembered, or find one.
 
         Raises:
             MemoryShortageError: not even the smallest size fits.
         """
+        saved = size_of_checkpoint(start.record.micro_batch) if start.record else None
+        step = start.progress.step
         make_moments(self._engine.optimizer.optimizer)
         open_communicators(self._engine)
         known = on_first_rank(lambda: self._remembered(saved))
@@ -140,8 +148,7 @@ class AutoSize:
         return replace(known, history=own.history if own else ())
 
     def _find(self, known: FoundSize | None, step: int) -> None:
-        guess = known.size if known else self._config.training.micro_batch_size
-        assert isinstance(guess, int)
+        guess = known.size if known else self._guess
         samples = self._config.training.global_batch_size // self._topology.dp
         search = SizeSearch(self._sizes, guess, self._topology.pp, samples)
         outcomes = {}
@@ -170,25 +177,20 @@ class AutoSize:
         if self._config.monitor.eval_interval is None or not self._config.data.held_out:
             return size
         for each in sorted((legal for legal in self._sizes if legal <= size), reverse=True):
-            if _Outcome(tuple(self._gather(self._prober.try_evaluation(each)))).fits:
+            if _Outcome(tuple(gather(self._prober.try_evaluation(each), self._group))).fits:
                 break
         self._prober.prepare(size)
         return each
 
     def _try(self, size: int) -> _Outcome:
-        trials = tuple(self._gather(self._prober.try_training(size)))
+        trials = tuple(gather(self._prober.try_training(size), self._group))
         outcome = _Outcome(trials, is_smallest=size == self._sizes[0])
         fields = {"fits": outcome.fits, "seconds": outcome.verdict.seconds, "used_bytes": outcome.used_bytes}
         self._report.event("trial", size=size, **fields)
         return outcome
 
-    def _gather(self, mine: Any) -> list[Any]:
-        everywhere: list[Any] = [None] * self._topology.world_size
-        dist.all_gather_object(everywhere, mine, group=self._group)
-        return everywhere
-
-    def train(self, step: int, work: Callable[[], Any]) -> Any:
-        """Do the work of a step, which takes its samples again whenever it is called; a collective call.
+    def around_step(self, step: int, work: Callable[[], float]) -> float:
+        """Do the work of a step, which takes its samples again whenever it is called.
 
         Raises:
             MemoryShortageError: a rank has run out of memory with the smallest size.
@@ -196,7 +198,7 @@ class AutoSize:
         generators = capture_generators()
         while True:
             try:
-                return self._agreement.run(work)
+                return float(self._agreement.run(work))
             except StepDiscarded as error:
                 restore_generators(generators)
                 self._take_smaller("out_of_memory", step - 1, error.shortages)
@@ -217,8 +219,8 @@ class AutoSize:
         text = str(error).splitlines()[0]
         return torch.OutOfMemoryError(f"{text}; the next start takes micro-batches of {smaller}, not {self.size}")
 
-    def evaluate(self, work: Callable[[], Any]) -> Any:
-        """Do the work of an evaluation, which has a size of its own; a collective call.
+    def around_evaluation(self, work: Callable[[], Any]) -> Any:
+        """Do the work of an evaluation, which has a size of its own.
 
         Raises:
             MemoryShortageError: a rank has run out of memory with the smallest size.
@@ -251,16 +253,19 @@ class AutoSize:
             self._write(self.found)
         return smaller
 
-    def after_words(self, step: int, is_thrashing: bool) -> None:
-        """Take a smaller size if any rank has had to empty its cache in two steps in a row; a collective call."""
-        self._num_thrashing = self._num_thrashing + 1 if is_thrashing else 0
+    def word(self, word: StepWord) -> StepWord:
+        return replace(word, thrashes=self.has_thrashed())
+
+    def after_step(self, done: StepDone) -> None:
+        """Take a smaller size if any rank has had to empty its cache in two steps in a row."""
+        self._num_thrashing = self._num_thrashing + 1 if any(word.thrashes for word in done.words) else 0
         if self._num_thrashing >= THRASHING_STEPS and legal_size_below(self._sizes, self.size) is not None:
             self._num_thrashing = 0
-            self._take_smaller("thrash", step, [])
+            self._take_smaller("thrash", done.progress.step, [])
 
     def has_thrashed(self) -> bool:
         """Return whether torch has had to empty its cache on this rank since the last call."""
-        before, self._retries = self._retries, _num_retries()
+        before, self._retries = self._retries, num_retries()
         return self._retries > before
 
     def _take_smaller(self, why: WhySize, step: int, shortages: list[Shortage]) -> None:
@@ -284,7 +289,7 @@ class AutoSize:
     def _take(self, why: WhySize, size: int, step: int, words: str) -> None:
         was = self.found.history[-1].size if self.found.history else None
         self.found = self.found.changed(why, size, step=step, words=words)
-        self._retries = _num_retries()
+        self._retries = num_retries()
         self._report.event("micro_batch", why=why, size=size, was=was, words=words, headroom=self.found.headroom)
         if self._rank == 0:
             self._write(self.found)
@@ -307,21 +312,8 @@ class AutoSize:
         return MemoryShortageError(
             f"training.micro_batch_size: auto: not even {smallest} fits: out of memory on {', '.join(short)}. The "
             f"fullest rank is expected to need {expected.words}{measured}",
-            hint=_SMALLER if recomputes else f"set training.activation_checkpointing: true, or {_SMALLER}",
+            hint=SPLIT_FURTHER if recomputes else f"set training.activation_checkpointing: true, or {SPLIT_FURTHER}",
         )
-
-
-def with_guessed_size(config: RunConfig, topology: Topology, batches: Batches) -> RunConfig:
-    """Return the run file with a size where it says `auto`: the expected one. A collective call.
-
-    On a CPU the ranks of a node share its memory.
-    """
-    if config.training.micro_batch_size != "auto":
-        return config
-    setup, sizes = planned_setup(config, topology), legal_sizes(config.training, topology.dp)
-    size = on_first_rank(lambda: expected_size(setup, sizes, _memory_gib()))
-    batches.cut(size)
-    return config.model_copy(update={"training": config.training.model_copy(update={"micro_batch_size": size})})
 
 
 def _memory_gib() -> float:
@@ -329,16 +321,6 @@ def _memory_gib() -> float:
         return torch.cuda.mem_get_info()[0] / 2**30
     pages = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return pages / int(os.environ.get("LOCAL_WORLD_SIZE", "1")) / 2**30
-
-
-def no_room(config: RunConfig, topology: Topology) -> MemoryShortageError:
-    """Return the error for an engine that could not even be built: no size of micro-batches changes that."""
-    expected = expected_memory(planned_setup(config, topology), 1)
-    return MemoryShortageError(
-        f"out of memory before the first step: weights, gradients and optimizer state alone are expected to need "
-        f"{expected.state_gib + expected.optimizer_gib:.3g} GiB on the fullest rank",
-        hint=_SMALLER,
-    )
 
 
 def fingerprint(config: RunConfig, topology: Topology) -> dict[str, Any]:
@@ -362,7 +344,3 @@ def _headroom(outcome: _Outcome) -> float | None:
     if outcome.used_bytes is None:
         return None
     return 1 - outcome.used_bytes / torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
-
-
-def _num_retries() -> int:
-    return int(torch.cuda.memory_stats()["num_alloc_retries"]) if computes_on_gpu() else 0

@@ -25,11 +25,11 @@ from torch import Tensor
 
 from bigsci_launch.config.schema.run import RunConfig
 from bigsci_launch.train.device.gpu import computes_on_gpu
-from bigsci_launch.train.guards.watch import Guards
+from bigsci_launch.train.guards.engine.watch import EngineGuards
 from bigsci_launch.train.microbatch.agreement import Agreement, discard, forget_reduction, says_shortage
 from bigsci_launch.train.microbatch.traffic import Traffic
 from bigsci_launch.train.parallel.tensor import TensorParallel
-from bigsci_launch.train.state.rng import capture_generators, restore_generators
+from bigsci_launch.train.rank.rng import capture_generators, restore_generators
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class Prober:
         traffic: Traffic,
         agreement: Agreement,
         dp: int,
-        guards: Guards | None,
+        guards: EngineGuards | None,
     ) -> None:
         self._engine, self._config, self._traffic, self._agreement = engine, config, traffic, agreement
         self._dp, self._guards = dp, guards
@@ -84,7 +84,7 @@ class Prober:
         return trial
 
     def _try(self, size: int, work: Callable[[int], float]) -> SizeTrial:
-        generators, retries = capture_generators(), _num_retries()
+        generators, retries = capture_generators(), num_retries()
         self._kind: type = schedule.RecvActivation  # the buffers are made first
         try:
             self.prepare(size)
@@ -94,11 +94,11 @@ class Prober:
                 work(size)
                 self._is_warm = True
             seconds = work(size)
-            trial = SizeTrial(size, True, None, seconds, _used(), _num_retries() - retries)
+            trial = SizeTrial(size, True, None, seconds, _used(), num_retries() - retries)
         except RuntimeError as error:
             if not says_shortage(error):
                 raise
-            trial = SizeTrial(size, False, self._kind.__name__, used_bytes=_used(), retries=_num_retries() - retries)
+            trial = SizeTrial(size, False, self._kind.__name__, used_bytes=_used(), retries=num_retries() - retries)
         discard(self._engine)
         if self._guards:
             self._guards.forget_step()
@@ -236,7 +236,7 @@ def _now() -> float:
     return time.monotonic()
 
 
-def _num_retries() -> int:
+def num_retries() -> int:
     return int(torch.cuda.memory_stats()["num_alloc_retries"]) if computes_on_gpu() else 0
 
 

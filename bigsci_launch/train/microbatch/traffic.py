@@ -75,8 +75,6 @@ class RecordedCall:
 
 
 class _Done:
-    """The result of an asynchronous call that was not made."""
-
     def wait(self, *_: Any) -> bool:
         return True
 

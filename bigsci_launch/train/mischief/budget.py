@@ -7,6 +7,7 @@ device, a smaller size passes.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,7 +18,8 @@ from deepspeed.runtime.zero import stage_1_and_2
 from torch import nn
 
 from bigsci_launch.config.schema.guards import FaultSpec
-from bigsci_launch.train.model import TransformerLayer
+from bigsci_launch.train.parallel.model import TransformerLayer
+from bigsci_launch.train.parallel.optimizer import GroupRule
 from bigsci_launch.train.parallel.tensor import TensorParallel
 
 _INSTRUCTIONS = {
@@ -29,10 +31,13 @@ _INSTRUCTIONS = {
 }
 
 
-def build_within(specs: Sequence[FaultSpec], rank: int) -> None:
-    """Run out of memory where the engine is built, if the run asks for it."""
-    if any((spec.place, spec.rank) == ("build", rank) for spec in specs):
+def build_within(specs: Sequence[FaultSpec], rank: int, rule: GroupRule) -> GroupRule:
+    """Return the rule of the optimizer's groups; it runs out of memory, in the build, if the run asks for that."""
+
+    def run_out(name: str, parameter: nn.Parameter) -> str:
         raise torch.OutOfMemoryError("out of memory in build (injected by `faults`)")
+
+    return run_out if any((spec.place, spec.rank) == ("build", rank) for spec in specs) else rule
 
 
 class MemoryBudget:
@@ -43,12 +48,16 @@ class MemoryBudget:
         self._engine = engine
         self._step = 0
         self._num_calls: dict[tuple[str, int], int] = {}
+        for name in ("train_batch", "eval_batch"):
+            # Each try of a step counts from zero, and so does an evaluation after it.
+            setattr(engine, name, _after(self._num_calls.clear, getattr(engine, name)))
         for place in {each.place for each in self._specs if each.place is not None}:
             self._stand_at(place)
 
     def begin_step(self, step: int) -> None:
-        """Note that a step, or another try of it, begins."""
-        self._step, self._num_calls = step, {}
+        """Note that a step begins."""
+        self._step = step
+        self._num_calls.clear()
 
     def _spend(self, place: str) -> None:
         size = self._engine.micro_batch_size
@@ -80,18 +89,11 @@ class MemoryBudget:
             self._stand_before(engine.checkpoint_engine, "_write", place)
 
     def _stand_before(self, holder: Any, name: str, place: str) -> None:
-        setattr(holder, name, self._spending(getattr(holder, name), place))
-
-    def _spending(self, original: Callable[..., Any], place: str) -> Callable[..., Any]:
-        def run(*arguments: Any, **keywords: Any) -> Any:
-            self._spend(place)
-            return original(*arguments, **keywords)
-
-        return run
+        setattr(holder, name, _after(partial(self._spend, place), getattr(holder, name)))
 
     def _stand_before_instruction(self, kind: type, place: str) -> None:
         instructions = self._engine._INSTRUCTION_MAP
-        self._engine._INSTRUCTION_MAP = {**instructions, kind: self._spending(instructions[kind], place)}
+        self._engine._INSTRUCTION_MAP = {**instructions, kind: _after(partial(self._spend, place), instructions[kind])}
 
     def _stand_in_layers(self, place: str) -> None:
         layers = [each for each in self._engine.module.modules() if isinstance(each, TransformerLayer)]
@@ -115,9 +117,15 @@ class MemoryBudget:
                 module.ranks = _Tight(module.ranks, self._spend)
 
 
-class _Tight(TensorParallel):
-    """Tensor-parallel ranks whose sums need memory."""
+def _after(first: Callable[[], None], original: Callable[..., Any]) -> Callable[..., Any]:
+    def run(*arguments: Any, **keywords: Any) -> Any:
+        first()
+        return original(*arguments, **keywords)
 
+    return run
+
+
+class _Tight(TensorParallel):
     def __init__(self, ranks: TensorParallel, spend: Callable[[str], None]) -> None:
         super().__init__(ranks.rank, ranks.size, ranks.group)
         self._spend = spend

@@ -18,10 +18,11 @@ from torch import Tensor, nn
 
 from bigsci_launch.config.schema.guards import FAULTS_OF_ONE_RANK, FaultSpec
 from bigsci_launch.errors import ConfigError
-from bigsci_launch.train.initial_weights import Draw
-from bigsci_launch.train.model import GptSizes, VocabularyEmbedding
-from bigsci_launch.train.optimizer import GroupRule, group_by_shape
+from bigsci_launch.train.parallel.initial_weights import Draw
+from bigsci_launch.train.parallel.model import GptSizes, VocabularyEmbedding
+from bigsci_launch.train.parallel.optimizer import GroupRule, group_by_shape
 from bigsci_launch.train.parallel.tensor import ColumnParallelLinear, TensorParallel
+from bigsci_launch.train.rank.rng import capture_generators, restore_generators
 
 
 class Defects:
@@ -52,14 +53,29 @@ class Defects:
                 BREAKS[spec.kind](engine)
         return [spec.kind for spec in begun if spec.kind in BREAKS]
 
-    def loses(self, defect: str, step: int) -> bool:
-        """Return whether loading the checkpoint after `step` must lose what `defect` names."""
-        return any(spec.kind == defect and spec.step <= step for spec in self._specs)
+    def stand_at_saves(self, engine: PipelineEngine) -> None:
+        """Flip a bit of this rank's optimizer state in a checkpoint, once it is written, if the run asks for it.
 
-    def damage(self, optimizer_shard: Path, step: int) -> None:
-        """Flip a bit of this rank's optimizer state in the checkpoint after `step`, if the run asks for it."""
-        if any(spec.step == step for spec in self._flips):
-            flip_bit(optimizer_shard)
+        What a load may lose is taken from the engine as it was built.
+        """
+        self._engine, self._generators = engine, capture_generators()
+        files = engine.checkpoint_engine
+        original, shard = files.save, Path(engine._get_zero_ckpt_name("", "")).name
+
+        def save(state_dict: Any, path: str) -> None:
+            original(state_dict, path)
+            if Path(path).name == shard and any(spec.step == engine.global_steps for spec in self._flips):
+                flip_bit(Path(path))
+
+        files.save = save
+
+    def after_load(self, step: int) -> None:
+        """Lose what the load of the checkpoint after `step` must lose."""
+        begun = {spec.kind for spec in self._specs if spec.step <= step}
+        if "lost_random_states" in begun:
+            restore_generators(self._generators)
+        if "lost_optimizer_step" in begun:
+            lose_optimizer_step(self._engine)
 
 
 class EmbeddingWithNorm(VocabularyEmbedding):

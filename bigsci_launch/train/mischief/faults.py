@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch.distributed as dist
@@ -16,29 +17,47 @@ from torch import Tensor
 
 from bigsci_launch.config.schema.guards import FaultSpec
 from bigsci_launch.errors import ConfigError
+from bigsci_launch.train.mischief.budget import MemoryBudget, build_within
 from bigsci_launch.train.mischief.defects import Defects
+from bigsci_launch.train.parallel.pipeline import Build
 from bigsci_launch.train.parallel.tensor import ColumnParallelLinear, TensorParallel
-from bigsci_launch.train.rank_events import RankReport
+from bigsci_launch.train.steps.companion import Built, Companion, RankSetup, Start
 
 
-class Faults:
-    """The faults of one rank, and the defects that all ranks share; `engine` runs this rank's pipeline stage."""
+class Faults(Companion):
+    """The faults of one rank, and the defects that all ranks share."""
 
-    def __init__(
-        self, specs: Sequence[FaultSpec], rank: int, report: RankReport, engine: PipelineEngine, defects: Defects
-    ) -> None:
-        self._specs = [
-            spec for spec in specs if spec.rank == rank and spec.kind not in ("flipped_byte", "out_of_memory")
-        ]
-        has_partner = engine.is_model_parallel or engine.is_data_parallel
+    def __init__(self, setup: RankSetup) -> None:
+        self._all, self._rank, self._report = setup.config.faults, setup.identity.rank, setup.report
+        self._defects = Defects(self._all, self._rank)
+
+    def before_build(self, build: Build) -> Build:
+        rule = build_within(self._all, self._rank, self._defects.group_rule)
+        return replace(build, embedding=self._defects.embedding, group_rule=rule)
+
+    def after_build(self, built: Built) -> None:
+        self._engine = built.engine
+        self._defects.stand_at_saves(built.engine)
+        self._budget = MemoryBudget(self._all, self._rank, built.engine)
+        kinds = ("hang", "skip", "die", "slow")
+        self._specs = [each for each in self._all if each.rank == self._rank and each.kind in kinds]
+        has_partner = built.engine.is_model_parallel or built.engine.is_data_parallel
         if not has_partner and any(spec.kind == "skip" for spec in self._specs):
             raise ConfigError("faults: skip: with tp 1 and dp 1 there is no collective to leave out")
-        self._defects = defects
-        self._report = report
-        self._engine = engine
 
-    def before_step(self, step: int) -> None:
-        """Start the faults that are due at `step`."""
+    def prepare(self, start: Start) -> None:
+        # Each of the others occurs once, so an earlier generation has begun it already.
+        self._specs = [each for each in self._specs if each.kind == "slow" or each.step > start.reached]
+        self._budget.begin_step(start.progress.step + 1)
+        if start.folder is not None:
+            self._defects.after_load(start.progress.step)
+
+    def around_step(self, step: int, work: Callable[[], float]) -> float:
+        self._budget.begin_step(step)
+        self._begin_due(step)
+        return work()
+
+    def _begin_due(self, step: int) -> None:
         for defect in self._defects.before_step(step, self._engine):
             self._report.event("fault", fault=defect, seconds=None)
         for spec in self._specs:

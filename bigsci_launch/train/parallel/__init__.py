@@ -1,1 +1,1 @@
-"""How a model is laid over ranks: layers over the tensor-parallel axis, stages over the pipeline-parallel one."""
+"""The model, its optimizer and its loss, laid over ranks: layers over tp, stages over pp."""

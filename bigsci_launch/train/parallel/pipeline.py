@@ -12,24 +12,25 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from deepspeed import __version__ as deepspeed_version
 from deepspeed import initialize
 from deepspeed.accelerator import get_accelerator
 from deepspeed.pipe import LayerSpec, PipelineModule, TiedLayerSpec
 from deepspeed.runtime.pipe.engine import PipelineEngine
 from deepspeed.runtime.pipe.topology import PipeModelDataParallelTopology
+from deepspeed.runtime.zero.utils import ZERO_SUPPORTED_OPTIMIZERS
 from torch import nn
 
 from bigsci_launch.config.micro_batches import assumed_size
 from bigsci_launch.config.rules.own_cut import parse_layer_counts
 from bigsci_launch.config.schema.run import RunConfig
-from bigsci_launch.errors import BslError, ConfigError
+from bigsci_launch.errors import BslError, ConfigError, MemoryShortageError
+from bigsci_launch.plan.choose.automatic import expected_memory
 from bigsci_launch.plan.choose.preflight import embedding_tie, find_stage_refusals, find_tie_refusals, remedy
 from bigsci_launch.plan.price.balance import settle_method
 from bigsci_launch.plan.price.calibration import Calibration
@@ -37,9 +38,9 @@ from bigsci_launch.plan.price.stages import StageLayout, lay_out_stages, layout_
 from bigsci_launch.plan.shape.partition import Layer, PartitionRule, cut_at_counts
 from bigsci_launch.plan.shape.setup import Setup
 from bigsci_launch.topology import Topology
-from bigsci_launch.train.initial_weights import Draw
-from bigsci_launch.train.mischief.defects import Defects
-from bigsci_launch.train.model import (
+from bigsci_launch.train.parallel.initial_weights import Draw
+from bigsci_launch.train.parallel.loss import VocabularyParallelLoss
+from bigsci_launch.train.parallel.model import (
     FinalNorm,
     GptSizes,
     InputNorm,
@@ -50,15 +51,28 @@ from bigsci_launch.train.model import (
     count_parameters,
     tied_logits,
 )
-from bigsci_launch.train.optimizer import make_optimizer
-from bigsci_launch.train.parallel.loss import VocabularyParallelLoss
+from bigsci_launch.train.parallel.optimizer import EagerAdamW, GroupRule, group_by_shape, make_optimizer
 from bigsci_launch.train.parallel.tensor import TensorParallel
-from bigsci_launch.train.startup import talk_as_debug
+from bigsci_launch.train.rank.collective import gather
+from bigsci_launch.train.rank.quiet import talk_as_debug
 
 log = logging.getLogger(__name__)
 
 _NEVER = 10**9
 EMBEDDING_KEY = "embedding"
+SPLIT_FURTHER = "split the model further: parallelism.tensor_parallel_size or parallelism.pipeline_parallel_size"
+ZERO_SUPPORTED_OPTIMIZERS.append(EagerAdamW)
+
+
+@dataclass(frozen=True, slots=True)
+class Build:
+    """What an engine is built of: a run file with a size of micro-batches, the first global batch size, the class of
+    the embedding, and the rule that decides the optimizer group of a parameter."""
+
+    config: RunConfig
+    batch_size: int
+    embedding: type[VocabularyEmbedding] = VocabularyEmbedding
+    group_rule: GroupRule = group_by_shape
 
 
 def layer_specs(
@@ -114,34 +128,51 @@ def planned_setup(config: RunConfig, topology: Topology) -> Setup:
     return settle_method(replace(setup, partition_rule=PartitionRule.of_deepspeed(deepspeed_version)), Calibration())
 
 
-def build_engine(
-    config: RunConfig, topology: Topology, ranks: TensorParallel, batch_size: int, defects: Defects
-) -> PipelineEngine:
-    """Build this rank's stage with its optimizer; a collective call. `batch_size` is the first global batch size.
+def build_engine(build: Build, topology: Topology, ranks: TensorParallel) -> PipelineEngine:
+    """Build this rank's stage with its optimizer; a collective call.
 
     Raises:
         ConfigError: a stage could not be trained.
+        MemoryShortageError: its state alone does not fit.
     """
+    try:
+        return _build_engine(build, topology, ranks)
+    except torch.OutOfMemoryError:
+        raise _no_room(build.config, topology) from None
+
+
+def _build_engine(build: Build, topology: Topology, ranks: TensorParallel) -> PipelineEngine:
+    config = build.config
     require_precision(config)
     sizes, setup = GptSizes.of_config(config), planned_setup(config, topology)
     with talk_as_debug():
         module = CutPipeline(
-            layers=layer_specs(config, sizes, ranks, defects.embedding),
+            layers=layer_specs(config, sizes, ranks, build.embedding),
             topology=PipeModelDataParallelTopology(num_pp=topology.pp, num_mp=topology.tp, num_dp=topology.dp),
             loss_fn=VocabularyParallelLoss(sizes.vocab, ranks),
             partition_method=setup.partition_method,
             checkpointable_layers=[TransformerLayer.__name__],
         )
         require_trainable(config, topology, stage_layers(module))
-        if defects.embedding is VocabularyEmbedding:
+        if build.embedding is VocabularyEmbedding:
             require_layout(module, lay_out_stages(setup))
         engine, *_ = initialize(
             model=module,
-            optimizer=make_optimizer(module, config.optimizer, defects.group_rule),
-            config=engine_settings(config, topology, batch_size),
+            optimizer=make_optimizer(module, config.optimizer, build.group_rule),
+            config=engine_settings(config, topology, build.batch_size),
         )
     require_one_format(module, config)
     return engine
+
+
+def _no_room(config: RunConfig, topology: Topology) -> MemoryShortageError:
+    """Return the error for an engine that could not even be built: no size of micro-batches changes that."""
+    expected = expected_memory(planned_setup(config, topology), 1)
+    return MemoryShortageError(
+        f"out of memory before the first step: weights, gradients and optimizer state alone are expected to need "
+        f"{expected.state_gib + expected.optimizer_gib:.3g} GiB on the fullest rank",
+        hint=SPLIT_FURTHER,
+    )
 
 
 def require_precision(config: RunConfig) -> None:
@@ -239,8 +270,7 @@ def require_layout(module: PipelineModule, planned: Sequence[StageLayout]) -> No
         BslError: a rank holds something else, so the plan's figures would describe another model.
     """
     names = tuple(spec.typename.__name__ for spec in module._layer_specs[module._local_start : module._local_stop])
-    everywhere: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(everywhere, (module.stage_id, names, count_parameters(module)))
+    everywhere = gather((module.stage_id, names, count_parameters(module)))
     for rank, (stage, layers, count) in enumerate(everywhere):
         if (layers, count) != (planned[stage].layers, planned[stage].num_parameters):
             (expected,) = layout_lines([planned[stage]])

@@ -15,7 +15,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bigsci_launch.train.initial_weights import Draw
+from bigsci_launch.train.parallel.initial_weights import Draw
 
 
 class TensorParallel:

@@ -1,0 +1,1 @@
+"""Checkpoints: saved, loaded, resharded; and the state that training begins with."""

@@ -1,4 +1,7 @@
-"""Saves and loads the whole state of a run: DeepSpeed's files, random states per rank, and a record of them."""
+"""Saves and loads the whole state of a run: DeepSpeed's files, random states per rank, and a record of them.
+
+An `Origin` says where training begins: with the checkpoint that `checkpoint.load` names, or with new weights.
+"""
 
 from __future__ import annotations
 
@@ -16,12 +19,7 @@ import torch.distributed as dist
 from deepspeed.runtime.pipe.engine import PipelineEngine
 
 import bigsci_launch
-from bigsci_launch.config.schema.run import RunConfig
-from bigsci_launch.data.fingerprint import compare_with_saved
-from bigsci_launch.errors import CheckpointError, SaveError
-from bigsci_launch.file_names import checkpoint_tag
-from bigsci_launch.launch.provenance import describe_repository
-from bigsci_launch.runs.changes import (
+from bigsci_launch.checkpoints.changes import (
     Acceptance,
     RunChange,
     change_lines,
@@ -30,7 +28,7 @@ from bigsci_launch.runs.changes import (
     read_run_id,
     require_accepted,
 )
-from bigsci_launch.runs.checkpoints import (
+from bigsci_launch.checkpoints.folder import (
     OTHER_CHECKPOINT,
     CheckpointRecord,
     CheckpointsDir,
@@ -43,26 +41,31 @@ from bigsci_launch.runs.checkpoints import (
     require_complete,
     write_record,
 )
-from bigsci_launch.runs.layout import RunDir
-from bigsci_launch.runs.resume import describe_run, require_not_lost, require_same_run
-from bigsci_launch.runs.verify import (
+from bigsci_launch.checkpoints.resume import describe_run, require_not_lost, require_same_run
+from bigsci_launch.checkpoints.verify import (
     finish_deletions,
     prune_checkpoints,
     require_agreement,
     with_digest,
 )
+from bigsci_launch.config.schema.run import RunConfig
+from bigsci_launch.data.fingerprint import compare_with_saved
+from bigsci_launch.errors import CheckpointError, SaveError
+from bigsci_launch.file_names import checkpoint_tag
+from bigsci_launch.launch.provenance import describe_repository
+from bigsci_launch.runs.layout import RunDir
 from bigsci_launch.topology import Coordinate, Topology
 from bigsci_launch.topology.words import name_ranks_and_part
-from bigsci_launch.train.batches import Batches
-from bigsci_launch.train.collective import on_first_rank
 from bigsci_launch.train.device.gpu import computes_on_gpu
-from bigsci_launch.train.guards.data import is_order_kept
-from bigsci_launch.train.guards.watch import write_state_document
-from bigsci_launch.train.identity import RankIdentity
-from bigsci_launch.train.mischief.defects import Defects, lose_optimizer_step
-from bigsci_launch.train.optimizer import apply_settings, choose_kernel
-from bigsci_launch.train.rank_events import is_lost_peer
-from bigsci_launch.train.startup import talk_as_debug
+from bigsci_launch.train.guards.engine.data import is_order_kept
+from bigsci_launch.train.guards.engine.watch import write_state_document
+from bigsci_launch.train.parallel.optimizer import apply_settings, choose_kernel
+from bigsci_launch.train.rank.collective import gather, on_first_rank
+from bigsci_launch.train.rank.events import is_lost_peer
+from bigsci_launch.train.rank.identity import RankIdentity
+from bigsci_launch.train.rank.quiet import talk_as_debug
+from bigsci_launch.train.rank.rng import capture_generators, restore_generators, seed_generators
+from bigsci_launch.train.samples.batches import Batches
 from bigsci_launch.train.state.durable import (
     RankCheckpointEngine,
     disk_errors,
@@ -70,17 +73,9 @@ from bigsci_launch.train.state.durable import (
     refused_to,
 )
 from bigsci_launch.train.state.foreign import is_foreign, load_plain, plain_loads, require_plain_checkpoint
-from bigsci_launch.train.state.rng import capture_generators, restore_generators, seed_generators
+from bigsci_launch.train.steps.companion import Built, Companion, RankSetup, Start, TrainingProgress
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class TrainingProgress:
-    """How far a run is: optimizer steps done, and the samples they consumed."""
-
-    step: int = 0
-    consumed_samples: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +158,6 @@ def save_checkpoint(
     identity: RankIdentity,
     record: CheckpointRecord,
     coordinate: Coordinate,
-    defects: Defects,
     keep_last: int | None,
 ) -> Path:
     """Save the state after `record.step` and return its folder; a collective call, done once `latest` names it.
@@ -191,7 +185,6 @@ def save_checkpoint(
             write_state_document(
                 engine, staging / tag, files.digests, rank=identity.rank, coordinate=coordinate, step=record.step
             )
-        defects.damage(Path(engine._get_zero_ckpt_name(str(staging), tag)), record.step)
     if (refused := _share_refusal(files.refused, identity, engine.device)) is not None:
         on_first_rank(lambda: _clean_up(checkpoints))
         raise refused
@@ -205,8 +198,7 @@ def _share_refusal(refused: SaveError | None, identity: RankIdentity, device: to
     dist.all_reduce(is_refused, dist.ReduceOp.MAX)
     if not is_refused.item():
         return None
-    everywhere: list[Any] = [None] * identity.world_size
-    dist.all_gather_object(everywhere, (identity.node, refused))
+    everywhere = gather((identity.node, refused))
     ranks = [rank for rank, (_, error) in enumerate(everywhere) if error is not None]
     node, error = everywhere[ranks[0]]
     return refused_to(error, ranks, node)
@@ -303,11 +295,7 @@ def _choose(load: str, identity: RankIdentity, expected: CheckpointRecord, batch
 
 
 def load_checkpoint(
-    engine: PipelineEngine,
-    chosen: ChosenCheckpoint,
-    config: RunConfig,
-    coordinate: Coordinate,
-    defects: Defects,
+    engine: PipelineEngine, chosen: ChosenCheckpoint, config: RunConfig, coordinate: Coordinate
 ) -> TrainingProgress:
     """Load model, optimizer and random states and return the saved progress; a collective call.
 
@@ -330,12 +318,10 @@ def load_checkpoint(
     _require_counters(engine, folder, record, counters)
     if generators is None:
         seed_generators(config.run.seed, coordinate, record.step)
-    elif not defects.loses("lost_random_states", record.step):
+    else:
         remark = restore_generators(generators)
         if remark and config.model.dropout:
             log.warning("%s: %s", folder, remark)
-    if defects.loses("lost_optimizer_step", record.step):
-        lose_optimizer_step(engine)
     apply_settings(engine.optimizer.param_groups, config.optimizer)
     choose_kernel(engine.optimizer.optimizer, fused=computes_on_gpu())
     engine.optimizer.clip_grad = config.optimizer.clip_grad
@@ -354,8 +340,7 @@ def _require_counters(
     wrong = [
         f"{key} is {value}, but {asked} in checkpoint.json" for key, (value, asked) in found.items() if value != asked
     ]
-    everywhere: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(everywhere, wrong)
+    everywhere = gather(wrong)
     ranks = [rank for rank, each in enumerate(everywhere) if each]
     if ranks:
         where = name_ranks_and_part(ranks, Topology(**record.topology))
@@ -369,3 +354,41 @@ def _read_generators(folder: Path, record: CheckpointRecord) -> dict[str, Any] |
         return None
     states: dict[str, Any] = load_plain(generators_path(folder, dist.get_rank()))
     return states
+
+
+class Origin(Companion):
+    """Finds the state that training begins with, and sets the engine to it."""
+
+    def choose(self, setup: RankSetup) -> ChosenCheckpoint | None:
+        """Return the checkpoint to begin with, or None. A collective call.
+
+        Raises:
+            CheckpointError: as `choose_checkpoint`.
+        """
+        return choose_from(setup.config.checkpoint.load, setup)
+
+    def joined(self, built: Built) -> None:
+        """Note that process group and engine stand."""
+
+    def start(self, setup: RankSetup, engine: PipelineEngine, chosen: ChosenCheckpoint | None) -> Start:
+        """Set the engine to the state to begin with; a collective call."""
+        if chosen is None:
+            return Start()
+        report, record = setup.report, chosen.record
+        report.phase("load")
+        progress = load_checkpoint(engine, chosen, setup.config, setup.coordinate)
+        report.step = progress.step
+        report.event("load", path=str(chosen.folder), checkpoint_step=progress.step)
+        if setup.tells:
+            for change in chosen.changes:
+                fields = {"accepted": chosen.accepted.covers(change), "checkpoint_step": record.step}
+                report.event("changed", **change.document, **fields)
+            for line in chosen.lines:
+                print(line, flush=True)
+        return Start(progress, chosen.folder, record, first_step=progress.step)
+
+
+def choose_from(load: str, setup: RankSetup) -> ChosenCheckpoint | None:
+    """Return the checkpoint that `load` means for this run."""
+    expected = describe(setup.config, setup.topology, TrainingProgress(), setup.identity.run)
+    return choose_checkpoint(load, setup.identity, expected, setup.batches)

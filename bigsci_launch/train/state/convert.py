@@ -20,10 +20,7 @@ import torch
 from deepspeed.utils.tensor_fragment import fragment_address
 from torch import Tensor
 
-from bigsci_launch.errors import BslError, CheckpointError
-from bigsci_launch.file_names import checkpoint_tag
-from bigsci_launch.plan.choose.conversion import Conversion, plan_conversion, saved_topology
-from bigsci_launch.runs.checkpoints import (
+from bigsci_launch.checkpoints.folder import (
     CheckpointsDir,
     begin_checkpoint,
     commit_checkpoint,
@@ -32,11 +29,15 @@ from bigsci_launch.runs.checkpoints import (
     write_digests,
     write_record,
 )
-from bigsci_launch.runs.verify import file_digest, with_digest
+from bigsci_launch.checkpoints.verify import file_digest, with_digest
+from bigsci_launch.errors import BslError, CheckpointError
+from bigsci_launch.file_names import checkpoint_tag
+from bigsci_launch.plan.choose.conversion import Conversion, plan_conversion, saved_topology
 from bigsci_launch.topology import Coordinate, Topology
+from bigsci_launch.train.device.digest import bytes_of
 from bigsci_launch.train.guards.copies import TIED
-from bigsci_launch.train.guards.state import bytes_of, tensor_entry
-from bigsci_launch.train.guards.watch import read_state_document
+from bigsci_launch.train.guards.engine.state import tensor_entry
+from bigsci_launch.train.guards.engine.watch import read_state_document
 from bigsci_launch.train.state.checkpoint import generators_path, universal_info
 from bigsci_launch.train.state.durable import DurableCheckpointEngine
 from bigsci_launch.train.state.foreign import load_mapped
@@ -48,7 +49,7 @@ from bigsci_launch.train.state.reshard import (
     shard_name,
     states_name,
 )
-from bigsci_launch.weights.formats.text.digests import digest_bytes, digest_document
+from bigsci_launch.weights.formats.digests import digest_bytes, digest_document
 
 ALIGNMENT = 2
 """DeepSpeed pads each flat group to a multiple of this many elements per dp rank (`nccl_start_alignment_factor`)."""

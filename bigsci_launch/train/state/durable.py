@@ -12,11 +12,11 @@ from typing import Any
 import torch
 from deepspeed.runtime.checkpoint_engine.torch_checkpoint_engine import TorchCheckpointEngine
 
+from bigsci_launch.checkpoints.folder import sync_path
+from bigsci_launch.checkpoints.verify import file_digest
 from bigsci_launch.errors import CheckpointError, SaveError
-from bigsci_launch.runs.checkpoints import sync_path
-from bigsci_launch.runs.verify import file_digest
 from bigsci_launch.train.device.gpu import computes_on_gpu
-from bigsci_launch.train.identity import RankIdentity
+from bigsci_launch.train.rank.identity import RankIdentity
 
 _TORCH_WRITER = "inline_container.cc"
 """What torch names when it could not write a file: its C++ code does not say why."""

@@ -9,16 +9,20 @@ from __future__ import annotations
 import errno
 import math
 import time
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
 
+from deepspeed.runtime.pipe.engine import PipelineEngine
+
+from bigsci_launch.checkpoints.folder import CheckpointsDir, record_path
 from bigsci_launch.errors import SaveError
-from bigsci_launch.file_names import step_of_tag
-from bigsci_launch.runs.checkpoints import CheckpointsDir
+from bigsci_launch.file_names import checkpoint_tag, step_of_tag
 from bigsci_launch.topology.words import name_ranks
-from bigsci_launch.train.collective import on_first_rank
-from bigsci_launch.train.identity import RankIdentity
-from bigsci_launch.train.rank_events import RankReport
-from bigsci_launch.train.stop import StopFlag
+from bigsci_launch.train.rank.collective import on_first_rank
+from bigsci_launch.train.rank.stop import StopFlag
+from bigsci_launch.train.state.checkpoint import describe, save_checkpoint
+from bigsci_launch.train.steps.companion import Companion, RankSetup, TrainingProgress
 from bigsci_launch.units import format_age
 
 PAUSES_S = (30.0, 60.0, 120.0, 300.0)
@@ -48,11 +52,14 @@ class Newest:
 
 
 class Saves:
-    """The saves of a rank. Only rank 0 decides and records; the others follow."""
+    """The saves of a rank. Only rank 0 decides and records what is refused; the others follow."""
 
-    def __init__(self, identity: RankIdentity, report: RankReport, stop: StopFlag) -> None:
-        self._is_first, self._report, self._stop = identity.rank == 0, report, stop
-        self._checkpoints = CheckpointsDir(identity.run.checkpoints)
+    def __init__(
+        self, setup: RankSetup, engine: PipelineEngine, companions: Sequence[Companion], stop: StopFlag
+    ) -> None:
+        self._setup, self._engine, self._companions, self._stop = setup, engine, companions, stop
+        self._is_first, self._report = setup.identity.rank == 0, setup.report
+        self._checkpoints = CheckpointsDir(setup.identity.run.checkpoints)
         self._since: int | None = None
         self._tries = 0
         self._due = math.inf
@@ -64,12 +71,52 @@ class Saves:
         """Whether a save that was refused must be tried again now. Only the answer of rank 0 counts."""
         return time.monotonic() >= self._due
 
-    def worked(self) -> dict[str, int]:
-        """Note that a save has worked, and return since which step none had, for its record."""
-        since, self._since, self._tries, self._due = self._since, None, 0, math.inf
-        return {} if since is None else {"refused_since": since}
+    def is_saved(self, step: int) -> bool:
+        """Whether the state after `step` is saved; a collective call."""
+        return on_first_rank(lambda: record_path(self._checkpoints.folder(checkpoint_tag(step))).is_file())
 
-    def refused(self, error: SaveError, step: int, request: str | None, *, is_last: bool) -> None:
+    def save(self, progress: TrainingProgress, request: str | None, *, is_last: bool, stops: bool) -> None:
+        """Save. What the disk refuses is tried again: in a later step, or at once if none follows. A collective call.
+
+        Raises:
+            SaveError: no step follows, and no try has worked. All ranks raise it.
+        """
+        while (error := self._try(progress, request)) is not None:
+            self._refused(error, progress.step, request, is_last=is_last)
+            if not is_last:
+                return
+            self._wait_between(error, progress.step, stops=stops)
+
+    def _try(self, progress: TrainingProgress, request: str | None) -> SaveError | None:
+        """Save, or return what the disk refuses; on all ranks alike."""
+        setup = self._setup
+        setup.report.phase("save")
+        for each in self._companions:
+            each.before_save(progress.step)
+        started = time.monotonic()
+        record = describe(setup.config, setup.topology, progress, setup.identity.run)
+        for each in self._companions:
+            record = replace(record, **each.record(progress))
+        keep_last = setup.config.checkpoint.keep_last
+        try:
+            folder = save_checkpoint(self._engine, setup.identity, record, setup.coordinate, keep_last)
+        except SaveError as error:
+            return error.with_traceback(None)
+        self._worked(progress.step, request, folder, time.monotonic() - started)
+        return None
+
+    def _worked(self, step: int, request: str | None, folder: Path, seconds: float) -> None:
+        more = ({"request": request} if request else {}) | (
+            {} if self._since is None else {"refused_since": self._since}
+        )
+        self._since, self._tries, self._due = None, 0, math.inf
+        for each in self._companions:
+            each.after_save(step)
+        self._report.event("save", path=str(folder), seconds=seconds, **more)
+        if self._setup.tells:
+            print(f"saved {folder} in {seconds:.2f} s", flush=True)
+
+    def _refused(self, error: SaveError, step: int, request: str | None, *, is_last: bool) -> None:
         """Note, say and record that a save was refused. `is_last`: no step follows."""
         self._since = step if self._since is None else self._since
         if is_last and not self._is_last:
@@ -100,7 +147,7 @@ class Saves:
             flush=True,
         )
 
-    def wait(self, error: SaveError, step: int, *, stops: bool) -> None:
+    def _wait_between(self, error: SaveError, step: int, *, stops: bool) -> None:
         """Wait before another try where no step follows; a collective call.
 
         Raises:

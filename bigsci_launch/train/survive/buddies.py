@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from bigsci_launch.train.rank.collective import gather
 from bigsci_launch.train.survive.snapshot import Copy
 from bigsci_launch.train.survive.waits import Waits
 
@@ -29,9 +30,7 @@ class HostGroup:
 
     def gather(self, mine: Any) -> list[Any]:
         """Return what every rank gives, by rank; a collective call."""
-        everywhere: list[Any] = [None] * dist.get_world_size(self.group)
-        dist.all_gather_object(everywhere, mine, group=self.group)
-        return everywhere
+        return gather(mine, self.group)
 
     def send(self, tensor: Tensor, to: int, tag: int) -> Any:
         return dist.isend(tensor, to, self.group, tag)

@@ -11,9 +11,10 @@ import os
 import select
 import socket
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 from bigsci_launch.safe_files import parse_json
@@ -22,6 +23,9 @@ from bigsci_launch.topology import Topology
 VARIABLE = "BSL_SEAT_FD"
 SWEEP_S = 0.03
 """Seconds between attempts to end blocked communication: connections that were being made may have been missed."""
+
+
+_LOOK_S, _CONNECT_S = 0.02, 2.0
 
 
 class GenerationOver(Exception):
@@ -44,16 +48,8 @@ class Begin:
     @classmethod
     def of_message(cls, message: dict[str, Any]) -> Begin:
         """Return what a `begin` object says."""
-        return cls(
-            generation=message["generation"],
-            rank=message["rank"],
-            topology=Topology(**message["topology"]),
-            local_world_size=message["local_world_size"],
-            node_rank=message["node_rank"],
-            nodes=tuple(message["nodes"]),
-            master_addr=message["master_addr"],
-            master_port=message["master_port"],
-        )
+        plain = {each.name: message[each.name] for each in fields(cls)}
+        return cls(**{**plain, "topology": Topology(**message["topology"]), "nodes": tuple(message["nodes"])})
 
     @property
     def environment(self) -> dict[str, str]:
@@ -158,3 +154,20 @@ class Channel:
             elif message["do"] == "end":
                 self._over = max(self._over, message["generation"])
             self._changed.notify_all()
+
+
+def wait_for_store(begin: Begin, channel: Channel) -> None:
+    """Return once rank 0 listens. torch's own attempt to connect could not be interrupted.
+
+    Raises:
+        GenerationOver: the generation ended before that.
+    """
+    if begin.rank == 0:
+        return
+    while True:
+        channel.require_present()
+        try:
+            socket.create_connection((begin.master_addr, begin.master_port), _CONNECT_S).close()
+            return
+        except OSError:
+            time.sleep(_LOOK_S)

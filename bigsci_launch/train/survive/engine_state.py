@@ -17,9 +17,9 @@ from torch import Tensor
 from bigsci_launch.recover.holding import Shard
 from bigsci_launch.topology import Coordinate
 from bigsci_launch.train.device.gpu import computes_on_gpu
-from bigsci_launch.train.guards.state import partitions
-from bigsci_launch.train.optimizer import choose_kernel, loss_scale, set_learning_rate
-from bigsci_launch.train.state.rng import capture_generators, restore_generators
+from bigsci_launch.train.guards.engine.state import partitions
+from bigsci_launch.train.parallel.optimizer import choose_kernel, loss_scale, set_learning_rate
+from bigsci_launch.train.rank.rng import capture_generators, restore_generators
 from bigsci_launch.train.survive.snapshot import Copy, HeldPart, Shape
 
 _COUNTERS = ("global_steps", "global_samples", "micro_steps", "skipped_steps")

@@ -8,12 +8,13 @@ step k is held twice, and two buffers are enough.
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from typing import Any
 
 import torch.distributed as dist
 from deepspeed.runtime.pipe.engine import PipelineEngine
 
-from bigsci_launch.config.schema.run import RunConfig
+from bigsci_launch.checkpoints.folder import CheckpointsDir, record_path
 from bigsci_launch.errors import CheckpointError
 from bigsci_launch.recover.holding import (
     Manifest,
@@ -25,11 +26,10 @@ from bigsci_launch.recover.holding import (
     plan_transfers,
     without,
 )
-from bigsci_launch.runs.checkpoints import CheckpointsDir, record_path
-from bigsci_launch.train.identity import RankIdentity
-from bigsci_launch.train.rank_events import RankReport
-from bigsci_launch.train.state.checkpoint import TrainingProgress
-from bigsci_launch.train.state.rng import seed_generators
+from bigsci_launch.train.rank.events import RankReport
+from bigsci_launch.train.rank.rng import seed_generators
+from bigsci_launch.train.state.checkpoint import ChosenCheckpoint, Origin, choose_from
+from bigsci_launch.train.steps.companion import Built, RankSetup, Start, StepDone, TrainingProgress
 from bigsci_launch.train.survive.buddies import Buddies, HostGroup
 from bigsci_launch.train.survive.channel import Begin, Channel
 from bigsci_launch.train.survive.engine_state import read_state, shape_of, unit_lengths, write_generators, write_state
@@ -41,7 +41,7 @@ SAY_S = 1.0
 """Least seconds between two words about steps."""
 
 
-class RankLife:
+class RankLife(Origin):
     """`survive` on one rank, in one generation."""
 
     def __init__(self, channel: Channel, memory: Memory, waits: Waits, begin: Begin, report: RankReport) -> None:
@@ -56,7 +56,17 @@ class RankLife:
     def __repr__(self) -> str:
         return f"RankLife(generation {self._begin.generation})"
 
-    def meet(self) -> None:
+    def choose(self, setup: RankSetup) -> ChosenCheckpoint | None:
+        """Return the checkpoint to begin with, or None if the ranks restore their state from memory."""
+        self._meet()
+        if self._restores:
+            return None
+        try:
+            return choose_from(self._load(setup), setup)
+        except CheckpointError as error:
+            raise self._refused(error) from None
+
+    def _meet(self) -> None:
         """Find the newest state that the ranks of this generation hold together; a collective call."""
         self._waits.install()
         self._group = HostGroup(dist.new_group(backend="gloo"), self._begin.rank, self._waits)
@@ -89,26 +99,21 @@ class RankLife:
         return None
 
     @property
-    def restores(self) -> bool:
+    def _restores(self) -> bool:
         """Whether the state is restored from memory."""
         return self._restorable.version is not None
 
-    @property
-    def reached(self) -> int:
-        """The last step that any rank has begun in an earlier generation."""
-        return self._memory.reached
-
-    def load(self, config: RunConfig, identity: RankIdentity) -> str:
+    def _load(self, setup: RankSetup) -> str:
         """Return what `checkpoint.load` means in this generation: what this attempt has saved comes first."""
-        checkpoints = CheckpointsDir(identity.run.checkpoints)
+        load, checkpoints = setup.config.checkpoint.load, CheckpointsDir(setup.identity.run.checkpoints)
         if self._begin.generation == 0:
-            return config.checkpoint.load
-        began = identity.attempt.config.stat().st_mtime
+            return load
+        began = setup.identity.attempt.config.stat().st_mtime
         records = [record_path(checkpoints.folder(tag)) for tag in checkpoints.tags()]
         has_saved = any(record.is_file() and record.stat().st_mtime >= began for record in records)
-        return "auto" if has_saved else config.checkpoint.load
+        return "auto" if has_saved else load
 
-    def refused(self, error: CheckpointError) -> CheckpointError:
+    def _refused(self, error: CheckpointError) -> CheckpointError:
         """Return the error for a checkpoint that this generation cannot load, with the reason why it must."""
         if self._begin.generation == 0:
             return error
@@ -119,10 +124,11 @@ class RankLife:
             hint=error.hint,
         )
 
-    def joined(self, engine: PipelineEngine, config: RunConfig) -> None:
+    def joined(self, built: Built) -> None:
         """Say that process group and engine stand, and learn what every rank holds from now on; a collective call."""
-        self.engine, self._config = engine, config
-        self._interval = config.survive.snapshot_steps if config.survive else 1
+        engine, self._config = built.engine, built.config
+        self.engine = engine
+        self._interval = self._config.survive.snapshot_steps if self._config.survive else 1
         rank, topology = self._begin.rank, self._begin.topology
         self._coordinate = topology.coordinate(rank)
         mine = shape_of(engine, self._coordinate), unit_lengths(engine, self._coordinate)
@@ -134,7 +140,13 @@ class RankLife:
         self._buddies = Buddies(self._group, keepers(self._begin.nodes, replicas))
         self._say("joined")
 
-    def restore(self) -> TrainingProgress:
+    def start(self, setup: RankSetup, engine: PipelineEngine, chosen: ChosenCheckpoint | None) -> Start:
+        start = Start(self._restore(), is_restored=True) if self._restores else super().start(setup, engine, chosen)
+        if self._memory.began is None:
+            self._memory.began = start.progress.step
+        return replace(start, first_step=self._memory.began, reached=self._memory.reached)
+
+    def _restore(self) -> TrainingProgress:
         """Set the engine to the state that the ranks have agreed on; a collective call."""
         version, rank = self._restorable.version, self._begin.rank
         assert version is not None
@@ -162,9 +174,10 @@ class RankLife:
         found: dict[str, Any] = facts or next(each for each in everywhere if each)
         return found
 
-    def began(self, progress: TrainingProgress, path: str | None) -> None:
-        """Say which state the generation begins with, and keep it; a collective call."""
-        if not self.restores:
+    def begin(self, start: Start) -> None:
+        """Say which state the generation begins with, and keep it."""
+        progress, path = start.progress, str(start.folder) if start.folder else None
+        if not self._restores:
             why = self._restorable.why if self._begin.generation else None
             self._restored = {"source": "checkpoint" if path else "start", "path": path, "why": why}
         self._report.step = self._memory.done = progress.step
@@ -172,23 +185,21 @@ class RankLife:
         self._say("restored", step=progress.step, **self._restored)
         self._keep(progress, self._restorable.version or StateVersion(progress.step, self._begin.generation))
 
-    def first_step(self, step: int) -> int:
-        """Return the step after which this attempt began; `step` is where this generation begins."""
-        if self._memory.began is None:
-            self._memory.began = step
-        return self._memory.began
-
     def before_step(self, step: int) -> None:
         """Note that this rank begins `step`."""
         self._channel.require_present()
         self._memory.reached = max(self._memory.reached, step)
 
-    def before_words(self) -> None:
+    def after_batch(self, step: int, seconds: float) -> None:
         """Wait until the last snapshot is held twice: the rule of commitment."""
         self._buddies.wait()
 
-    def after_step(self, progress: TrainingProgress) -> None:
+    def before_save(self, step: int) -> None:
+        self._buddies.wait()
+
+    def after_step(self, done: StepDone) -> None:
         """Keep the state after a step, if it is due, and say that the step is done."""
+        progress = done.progress
         # What a step computes after its generation was ended is worth nothing.
         self._channel.require_present()
         self._memory.done = progress.step

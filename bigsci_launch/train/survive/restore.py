@@ -9,7 +9,7 @@ from torch import Tensor
 
 from bigsci_launch.errors import BslError
 from bigsci_launch.recover.holding import StateVersion, Transfer
-from bigsci_launch.train.guards.state import digest64
+from bigsci_launch.train.device.digest import digest64
 from bigsci_launch.train.survive.buddies import HostGroup
 from bigsci_launch.train.survive.snapshot import Copy, Memory
 

@@ -19,8 +19,8 @@ from torch import Tensor
 
 from bigsci_launch.recover.holding import Holding, Shard, StateVersion
 from bigsci_launch.safe_files import parse_json
+from bigsci_launch.train.device.digest import digest64
 from bigsci_launch.train.device.gpu import computes_on_gpu
-from bigsci_launch.train.guards.state import digest64
 
 DOCUMENT_BYTES = 1 << 16
 VECTORS = 3

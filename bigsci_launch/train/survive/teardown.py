@@ -18,19 +18,10 @@ from deepspeed.runtime.pipe import p2p
 from deepspeed.runtime.pipe.engine import PipelineEngine
 
 from bigsci_launch.train.device.gpu import computes_on_gpu
-from bigsci_launch.train.microbatch.traffic import end_traffic
-
-
-def drop_frames(error: BaseException | None) -> None:
-    """Let go of the frames that `error` and its causes hold."""
-    while error is not None:
-        error.__traceback__ = None
-        error = error.__cause__ or error.__context__
 
 
 def tear_down(engine: PipelineEngine | None) -> None:
     """Destroy all process groups and the engine, and make DeepSpeed forget both."""
-    end_traffic()
     if engine is not None:
         _take_apart(engine)
     if dist.is_initialized():

@@ -100,8 +100,6 @@ class Waits:
 
 
 class _Wait:
-    """A message that the helper waits for."""
-
     def __init__(self, work: Any) -> None:
         self.work = work
         self.error: BaseException | None = None

@@ -10,11 +10,11 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
+from bigsci_launch.checkpoints.folder import CheckpointsDir
+from bigsci_launch.checkpoints.verify import pin_path
 from bigsci_launch.errors import BslError
 from bigsci_launch.file_names import checkpoint_tag, step_of_tag
-from bigsci_launch.runs.checkpoints import CheckpointsDir
 from bigsci_launch.runs.layout import AttemptDir, RunDir
-from bigsci_launch.runs.verify import pin_path
 from bigsci_launch.runs.watching.ended import EndedBy, write_ended_by
 from bigsci_launch.runs.watching.ledger import Act, RunFinding, claim, claimed_at, read_acts, record_act
 from bigsci_launch.watch.act.jobs import END_GRACE_S

@@ -15,12 +15,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from bigsci_launch.config.schema.run import MonitorSection, RunConfig
 from bigsci_launch.errors import BslError, JobNotFound, RunDirError, SlurmUnavailable
 from bigsci_launch.runs.attempts import read_job
-from bigsci_launch.runs.control.asked import NOTHING_ASKED, Asked, StopWish, Wish, read_asked, write_asked
+from bigsci_launch.runs.control.request import WITH_STEP, Request, put_request, read_requests, withdraw
 from bigsci_launch.runs.control.requests import (
     MOST_OF_ONE,
-    Request,
     Taken,
     forget,
     is_complete,
@@ -54,6 +54,7 @@ MAX_LOOKS = 2
 UNKILLABLE_S = 120.0
 """Ranks that are still there so long after KILL cannot be ended from here."""
 SLURM_RETRY_S = 30.0
+SLACK_S = 30.0
 EVENT_TAIL_BYTES = 1 << 20
 STOPS = ("exit", "restart")
 LOOK = "look "
@@ -128,7 +129,6 @@ class Desk:
     # ---------------------------------------------------------------------------------------- taking up
 
     def _take(self, now: float) -> None:
-        """Take up new requests, and those of watchers that are gone."""
         for who, number in remove_surplus(self._run, taken_up(self._run)).items():
             self._note_surplus(who, number)
         for name in waiting(self._run):
@@ -161,7 +161,6 @@ class Desk:
         return now - self._seen.setdefault(what, now) >= least_s
 
     def _open_cases(self) -> list[_Case]:
-        """Return this watcher's requests that have come to no end yet, oldest first."""
         return [case for case in self._all_open_cases() if case.taken.watcher == self._name]
 
     def _all_open_cases(self) -> list[_Case]:
@@ -192,7 +191,6 @@ class Desk:
         return why is None
 
     def _why_not(self, request: Request, view: _View) -> str | None:
-        """Return why a new request must be refused; None if it need not."""
         name = view.attempt.name
         if view.ended is not None:
             return f"attempt {name} has ended: {view.ended}"
@@ -271,7 +269,6 @@ class Desk:
             self._finish(case, "failed", f"no step ended with a save in {format_age(view.patience_s)}: {where}")
 
     def _is_overdue(self, case: _Case, view: _View) -> bool:
-        """Whether the ranks have not done for too long what is due."""
         return _is_due(case, view) and self._is_old(f"{case.request.key} due", view.patience_s)
 
     def _stop(self, case: _Case, view: _View) -> None:
@@ -289,7 +286,7 @@ class Desk:
             self._finish(case, "failed", f"ranks are still there {UNKILLABLE_S:.0f} s after KILL")
 
     def _ask_to_stop(self, case: _Case, view: _View) -> None:
-        """Ask the ranks: `bsl train` reads it in asked.json, other programs get the stop signal when it is time.
+        """Ask the ranks: `bsl train` reads it in its requests, other programs get the stop signal when it is time.
 
         Where the step is named, rank 0 of `bsl train` writes ended.json when it is there: until then, the attempt may
         end for another reason.
@@ -317,23 +314,24 @@ class Desk:
         asked = f"not stopped {format_age(view.patience_s)} after they were asked to"
         self._reach(case, "ended", f"{asked}: {_bundle_words(bundle, sentence)}; {did}")
 
-    # ---------------------------------------------------------------------------------------- asked.json
+    # ---------------------------------------------------------------------------------------- asking the ranks
 
     def _ask_ranks(self, view: _View) -> None:
-        """Have asked.json say what the open requests ask of the trainer, whoever carries them, and nothing else."""
+        """Pass on what the open requests ask of the trainer, whoever carries them, and nothing else."""
         attempt = view.attempt
         if view.ended is not None or not _is_trainer(attempt):
             return
-        asked = [
-            case.request
+        wanted = {
+            case.request.key: replace(case.request, attempt=attempt.name)
             for case in self._all_open_cases()
-            if case.stage == "asked" and case.act.attempt == attempt.name
-        ]
-        saves = sorted((each for each in asked if each.verb == "save"), key=lambda each: each.after_step or 0)
-        stops = [each for each in asked if each.verb in STOPS]
-        wanted = Asked(_wish(saves[:1]), _stop_wish(stops[-1:]))
-        if wanted != read_asked(attempt) and (wanted != NOTHING_ASKED or attempt.asked.exists()):
-            write_asked(attempt, wanted)
+            if case.stage == "asked" and case.act.attempt == attempt.name and case.request.verb in WITH_STEP
+        }
+        there = {request.key: request for request in read_requests(attempt, WITH_STEP)}
+        for key, request in wanted.items():
+            if there.get(key) != request:
+                put_request(attempt, request)
+        for key in there.keys() - wanted:
+            withdraw(attempt, key)
 
     # ---------------------------------------------------------------------------------------- the ledger
 
@@ -358,13 +356,25 @@ class Desk:
             self._record(replace(case.act, words=words))
 
 
+def patience_s(usual_s: Callable[[str], float | None], config: RunConfig | None) -> float:
+    """Return the seconds after which ranks that have not done what they were asked to are taken for hung.
+
+    Ended too early, they lose their work. As before the time limit: the step and the save in progress must end, then
+    the step in which all ranks agree, and the last save; an evaluation may come first. `usual_s` says how long a phase
+    of the run takes, or None; then it is what the run file expects.
+    """
+    monitor = config.monitor if config is not None else MonitorSection()
+    step_s, save_s = usual_s("step") or monitor.step_time_s, usual_s("save") or monitor.save_time_s
+    eval_s = usual_s("eval") or monitor.eval_time_s
+    return max(monitor.exit_margin_s or 0.0, SLACK_S + 3 * step_s + 2 * save_s + 2 * eval_s)
+
+
 def _is_due(case: _Case, view: _View) -> bool:
     after = case.request.after_step
     return after is None or (view.last_step is not None and view.last_step >= after)
 
 
 def _write_ended(case: _Case, attempt: AttemptDir, bundle: Path | None = None) -> None:
-    """Write who ends the attempt, before it is ended."""
     request, evidence = case.request, str(bundle) if bundle else None
     continues = request.verb == "restart"
     write_ended_by(attempt, EndedBy(request.verb, request.who, request.why, continues, request.after_step, evidence))
@@ -376,20 +386,11 @@ def _precedence(case: _Case) -> tuple[bool, bool, float]:
 
 
 def _is_trainer(attempt: AttemptDir) -> bool:
-    """Whether the ranks are those of `bsl train`, which reads asked.json."""
+    """Whether the ranks are those of `bsl train`, which reads its requests."""
     with suppress(RunDirError):
         record = read_job(attempt)
         return record is not None and record.total_steps is not None
     return False
-
-
-def _wish(requests: Sequence[Request]) -> Wish | None:
-    return Wish(requests[0].key, requests[0].after_step) if requests else None
-
-
-def _stop_wish(requests: Sequence[Request]) -> StopWish | None:
-    stop = [StopWish(each.key, each.after_step, each.verb, each.who, each.why) for each in requests]
-    return stop[0] if stop else None
 
 
 def _saved(attempt: AttemptDir, key: str) -> dict[str, Any] | None:
@@ -404,7 +405,6 @@ def _refusal_words(refused: Mapping[str, Any]) -> str:
 
 
 def _end_of_earlier(case: _Case, run: RunDir) -> tuple[ActState, str]:
-    """Return what came of a request whose attempt has ended since."""
     try:
         attempt = find_attempt(run, case.act.attempt)
     except RunDirError as error:

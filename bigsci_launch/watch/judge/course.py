@@ -10,13 +10,12 @@ from collections.abc import Iterable, Sequence
 
 from bigsci_launch.units import format_age
 from bigsci_launch.watch.judge.durations import generous
-from bigsci_launch.watch.judge.expected import Expected
 from bigsci_launch.watch.judge.heartbeats import Heartbeats
 from bigsci_launch.watch.judge.printed import Printed
+from bigsci_launch.watch.judge.sighting import Sighting
 from bigsci_launch.watch.judge.silence import Noticed, Pace, Silence
-from bigsci_launch.watch.judge.state import Candidate, Learned
+from bigsci_launch.watch.judge.state import Candidate, Expected, Learned
 from bigsci_launch.watch.judge.trends import Trends
-from bigsci_launch.watch.sighting import Sighting
 
 END_S = 900.0
 """A program may linger this long after its ranks have reported their end: launchers wait for their agents."""

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from bigsci_launch.topology.words import agree, name_ranks
 from bigsci_launch.watch.judge.durations import Usual
+from bigsci_launch.watch.judge.sighting import Sighting
 from bigsci_launch.watch.judge.state import WARM_UP, Candidate, Learned
-from bigsci_launch.watch.sighting import Sighting
 
 STARTING = ("init", "load", "loaded")
 MOST_KEPT = 256

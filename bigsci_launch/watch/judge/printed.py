@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from bigsci_launch.watch.judge.durations import Usual
+from bigsci_launch.watch.judge.sighting import Sighting
 from bigsci_launch.watch.judge.state import WARM_UP, Candidate, Learned
-from bigsci_launch.watch.sighting import Sighting
 
 RECENT = 8
 FEW_LOOKS = 2

@@ -5,11 +5,25 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from bigsci_launch.watch.judge.durations import LEAST_START_S, Durations, StepDurations, Usual
-from bigsci_launch.watch.judge.expected import Expected
 from bigsci_launch.watch.judge.intervals import Interval
 
 WARM_UP = 3
 """The first steps after a start compile, fill caches and connect: they say nothing of the usual."""
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """What is known of a run before it is watched: intervals in steps, 0 for never, and times in seconds.
+
+    None: not known; it is then learned from what is seen.
+    """
+
+    step_time_s: float | None = None
+    eval_interval: int | None = None
+    eval_time_s: float | None = None
+    save_interval: int | None = None
+    save_time_s: float | None = None
+    start_time_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,11 +6,11 @@ import math
 from collections.abc import Iterable, Iterator
 
 from bigsci_launch.watch.judge.printed import News
+from bigsci_launch.watch.judge.sighting import Sighting
 from bigsci_launch.watch.judge.silence import Noticed
 from bigsci_launch.watch.judge.slower import StepTimes, TimedStep
 from bigsci_launch.watch.judge.spikes import GRAD_NORM, LOSS, Finite, Spikes
 from bigsci_launch.watch.judge.state import WARM_UP
-from bigsci_launch.watch.sighting import Sighting
 
 
 class Trends:

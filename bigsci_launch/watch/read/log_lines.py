@@ -11,7 +11,7 @@ from typing import Any
 
 from bigsci_launch.file_names import step_of_tag
 from bigsci_launch.iteration_line import parse_iterations
-from bigsci_launch.watch.sighting import Sighting
+from bigsci_launch.watch.judge.sighting import Sighting
 
 NUMBER = r"([-+]?(?:\d[\d,]*\.?\d*(?:[eE][-+]?\d+)?|nan|inf|NaN|Infinity))"
 _TIME = re.compile(r"(\d{4}-\d\d-\d\d)[T ](\d\d:\d\d:\d\d)(?:[.,](\d{1,6}))?")
@@ -103,7 +103,6 @@ class LineReader:
 
 
 def _as_number(value: Any) -> float | None:
-    """Return a number, also one that is written as a text."""
     try:
         return float(value)
     except (TypeError, ValueError):
@@ -177,7 +176,6 @@ def _number(text: str | None) -> float | None:
 
 
 def _rank_of(line: str) -> int | None:
-    """Return the rank that torch or `srun --label` put in front of the line."""
     found = _RANK.match(line)
     return int(found[1] or found[2]) if found else None
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from bigsci_launch.runs.generations.read import number_in, parse_line, whole_in
 from bigsci_launch.safe_files import parse_json
-from bigsci_launch.watch.sighting import Sighting
+from bigsci_launch.watch.judge.sighting import Sighting
 
 
 def read_record(line: str, rank: int) -> Sighting | None:
@@ -21,23 +22,14 @@ def read_record(line: str, rank: int) -> Sighting | None:
 
 def read_generation_record(line: str) -> Sighting | None:
     """Return what a record of the controller says; None for a line that is no record."""
-    try:
-        record = parse_json(line, allow_nan=True)
-    except ValueError:
+    found = parse_line(line)
+    if found is None:
         return None
-    if not isinstance(record, dict) or not isinstance(record.get("event"), str):
-        return None
-    return Sighting(
-        "generation",
-        _number(record.get("time")),
-        step=_whole(record.get("step")),
-        phase=str(record.get("phase")) if record["event"] == "phase" else record["event"],
-        world_size=_whole(record.get("world_size")),
-    )
+    return Sighting("generation", found.time, step=found.step, phase=found.what, world_size=found.world_size)
 
 
 def _sighting(record: dict[str, Any], rank: int) -> Sighting:
-    kind, time, step = record["kind"], _number(record.get("time")), _whole(record.get("step"))
+    kind, time, step = record["kind"], number_in(record.get("time")), whole_in(record.get("step"))
     if kind == "start":
         return Sighting("start", time, rank, step)
     if kind == "heartbeat":
@@ -48,28 +40,20 @@ def _sighting(record: dict[str, Any], rank: int) -> Sighting:
             time,
             rank,
             step,
-            seconds=_number(record.get("seconds")),
-            loss=_number(record.get("loss")),
-            grad_norm=_number(record.get("grad_norm")),
-            batch_size=_whole(record.get("global_batch_size")),
+            seconds=number_in(record.get("seconds")),
+            loss=number_in(record.get("loss")),
+            grad_norm=number_in(record.get("grad_norm")),
+            batch_size=whole_in(record.get("global_batch_size")),
             text="skipped" if record.get("num_skipped") else "",
         )
     if kind == "evaluation":
         return Sighting(
-            "evaluated", time, rank, step, seconds=_number(record.get("seconds")), loss=_number(record.get("loss"))
+            "evaluated", time, rank, step, seconds=number_in(record.get("seconds")), loss=number_in(record.get("loss"))
         )
     if kind == "save":
-        return Sighting("saved", time, rank, step, seconds=_number(record.get("seconds")))
+        return Sighting("saved", time, rank, step, seconds=number_in(record.get("seconds")))
     if kind == "load":
-        return Sighting("phase", time, rank, _whole(record.get("checkpoint_step")), "loaded")
+        return Sighting("phase", time, rank, whole_in(record.get("checkpoint_step")), "loaded")
     if kind == "end":
         return Sighting("end", time, rank, step, text=str(record.get("reason") or ""))
     return Sighting("output", time, rank)
-
-
-def _number(value: Any) -> float | None:
-    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
-
-
-def _whole(value: Any) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) else None

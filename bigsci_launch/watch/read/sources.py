@@ -7,10 +7,10 @@ from pathlib import Path
 
 from bigsci_launch.errors import RunDirError
 from bigsci_launch.runs.layout import AttemptDir, rank_files
+from bigsci_launch.watch.judge.sighting import Sighting
 from bigsci_launch.watch.read.log_lines import OUTPUT, LineReader
 from bigsci_launch.watch.read.records import read_generation_record, read_record
 from bigsci_launch.watch.read.tail import MOST_BYTES, FileTail, Growth, read_beginning
-from bigsci_launch.watch.sighting import Sighting
 
 PEEK_BYTES = 1 << 16
 """Of each log of an attempt, this is read at first; of those that have steps, `MOST_BYTES`."""
@@ -43,9 +43,11 @@ class Tail:
         return self._see(growth)
 
     @property
-    def blind(self) -> tuple[str, ...]:
+    def troubles(self) -> tuple[str, ...]:
         """What could not be seen the last time."""
         return (self.trouble,) if self.trouble else ()
+
+    blind = troubles
 
     def read_history(self) -> list[Sighting]:
         """Read the file again, with more of what it held before, and return all of that."""
@@ -138,7 +140,6 @@ class AttemptTail:
         return generations + recorded + printed
 
     def _find_files(self) -> list[str]:
-        """Find new files, and return what is in the way."""
         troubles: list[str] = []
         for rank, path in _files(self._attempt.events, ".jsonl", troubles).items():
             self._tails.setdefault(path, RecordTail(path, rank, PEEK_BYTES))

@@ -82,7 +82,6 @@ class FileTail:
         return _read_at(handle, self._offset - len(self._mark), len(self._mark)) == self._mark
 
     def _lines(self, data: bytes, was_cut: bool) -> tuple[str, ...]:
-        """Return the complete lines; the torn last one waits for its end."""
         if was_cut:
             self._torn = b""
         *lines, torn = (self._torn + data).replace(b"\r", b"\n").split(b"\n")

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import time
 
+from bigsci_launch.runs.generations.failures import failure_words
 from bigsci_launch.runs.generations.records import Generation, recoveries
-from bigsci_launch.runs.generations.words import back_words, failure_words, source_words, timing_words
-from bigsci_launch.runs.status import RunStatus
+from bigsci_launch.runs.generations.words import back_words, source_words, timing_words
+from bigsci_launch.status.read import RunStatus
 
 COLUMNS = ("generation", "began", "ranks", "came back", "seconds", "ended by")
 SHORT = (0, 1)

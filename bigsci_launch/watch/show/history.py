@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from bigsci_launch.checkpoints.restart import STEP, files_of_steps, newest_logs
 from bigsci_launch.iteration_line import parse_iterations
 from bigsci_launch.runs.layout import AttemptDir, RunDir
-from bigsci_launch.runs.restart.losses import STEP, files_of_steps, newest_logs
 from bigsci_launch.safe_files import open_stream, parse_json
 
 BLOCK_BYTES = 8 << 20

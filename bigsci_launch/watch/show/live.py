@@ -16,16 +16,16 @@ from typing import Any
 from bigsci_launch.runs.attempts import query_attempts, read_job
 from bigsci_launch.runs.events import read_last_events
 from bigsci_launch.runs.find import find_attempt
-from bigsci_launch.runs.generations.read import read_generations
+from bigsci_launch.runs.generations.read import present_topology, read_generations
 from bigsci_launch.runs.generations.records import Generations, recoveries
 from bigsci_launch.runs.generations.words import began_words, recovering_words
 from bigsci_launch.runs.layout import RunDir, rank_files
 from bigsci_launch.runs.signs import Events, RankSign, StepRecord, find_last_step, read_rank_events, read_signs
-from bigsci_launch.runs.status import present_topology, total_steps
 from bigsci_launch.runs.watching.beat import Beat, Health, read_all_beats
 from bigsci_launch.runs.watching.ledger import Act, RunFinding, read_acts, read_all_findings
 from bigsci_launch.scheduler.job import JobInfo
 from bigsci_launch.spy.show.grid import make_text_grid
+from bigsci_launch.status.read import total_steps
 from bigsci_launch.topology import Topology
 from bigsci_launch.units import ago, format_age
 from bigsci_launch.watch.show.history import StepPoint, points_of_records, read_printed

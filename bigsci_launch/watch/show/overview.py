@@ -7,16 +7,16 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
+from bigsci_launch.checkpoints.restart import find_restart
 from bigsci_launch.errors import BslError, RunDirError
 from bigsci_launch.loss_jump import RECENT, describe_jump, measure_jump
 from bigsci_launch.runs.attempts import query_attempts, read_exit, read_job
 from bigsci_launch.runs.layout import AttemptDir
-from bigsci_launch.runs.restart.restart import find_restart
-from bigsci_launch.runs.status import RunStatus, reconstructed_exit
 from bigsci_launch.runs.watching.beat import Beat, read_all_beats
 from bigsci_launch.runs.watching.ledger import Act, RunFinding, read_acts, read_all_findings
 from bigsci_launch.runs.watching.outbox import not_told
 from bigsci_launch.scheduler.job import JobInfo
+from bigsci_launch.status.read import RunStatus, reconstructed_exit
 from bigsci_launch.watch.show.history import AttemptHistory, StepPoint, read_history
 
 SEARCHED_BYTES = 64 << 20

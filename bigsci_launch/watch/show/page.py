@@ -8,13 +8,13 @@ from collections.abc import Callable, Iterable, Sequence
 from html import escape
 
 from bigsci_launch import pages
+from bigsci_launch.runs.ending.failures import failure_text
 from bigsci_launch.runs.ending.words import unknown_end
-from bigsci_launch.runs.show.ending import failure_text
-from bigsci_launch.runs.show.generations import generation_facts
-from bigsci_launch.runs.show.next import next_text
-from bigsci_launch.runs.status import total_steps
 from bigsci_launch.runs.watching.beat import Beat, Health
 from bigsci_launch.runs.watching.ledger import Act, RunFinding
+from bigsci_launch.status.generations import generation_facts
+from bigsci_launch.status.next import next_text
+from bigsci_launch.status.read import total_steps
 from bigsci_launch.units import OTHER_CLOCK, age_s, ago, format_age
 from bigsci_launch.watch.show.curves import Curve, Flag, draw
 from bigsci_launch.watch.show.generations import COLUMNS, SHORT, generation_rows

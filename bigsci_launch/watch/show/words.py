@@ -7,7 +7,7 @@ from typing import Any
 
 from bigsci_launch.runs.watching.beat import Health
 from bigsci_launch.runs.watching.ledger import RunFinding
-from bigsci_launch.watch.loop import Glance
+from bigsci_launch.watch.rounds.loop import Glance
 from bigsci_launch.watch.watched import WatchedRun
 
 SCHEMA_VERSION = 1
@@ -31,7 +31,7 @@ _HEALTH = {Health.HEALTHY: "healthy", Health.FINDING: "not healthy", Health.BLIN
 
 def glance_document(watched: WatchedRun, glance: Glance) -> dict[str, Any]:
     """Return everything that is known as one document."""
-    silence = glance.silence
+    silence = glance.seen.silence
     return {
         "schema_version": SCHEMA_VERSION,
         "run": str(watched.run.path) if watched.run is not None else None,
@@ -39,7 +39,7 @@ def glance_document(watched: WatchedRun, glance: Glance) -> dict[str, Any]:
         "attempt": glance.attempt,
         "health": glance.health.value,
         "sentence": glance.sentence,
-        "is_over": glance.is_over,
+        "is_over": glance.seen.view.is_over,
         "step": silence.step,
         "phase": silence.phase,
         "silent_s": round(silence.lasts_s, 1),

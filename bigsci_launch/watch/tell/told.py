@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import socket
 import time
+from collections.abc import Callable
 
 from bigsci_launch.runs.layout import RunDir
-from bigsci_launch.runs.watching.ledger import RunFinding, read_acts
+from bigsci_launch.runs.watching.ledger import BY_WATCHERS, RunFinding, read_acts
 from bigsci_launch.runs.watching.outbox import KEPT_S
-from bigsci_launch.watch.books import TellFinding
 from bigsci_launch.watch.tell.tell import deliver, tell
 from bigsci_launch.watch.tell.words import notice_of_act, notice_of_finding
 from bigsci_launch.watch.watched import WatchedRun
 
-BY_WATCHERS = ("end_ranks", "leave_out", "pin", "fence", "begin_again")
+TellFinding = Callable[[RunFinding], None]
 _told_acts: set[tuple[str, str]] = set()
 """Messages of this process about acts, so that the outbox is not read for each of them at every look."""
 

@@ -21,9 +21,10 @@ from bigsci_launch.weights.compare.printed import PrintedTensors, measure_printe
 from bigsci_launch.weights.compare.reading import EVERY_BYTE, ReadPlan
 from bigsci_launch.weights.compare.work import Compared, Work, either, is_equal
 from bigsci_launch.weights.files.boxes import chunks_of
-from bigsci_launch.weights.files.mapped import MANY_FILES, FilePool, many_open_files
+from bigsci_launch.weights.files.mapped import UnreadableFile
+from bigsci_launch.weights.files.pool import MANY_FILES, FilePool, many_open_files
 from bigsci_launch.weights.files.sources import CheckpointMetadata, OptimizerGroup, Unreadable, Weights
-from bigsci_launch.weights.files.tensors import NotRead, Place, StoredTensor, TensorPair, UnreadableFile, has_numbers
+from bigsci_launch.weights.files.tensors import NotRead, Place, StoredTensor, TensorPair, has_numbers
 from bigsci_launch.weights.match.batches import PairBatch
 from bigsci_launch.weights.match.copies import is_copied, tied_pairs, tp_pairs
 from bigsci_launch.weights.match.logical import join_dp
@@ -148,7 +149,6 @@ def _all_places(tally: _Tally) -> dict[str, frozenset[Place]]:
 
 
 def _names_apart(copies: Sequence[StoredTensor], metadata: CheckpointMetadata, hints: ShardingHints) -> frozenset[str]:
-    """Return the parameters of one side whose tied copies or tp replicas are not bit-identical."""
     held = join_dp(copies, metadata)
     files = FilePool(MANY_FILES)
     pairs = [*tied_pairs(held), *tp_pairs(held, hints)]

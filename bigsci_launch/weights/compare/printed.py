@@ -11,12 +11,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from bigsci_launch.units import format_percent
-from bigsci_launch.weights.files.mapped import FilePool
+from bigsci_launch.weights.files.pool import FilePool
 from bigsci_launch.weights.files.tensors import StoredTensor, TensorPair
 
 if TYPE_CHECKING:
     from bigsci_launch.weights.compare.statistics import Statistics
-    from bigsci_launch.weights.formats.text.text_dump import PrintedElement
+    from bigsci_launch.weights.formats.text_dump import PrintedElement
 
 
 @dataclass
@@ -36,7 +36,7 @@ class PrintedTensors:
         """Return a note about how few elements are printed; nothing if there are no printed tensors."""
         if not self.found:
             return ()
-        from bigsci_launch.weights.formats.text.text_dump import printed_elements
+        from bigsci_launch.weights.formats.text_dump import printed_elements
 
         counts = [len(printed_elements(tensor)) for tensor, _ in self.found.values()]
         totals = [total for _, total in self.found.values() if total is not None]
@@ -59,7 +59,7 @@ def measure_printed(a: StoredTensor, b: StoredTensor, files: FilePool) -> Statis
 
 def _printed_pairs(a: StoredTensor, b: StoredTensor) -> Iterator[tuple[PrintedElement, PrintedElement]] | None:
     """Pair the elements of two printed tensors; None if their indices differ, which means different shapes."""
-    from bigsci_launch.weights.formats.text.text_dump import printed_elements
+    from bigsci_launch.weights.formats.text_dump import printed_elements
 
     left, right = printed_elements(a), printed_elements(b)
     if [element.index for element in left] != [element.index for element in right]:
@@ -71,7 +71,7 @@ def _pairs_with_bytes(
     a: StoredTensor, b: StoredTensor, files: FilePool
 ) -> list[tuple[PrintedElement, PrintedElement]] | None:
     from bigsci_launch.weights.files.elements import as_floats, read_elements
-    from bigsci_launch.weights.formats.text.text_dump import PrintedElement, printed_elements
+    from bigsci_launch.weights.formats.text_dump import PrintedElement, printed_elements
 
     text, stored = (a, b) if a.printed is not None else (b, a)
     pairs = []
@@ -96,7 +96,6 @@ def flat_index(index: Sequence[int], shape: Sequence[int]) -> int | None:
 
 
 def _same_as_printed(x: PrintedElement, y: PrintedElement) -> bool:
-    """Whether two printed values may represent the same number."""
     if math.isnan(x.value) or math.isnan(y.value):
         return math.isnan(x.value) and math.isnan(y.value)
     if math.isinf(x.value) or math.isinf(y.value):

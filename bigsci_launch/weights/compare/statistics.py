@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from bigsci_launch.weights.files.elements import COMPLEX, Array, Window, as_floats, round_to, windows
-from bigsci_launch.weights.files.mapped import FilePool
+from bigsci_launch.weights.files.pool import FilePool
 from bigsci_launch.weights.files.small_floats import SCALE, SMALL_FLOATS, ordered_codes
 from bigsci_launch.weights.files.tensors import StoredTensor
 
@@ -119,7 +119,6 @@ def measure(a: StoredTensor, b: StoredTensor, files: FilePool) -> Statistics:
 
 
 def _moved(found: Statistics, window: Window) -> Statistics:
-    """Return the statistics of a window with positions in the whole tensor."""
     first, worst = (at if at is None else window.position(at) for at in (found.first, found.worst))
     return replace(found, first=first, worst=worst)
 
@@ -168,7 +167,6 @@ def _chunk(a: Array, b: Array, dtype_a: str, dtype_b: str, known: float = 0.0) -
 
 
 def _is_exact(sum_of_squares: float, values: Array | int) -> bool:
-    """Whether a float32 sum of squares neither overflowed nor underflowed."""
     if sum_of_squares < SAFE_SQUARES[0]:
         return not np.any(values)
     return sum_of_squares < SAFE_SQUARES[1]

@@ -17,10 +17,18 @@ from pathlib import Path
 from bigsci_launch.progress import Progress
 from bigsci_launch.weights.compare.comparison import Selection
 from bigsci_launch.weights.compare.reading import Extent, ReadPlan
-from bigsci_launch.weights.files.boxes import is_equal_by_chunks
-from bigsci_launch.weights.files.mapped import FilePool, equal_segments
+from bigsci_launch.weights.files.boxes import Overlap, inside, overlaps, pieces_of, run_in
+from bigsci_launch.weights.files.mapped import UnreadableFile
+from bigsci_launch.weights.files.pool import FilePool, equal_segments
 from bigsci_launch.weights.files.sources import Contents, Unreadable
-from bigsci_launch.weights.files.tensors import Segment, StoredTensor, TensorPair, UnreadableFile, cut_segments
+from bigsci_launch.weights.files.tensors import (
+    DTYPE_BYTES,
+    PACKED_DTYPES,
+    Segment,
+    StoredTensor,
+    TensorPair,
+    cut_segments,
+)
 from bigsci_launch.weights.match.batches import PairBatch
 from bigsci_launch.weights.match.pairing import FilePair
 
@@ -175,7 +183,6 @@ class Work:
         return sizes.pop() if len(sizes) == 1 else None
 
     def _cut(self, batch: PairBatch, same: _Same) -> _Begun:
-        """Cut the selected pairs of a batch into portions, and start them."""
         pairs = [pair for pair in batch.pairs if self._selection.takes(either(pair).name, either(pair).role)]
         read = pairs if self._plan.sample is None else [self._sampled(pair) for pair in pairs]
         differing = {index for index, pair in enumerate(read) if known_without_bytes(pair) is False}
@@ -190,7 +197,6 @@ class Work:
         return sampled_pair(pair, self._plan.sample)
 
     def _started(self, portions: Sequence[Sequence[Piece]], differing: set[int]) -> list[Future[_Found]]:
-        """Start portions in other threads; a single one is compared by the thread that cut it."""
         if len(portions) != 1:
             return [self._pool.submit(self._compare, portion, differing) for portion in portions]
         done: Future[_Found] = Future()
@@ -249,7 +255,6 @@ class Work:
         return replace(begun.batch, unreadable=(*begun.batch.unreadable, *unreadable)), compared
 
     def _noted(self, portion: Future[_Found]) -> _Found:
-        """Wait for one portion; count and report its bytes."""
         found = portion.result()
         self.extent.num_read += found.num_bytes
         self._num_done += found.num_bytes
@@ -265,7 +270,6 @@ def either(pair: TensorPair) -> StoredTensor:
 
 
 def _portion_bytes(num_bytes: int) -> int:
-    """Return the size of the portions of `num_bytes`."""
     return max(PORTION_BYTES, num_bytes // MAX_PORTIONS)
 
 
@@ -327,10 +331,41 @@ def is_equal(pair: TensorPair, files: FilePool) -> bool:
     if known is not None or a is None or b is None:
         return bool(known)
     if a.digest is not None or b.digest is not None:
-        from bigsci_launch.weights.formats.text.digests import digest_of
+        from bigsci_launch.weights.formats.digests import digest_of
 
         return digest_of(a, files) == digest_of(b, files)
     if a.chunks or b.chunks:
         return is_equal_by_chunks(a, b, files)
     # A strided tensor's span has other tensors' bytes too: equal spans prove equality, unequal spans prove nothing.
     return equal_segments(a.segments, b.segments, files)
+
+
+def is_equal_by_chunks(a: StoredTensor, b: StoredTensor, files: FilePool) -> bool:
+    """Whether two tensors of one dtype and shape are bit-identical, where at least one consists of chunks."""
+    return all(_is_equal_box(overlap, files) for overlap in overlaps(a, b))
+
+
+def _is_equal_box(overlap: Overlap, files: FilePool) -> bool:
+    segments = []
+    for chunk in (overlap.a, overlap.b):
+        span = run_in(chunk.tensor.shape, inside(chunk, overlap.offsets), overlap.shape)
+        if span is None or chunk.tensor.strides is not None or chunk.tensor.dtype in PACKED_DTYPES:
+            return _is_equal_scattered(overlap, files)
+        width = DTYPE_BYTES[chunk.tensor.dtype]
+        segments.append(cut_segments(chunk.tensor.segments, span[0] * width, span[1] * width))
+    return equal_segments(segments[0], segments[1], files)
+
+
+def _is_equal_scattered(overlap: Overlap, files: FilePool) -> bool:
+    """Whether a box is equal whose elements are in many short runs: numpy compares those faster than `memcmp`."""
+    from bigsci_launch.weights.files.elements import are_same_bits, read_box
+
+    for offsets, shape in pieces_of(overlap.offsets, overlap.shape, SCATTERED_ELEMENTS):
+        a, b = (read_box(chunk.tensor, inside(chunk, offsets), shape, files) for chunk in (overlap.a, overlap.b))
+        if not are_same_bits(a, b):
+            return False
+    return True
+
+
+# Elements of a box that are compared at a time.
+SCATTERED_ELEMENTS = 1 << 18

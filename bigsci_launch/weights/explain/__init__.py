@@ -1,0 +1,1 @@
+"""Why weights differ: causes, patterns, audit, and the seam at a restart."""

@@ -13,7 +13,7 @@ from bigsci_launch.weights.explain.distributed import audit_distributed
 from bigsci_launch.weights.explain.drift import Holdings, compare_pairs, describe, hold, with_moments, with_source
 from bigsci_launch.weights.explain.health import broken_records, decayed_norms, lost_steps, mixed_steps, non_finite
 from bigsci_launch.weights.explain.magnitudes import absurd_magnitudes, impossible_moments
-from bigsci_launch.weights.files.mapped import MANY_FILES, FilePool
+from bigsci_launch.weights.files.pool import MANY_FILES, FilePool
 from bigsci_launch.weights.files.sources import Weights
 from bigsci_launch.weights.files.tensors import Place, StoredTensor
 from bigsci_launch.weights.match.copies import CopyPair, dp_pairs, master_pairs, tied_pairs, tp_pairs

@@ -14,10 +14,11 @@ from bigsci_launch.weights.compare.comparison import WeightsFinding, names_text
 from bigsci_launch.weights.explain.drift import Holdings
 from bigsci_launch.weights.explain.health import ANOTHER_STEP, broken_names, corrupted
 from bigsci_launch.weights.files.elements import as_floats, read_elements
-from bigsci_launch.weights.files.mapped import FilePool, MappedFile
+from bigsci_launch.weights.files.mapped import MappedFile, UnreadableFile
+from bigsci_launch.weights.files.pool import FilePool
 from bigsci_launch.weights.files.sources import Source
-from bigsci_launch.weights.files.tensors import StoredTensor, UnreadableFile
-from bigsci_launch.weights.formats.dcp.metadata import (
+from bigsci_launch.weights.files.tensors import StoredTensor
+from bigsci_launch.weights.formats.dcp_metadata import (
     LAST_OF_MEGATRON,
     METADATA,
     OF_MEGATRON,
@@ -55,7 +56,6 @@ def audit_distributed(sources: Sequence[Source], holdings: Holdings, files: File
 
 
 def _broken_items(metadata: DcpMetadata) -> Iterator[WeightsFinding]:
-    """Yield a finding for each file with tensors whose bytes do not match their checksums."""
     held: dict[Path, list[tuple[str, Item]]] = {}
     for name, item in metadata.items():
         if not item.transforms:
@@ -101,7 +101,6 @@ def _unfinished(folder: Path) -> Iterator[WeightsFinding]:
 
 
 def _another_step(folder: Path, holdings: Holdings, files: FilePool) -> Iterator[WeightsFinding]:
-    """Yield a finding if a checkpoint states another step than the name of its folder."""
     home = folder.resolve().name
     match = FOLDER_OF_STEP.fullmatch(home)
     if match is None:
@@ -172,7 +171,6 @@ def _odd_steps(steps: Mapping[str, Mapping[str, float]]) -> Iterator[WeightsFind
 
 
 def _experts(steps: Mapping[str, float]) -> set[str]:
-    """Return the parameters of those experts whose parameters all have one step."""
     found: dict[str, set[str]] = {}
     for name in steps:
         if match := EXPERT.match(name):

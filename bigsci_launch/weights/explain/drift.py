@@ -22,9 +22,10 @@ from bigsci_launch.weights.compare.statistics import measure_rounded
 from bigsci_launch.weights.compare.work import is_equal
 from bigsci_launch.weights.explain.causes import Cause, CopyState, cause_of_constant, cause_of_drift
 from bigsci_launch.weights.explain.patterns import constant_of
-from bigsci_launch.weights.files.mapped import MANY_FILES, FilePool
+from bigsci_launch.weights.files.mapped import UnreadableFile
+from bigsci_launch.weights.files.pool import MANY_FILES, FilePool
 from bigsci_launch.weights.files.sources import OptimizerGroup, Unreadable, Weights
-from bigsci_launch.weights.files.tensors import NotRead, Place, StoredTensor, StoredValue, TensorRole, UnreadableFile
+from bigsci_launch.weights.files.tensors import NotRead, Place, StoredTensor, StoredValue, TensorRole
 from bigsci_launch.weights.formats.contents import read_contents
 from bigsci_launch.weights.match.copies import TIED, CopyPair, Relation, tied_pairs, tp_pairs
 from bigsci_launch.weights.match.entries import unwrapped_tensors

@@ -14,9 +14,11 @@ from bigsci_launch.weights.compare.comparison import WeightsFinding, names_text
 from bigsci_launch.weights.compare.places import describe_places
 from bigsci_launch.weights.compare.statistics import CHUNK, FLOATS, ranges
 from bigsci_launch.weights.files.elements import as_floats, read_elements
-from bigsci_launch.weights.files.mapped import FilePool, MappedFile
+from bigsci_launch.weights.files.mapped import MappedFile, UnreadableFile
+from bigsci_launch.weights.files.pool import FilePool
 from bigsci_launch.weights.files.sources import CheckpointMetadata, OptimizerGroup, Source
-from bigsci_launch.weights.files.tensors import Place, StoredTensor, UnreadableFile
+from bigsci_launch.weights.files.tensors import Place, StoredTensor
+from bigsci_launch.weights.formats.table import TORCH
 from bigsci_launch.weights.formats.torch_file import TorchFile, read_torch_file, walk_tensors
 from bigsci_launch.weights.match.sharding import NORM
 
@@ -53,7 +55,7 @@ def num_non_finite(tensor: StoredTensor, files: FilePool) -> int:
 
 def broken_records(sources: Sequence[Source]) -> Iterator[WeightsFinding]:
     """Yield a finding for each file with tensors whose bytes do not match their checksums."""
-    paths = [source.path for source in sources if source.path.suffix in (".pt", ".pth", ".bin", ".ckpt")]
+    paths = [source.path for source in sources if source.path.suffix in TORCH.suffixes]
     with ThreadPoolExecutor() as pool:
         broken = list(pool.map(_broken_in, paths))
     for source, found in zip(paths, broken, strict=True):

@@ -1,13 +1,7 @@
 """Finds finite numbers that no training leaves: absurd magnitudes, and moments that AdamW cannot have computed.
 
 A flipped bit in an exponent makes 1e34 of 1e-4, which is finite, and which the next step turns into NaN everywhere.
-
-The moments of AdamW are m = (1 - b1) sum b1^k g_k and v = (1 - b2) sum b2^k g_k^2 over the gradients of all steps, the
-newest first. By the inequality of Cauchy and Schwarz, with each term of m written as (b1 / sqrt b2)^k * sqrt(b2)^k g_k,
-
-    |m| <= (1 - b1) / sqrt((1 - b2) (1 - b1^2 / b2)) * sqrt(v),
-
-whatever the gradients were, as long as the betas did not change and b1^2 < b2.
+`adam_limits` says how large the moments can be.
 """
 
 from __future__ import annotations
@@ -18,23 +12,20 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from bigsci_launch.adam_limits import ABSURD, SLACK, UNDERFLOW, moment_bound
 from bigsci_launch.topology.words import agree
 from bigsci_launch.weights.compare.comparison import WeightsFinding, names_text, title_of
 from bigsci_launch.weights.compare.places import describe_places
 from bigsci_launch.weights.compare.statistics import CHUNK, FLOATS, ranges
 from bigsci_launch.weights.files.boxes import index_of
 from bigsci_launch.weights.files.elements import Array, as_floats, read_elements
-from bigsci_launch.weights.files.mapped import FilePool
+from bigsci_launch.weights.files.pool import FilePool
 from bigsci_launch.weights.files.sources import OptimizerGroup
 from bigsci_launch.weights.files.tensors import Place, StoredTensor, TensorRole
 
-ABSURD: dict[TensorRole, float] = {"weight": 1e12, "fp32": 1e12, "exp_avg": 1e12, "exp_avg_sq": 1e24}
-"""Magnitudes far above those of any training, and far below those that a flipped exponent bit makes."""
+LARGEST: dict[TensorRole, float] = {"weight": ABSURD, "fp32": ABSURD, "exp_avg": ABSURD, "exp_avg_sq": ABSURD**2}
 LOWEST = {"F32": -3.4028235e38, "BF16": -3.3895314e38, "F16": -65504.0, "F64": -1.7976931348623157e308}
 """The lowest number of a dtype: attention masks hold it."""
-SLACK = 1.01
-# Squares of smaller gradients underflow float32, so v says nothing about them.
-UNDERFLOW = 1e-18
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +48,7 @@ class Impossible:
 
 def absurd_magnitudes(tensors: Sequence[StoredTensor], files: FilePool) -> Iterator[WeightsFinding]:
     """Yield one finding for all tensors with finite elements that are absurdly large."""
-    held = [tensor for tensor in tensors if tensor.role in ABSURD and _has_floats(tensor)]
+    held = [tensor for tensor in tensors if tensor.role in LARGEST and _has_floats(tensor)]
     found = [bad for tensor in held if (bad := _scan(tensor, _is_absurd(tensor), files))]
     if found:
         yield _finding("absurd magnitude", found, tensors, ", which no training leaves")
@@ -74,8 +65,9 @@ def impossible_moments(
     found = []
     for tensor in tensors:
         squares = second.get((tensor.name, tensor.place))
-        bound = None if tensor.role != "exp_avg" else moment_bound(_betas(tensor, groups))
-        if bound is None or squares is None or not (_has_floats(tensor) and _has_floats(squares)):
+        betas = _betas(tensor, groups) if tensor.role == "exp_avg" else None
+        bound = moment_bound(betas) if betas else math.inf
+        if math.isinf(bound) or squares is None or not (_has_floats(tensor) and _has_floats(squares)):
             continue
         if squares.num_elements == tensor.num_elements and (
             bad := _scan(tensor, _is_out_of_reach(squares, bound, files), files)
@@ -84,13 +76,6 @@ def impossible_moments(
     if found:
         tail = " too large for the second moment: no gradients lead AdamW there, unless its betas were changed"
         yield _finding("impossible moments", found, tensors, tail)
-
-
-def moment_bound(betas: tuple[float, float] | None) -> float | None:
-    """Return the largest |m| / sqrt(v) that AdamW can reach; None if the betas set no bound, or are not known."""
-    if betas is None or not (0 <= betas[0] < 1 and 0 < betas[1] < 1 and betas[0] ** 2 < betas[1]):
-        return None
-    return (1 - betas[0]) / math.sqrt((1 - betas[1]) * (1 - betas[0] ** 2 / betas[1]))
 
 
 def _betas(tensor: StoredTensor, groups: Mapping[Place, Sequence[OptimizerGroup]]) -> tuple[float, float] | None:
@@ -111,7 +96,7 @@ IsImpossible = Callable[[Array, tuple[int, int]], Array]
 
 
 def _is_absurd(tensor: StoredTensor) -> IsImpossible:
-    limit, lowest = ABSURD[tensor.role], LOWEST.get(tensor.dtype)
+    limit, lowest = LARGEST[tensor.role], LOWEST.get(tensor.dtype)
 
     def judge(values: Array, _: tuple[int, int]) -> Array:
         large = np.abs(values)

@@ -23,7 +23,7 @@ from bigsci_launch.weights.compare.places import describe_places
 from bigsci_launch.weights.compare.work import is_equal
 from bigsci_launch.weights.files.boxes import chunks_of, index_of
 from bigsci_launch.weights.files.elements import COMPLEX, as_floats, read_elements, round_to, windows
-from bigsci_launch.weights.files.mapped import MANY_FILES, FilePool, equal_segments
+from bigsci_launch.weights.files.pool import MANY_FILES, FilePool, equal_segments
 from bigsci_launch.weights.files.tensors import DTYPE_BYTES, PACKED_DTYPES, Place, Segment, StoredTensor
 
 # Relative error that rounding may leave between a tensor and its multiple, with a margin for the summation error.
@@ -97,7 +97,7 @@ def _sum_up(comparison: Comparison, matches: Iterable[PatternMatch]) -> Iterator
 def constant_of(tensor: StoredTensor, files: FilePool) -> float | None:
     """Return the value of every element if all have the same bits; None otherwise, and for an empty tensor."""
     if not tensor.has_shape:
-        from bigsci_launch.weights.formats.text.text_dump import printed_constant
+        from bigsci_launch.weights.formats.text_dump import printed_constant
 
         return printed_constant(tensor)
     parts = [chunk.tensor for chunk in chunks_of(tensor)]
@@ -350,7 +350,6 @@ def _only_index(differences: list[Difference], holders: Iterable[Place], axis: s
 
 
 def _optimizer_steps(comparison: Comparison) -> Iterator[WeightsFinding]:
-    """Yield optimizer groups whose step differs between the sides, or is missing on one side."""
     apart: dict[tuple[float | None, float | None], set[Place]] = {}
     for place, groups_a in comparison.groups_a.items():
         groups_b = comparison.groups_b.get(place, ())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,20 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from bigsci_launch.errors import CheckpointError
-from bigsci_launch.iteration_line import parse_iterations
-from bigsci_launch.loss_jump import RECENT, LossJump, describe_jump, measure_jump
+from bigsci_launch.iteration_line import IterationLine, parse_iterations
+from bigsci_launch.loss_jump import RECENT, LossJump, describe_jump, figures_of, measure_jump
 from bigsci_launch.typed_path import open_typed
+from bigsci_launch.units import finite
 from bigsci_launch.weights.compare.comparison import Comparison, WeightsFinding, names_text
-from bigsci_launch.weights.files.tensors import os_reason
-
-
-@dataclass(frozen=True, slots=True)
-class Iteration:
-    """One line of a log: the loss of a step, and how long it took, in seconds."""
-
-    step: int
-    loss: float
-    seconds: float | None
+from bigsci_launch.weights.files.mapped import os_reason
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +26,7 @@ class Seam:
     seconds_after: float | None
 
 
-def read_log(path: Path) -> dict[int, Iteration]:
+def read_log(path: Path) -> dict[int, IterationLine]:
     """Read the steps of a log. If a step was printed twice, the later line counts.
 
     Raises:
@@ -46,11 +37,7 @@ def read_log(path: Path) -> dict[int, Iteration]:
             text = stream.read().decode("utf-8", "replace")
     except OSError as error:
         raise CheckpointError(f"{path}: {os_reason(error)}") from error
-    found = {
-        line.step: Iteration(line.step, line.loss, line.seconds)
-        for line in parse_iterations(text)
-        if line.loss is not None
-    }
+    found = {line.step: line for line in parse_iterations(text) if line.loss is not None}
     if not found:
         raise CheckpointError(
             f"{path}: has no step lines", hint="expected lines such as `iteration 10/ 20 | ... | lm loss: 3.5E+00 |`"
@@ -58,7 +45,7 @@ def read_log(path: Path) -> dict[int, Iteration]:
     return found
 
 
-def measure_seam(before: Mapping[int, Iteration], after: Mapping[int, Iteration]) -> Seam:
+def measure_seam(before: Mapping[int, IterationLine], after: Mapping[int, IterationLine]) -> Seam:
     """Measure the seam between two logs, neither of which is empty.
 
     Raises:
@@ -75,8 +62,8 @@ def measure_seam(before: Mapping[int, Iteration], after: Mapping[int, Iteration]
     )
 
 
-def _losses(log: Mapping[int, Iteration]) -> dict[int, float]:
-    return {step: iteration.loss for step, iteration in log.items()}
+def _losses(log: Mapping[int, IterationLine]) -> dict[int, float]:
+    return {step: line.loss for step, line in log.items() if line.loss is not None}
 
 
 def seam_finding(jump: LossJump, *, is_equal: bool | None, causes: Sequence[str] = ()) -> WeightsFinding:
@@ -104,23 +91,14 @@ def causes_in(found: Comparison | None) -> Iterator[str]:
 
 def seam_document(seam: Seam, causes: Sequence[str] = ()) -> dict[str, Any]:
     """Return the seam as part of the JSON document."""
-
-    def number(value: float | None) -> float | None:
-        return value if value is not None and math.isfinite(value) else None
-
     jump = seam.loss
     return {
-        "step": jump.step,
-        "loss_before": number(jump.before),
-        "loss_after": number(jump.after),
-        "jump": number(jump.jump),
-        "spread": number(jump.spread),
-        "spreads": number(jump.spreads),
+        **figures_of(jump),
         "is_jump": jump.is_jump,
         "verdict": jump.verdict,
         "causes": list(causes),
         "overlapping_steps": jump.num_overlapping,
         "equal_steps": jump.num_equal,
-        "seconds_before": number(seam.seconds_before),
-        "seconds_after": number(seam.seconds_after),
+        "seconds_before": finite(seam.seconds_before),
+        "seconds_after": finite(seam.seconds_after),
     }

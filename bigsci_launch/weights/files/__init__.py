@@ -1,0 +1,1 @@
+"""Where each tensor is in which file: mapped files, elements, dtypes."""

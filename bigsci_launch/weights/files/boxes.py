@@ -7,8 +7,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from bigsci_launch.weights.files.mapped import FilePool, equal_segments
-from bigsci_launch.weights.files.tensors import DTYPE_BYTES, PACKED_DTYPES, Chunk, StoredTensor, cut_segments
+from bigsci_launch.weights.files.tensors import Chunk, StoredTensor
 
 Numbers = tuple[int, ...]
 Region = tuple[Numbers, Numbers]
@@ -143,34 +142,3 @@ def pieces_of(offsets: Numbers, shape: Numbers, limit: int) -> Iterator[Region]:
         yield from pieces_of(
             (*offsets[:dim], offsets[dim] + start, *offsets[dim + 1 :]), (*shape[:dim], taken, *shape[dim + 1 :]), limit
         )
-
-
-def is_equal_by_chunks(a: StoredTensor, b: StoredTensor, files: FilePool) -> bool:
-    """Whether two tensors of one dtype and shape are bit-identical, where at least one consists of chunks."""
-    return all(_is_equal_box(overlap, files) for overlap in overlaps(a, b))
-
-
-def _is_equal_box(overlap: Overlap, files: FilePool) -> bool:
-    segments = []
-    for chunk in (overlap.a, overlap.b):
-        span = run_in(chunk.tensor.shape, inside(chunk, overlap.offsets), overlap.shape)
-        if span is None or chunk.tensor.strides is not None or chunk.tensor.dtype in PACKED_DTYPES:
-            return _is_equal_scattered(overlap, files)
-        width = DTYPE_BYTES[chunk.tensor.dtype]
-        segments.append(cut_segments(chunk.tensor.segments, span[0] * width, span[1] * width))
-    return equal_segments(segments[0], segments[1], files)
-
-
-def _is_equal_scattered(overlap: Overlap, files: FilePool) -> bool:
-    """Whether a box is equal whose elements are in many short runs: numpy compares those faster than `memcmp`."""
-    from bigsci_launch.weights.files.elements import are_same_bits, read_box
-
-    for offsets, shape in pieces_of(overlap.offsets, overlap.shape, SCATTERED_ELEMENTS):
-        a, b = (read_box(chunk.tensor, inside(chunk, offsets), shape, files) for chunk in (overlap.a, overlap.b))
-        if not are_same_bits(a, b):
-            return False
-    return True
-
-
-# Elements of a box that are compared at a time.
-SCATTERED_ELEMENTS = 1 << 18

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bigsci_launch.weights.files.boxes import Numbers, Region, index_of, inside, overlaps, pieces_of, run_in, shared_box
-from bigsci_launch.weights.files.mapped import FilePool
+from bigsci_launch.weights.files.pool import FilePool
 from bigsci_launch.weights.files.small_floats import SCALE, SMALL_FLOATS, values_of_codes
 from bigsci_launch.weights.files.tensors import (
     DTYPE_BYTES,
@@ -97,7 +97,6 @@ def _unpacked(tensor: StoredTensor, start: int, stop: int, files: FilePool) -> A
 
 
 def _shaped(tensor: StoredTensor, files: FilePool) -> Array:
-    """Return a tensor of one segment in its shape, as a view of the file."""
     flat = _view(tensor, tensor.segments[0], files)
     if tensor.strides is None:
         return flat.reshape(tensor.shape)
@@ -143,7 +142,6 @@ def _chunked(tensor: StoredTensor, start: int, stop: int, files: FilePool) -> Ar
 
 
 def _boxes_of_range(shape: Numbers, start: int, stop: int) -> Iterator[Region]:
-    """Cut a range of positions in row-major order into boxes, in order."""
     strides = [math.prod(shape[dim + 1 :]) for dim in range(len(shape))]
     while start < stop:
         # The outermost dim whose rows begin here and end within the range.

@@ -8,7 +8,6 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from bigsci_launch.errors import CheckpointError
 from bigsci_launch.topology.words import name_box
 
 if TYPE_CHECKING:
@@ -200,20 +199,6 @@ class NotRead:
     type: str
     path: Path
     why: str
-
-
-class UnreadableFile(CheckpointError):
-    """One file of a checkpoint (`path`) cannot be read; `why` is the reason. The other files still can."""
-
-    def __init__(self, path: Path, why: str) -> None:
-        super().__init__(f"{path}: {why}")
-        self.path = path
-        self.why = why
-
-
-def os_reason(error: OSError) -> str:
-    """Return the system's message in lower case: `permission denied`."""
-    return (error.strerror or str(error)).lower()
 
 
 TensorPair = tuple[StoredTensor | None, StoredTensor | None]

@@ -72,13 +72,11 @@ def _dictionaries(node: Any) -> list[tuple[str, Any]]:
 
 
 def _holds_tensors(node: Any) -> bool:
-    """Whether a dictionary itself, not one inside it, contains parameters."""
     held = node.items() if isinstance(node, Mapping) else ()
     return any(_is_tensor(value) and not NOT_A_MODEL.search(str(key)) for key, value in held)
 
 
 def _has_tensors(node: Any) -> bool:
-    """Whether a dictionary contains a tensor, at any depth."""
     if not isinstance(node, Mapping):
         return False
     stack, visits = [node], 0

@@ -1,40 +1,37 @@
-"""Reads the contents of one file in any supported format. Readers of rare formats are imported only when needed."""
+"""Reads the contents of one file, whatever its format, as its part in a checkpoint demands."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 from bigsci_launch.weights.files.json_text import shown
+from bigsci_launch.weights.files.mapped import UnreadableFile
 from bigsci_launch.weights.files.sources import CheckpointMetadata, Contents, ShardIndex, Source
 from bigsci_launch.weights.files.tensors import (
     OPTIMIZER_ROLES,
-    PLACE_AXES,
     NotRead,
     Place,
     StoredTensor,
     StoredValue,
     TensorRole,
-    UnreadableFile,
 )
 from bigsci_launch.weights.formats.containers import with_roles
 from bigsci_launch.weights.formats.deepspeed import layer_contents
-from bigsci_launch.weights.formats.safetensors_file import read_safetensors
+from bigsci_launch.weights.formats.safetensors_file import read_safetensors, stated_place
+from bigsci_launch.weights.formats.table import TORCH, format_of
 from bigsci_launch.weights.formats.torch_archives import with_constants_apart
 from bigsci_launch.weights.formats.torch_file import entry_contents, read_torch_file
-from bigsci_launch.weights.formats.values import mark_about_run, value_of
+from bigsci_launch.weights.formats.values import mark_about_run
 from bigsci_launch.weights.formats.zero import model_tensors, optimizer_tensors
 from bigsci_launch.weights.objects.flatten import Leaf, flatten
 from bigsci_launch.weights.objects.nodes import BadPickle, TensorNode
 
 # Characters of a name. The longest that a model gives are some hundred.
 MAX_NAME = 4096
-
-# Metadata that every library for torch writes, or none.
-USUAL = ("format", "pt")
 
 AnyEntry = StoredTensor | StoredValue | NotRead
 
@@ -64,7 +61,7 @@ def _read(source: Source, metadata: CheckpointMetadata) -> Contents:
         return _read_universal(source, metadata)
     if source.format == "layer":
         return layer_contents(_read_file(source), source, metadata)
-    return _READERS.get(source.format, _read_file)(source)
+    return _read_aside(source) if source.format == "aside" else _read_file(source)
 
 
 def _checked(contents: Contents, path: Path) -> Contents:
@@ -108,28 +105,16 @@ def dump_place(source: Source) -> Place:
         UnreadableFile: the file cannot be read.
     """
     if source.format == "digests":
-        from bigsci_launch.weights.formats.text.digests import read_digests
+        from bigsci_launch.weights.formats.digests import read_digests
 
         return read_digests(source.path).place
     if source.path.suffix == ".safetensors":
-        return _stated_place(read_safetensors(source.path).metadata, source)
+        return stated_place(read_safetensors(source.path).metadata, source)
     return source.place
 
 
-def _stated_place(metadata: Mapping[str, str], source: Source) -> Place:
-    axes = {axis: str(metadata.get(axis, "")) for axis in PLACE_AXES}
-    if source.format == "dump" and (wrong := [text for text in axes.values() if text and not _is_index(text)]):
-        raise UnreadableFile(source.path, f"states an impossible coordinate ({wrong[0]!r})")
-    stated = Place(**{axis: int(text) if _is_index(text) else None for axis, text in axes.items()})
-    return stated if stated.is_known else source.place
-
-
-def _is_index(text: str) -> bool:
-    return text.isascii() and text.isdecimal() and len(text) < 10
-
-
 def _read_file(source: Source) -> Contents:
-    contents = _BY_SUFFIX.get(source.path.suffix, _read_torch)(source)
+    contents = format_of(source).read(source)
     if source.index is None:
         return contents
     return replace(contents, not_read=(*contents.not_read, *_unlike_index(contents, source, source.index)))
@@ -146,22 +131,7 @@ def _unlike_index(contents: Contents, source: Source, index: ShardIndex) -> Iter
         yield NotRead(name, "tensor", source.path, f"{index.path.name} {puts}")
 
 
-def _read_safetensors(source: Source) -> Contents:
-    file = read_safetensors(source.path)
-    place = _stated_place(file.metadata, source)
-    tensors = (
-        StoredTensor(name, "weight", place, entry.dtype, entry.shape, (entry.segment,))
-        for name, entry in file.entries.items()
-    )
-    values = (
-        value_of(f"__metadata__.{key}", place, source.path, text)
-        for key, text in file.metadata.items()
-        if (key, text) != USUAL and not (key in PLACE_AXES and _is_index(str(text)))
-    )
-    return Contents(tuple(tensors), values=tuple(values))
-
-
-def _read_torch(source: Source) -> Contents:
+def read_torch(source: Source) -> Contents:
     """Read a torch file. The parameters are named as if their container were the whole file."""
     file = read_torch_file(source.path)
     # An optimizer of one of several ranks may have parts of its parameters only.
@@ -195,52 +165,11 @@ def _in_shape(tensor: StoredTensor, metadata: CheckpointMetadata) -> StoredTenso
     return replace(tensor, shape=shape) if is_flat and math.prod(shape) == tensor.num_elements else tensor
 
 
-def _read_text(source: Source) -> Contents:
-    from bigsci_launch.weights.formats.text.text_dump import read_text_dump
-
-    return read_text_dump(source.path, source.place)
-
-
-def _read_digests(source: Source) -> Contents:
-    from bigsci_launch.weights.formats.text.digests import digest_tensor, read_digests
-
-    file = read_digests(source.path)
-    return Contents(tuple(digest_tensor(file, name) for name in file.entries))
-
-
 def _read_aside(source: Source) -> Contents:
     """Read what a trainer stores with the weights, such as random states: `rng_rank_0003.torch`."""
-    if source.path.suffix == ".safetensors":
-        contents = _read_safetensors(source)
+    if (known := format_of(source)) is not TORCH:
+        contents = known.read(source)
         named = (replace(tensor, name=f"{source.label}.{tensor.name}", role="other") for tensor in contents.tensors)
         return replace(contents, tensors=tuple(named))
     file = read_torch_file(source.path)
     return entry_contents(file, ((entry, "other") for entry in flatten(file.tree, source.label)), source.place)
-
-
-def _read_json(source: Source) -> Contents:
-    from bigsci_launch.weights.formats.text.json_state import read_json_state
-
-    return read_json_state(source)
-
-
-def _read_dcp(source: Source) -> Contents:
-    from bigsci_launch.weights.formats.dcp.read import read_dcp
-
-    return read_dcp(source)
-
-
-def _read_numpy(source: Source) -> Contents:
-    from bigsci_launch.weights.formats.arrays.numpy_file import read_numpy
-
-    return read_numpy(source.path, source.place)
-
-
-_BY_SUFFIX = {".safetensors": _read_safetensors, ".npy": _read_numpy, ".npz": _read_numpy}
-_READERS = {
-    "text": _read_text,
-    "digests": _read_digests,
-    "aside": _read_aside,
-    "json": _read_json,
-    "dcp": _read_dcp,
-}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from bigsci_launch.weights.files.tensors import UnreadableFile
+from bigsci_launch.weights.files.mapped import UnreadableFile
 from bigsci_launch.weights.formats.deepspeed import MODEL_STATES
 from bigsci_launch.weights.formats.torch_file import read_torch_file
 

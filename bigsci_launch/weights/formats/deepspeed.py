@@ -20,8 +20,9 @@ from pathlib import Path
 from typing import Any, TypeGuard
 
 from bigsci_launch.topology import Topology
+from bigsci_launch.weights.files.mapped import UnreadableFile
 from bigsci_launch.weights.files.sources import CheckpointMetadata, Contents, Source, Unreadable, Weights, ZeroCut
-from bigsci_launch.weights.files.tensors import Place, UnreadableFile
+from bigsci_launch.weights.files.tensors import Place
 from bigsci_launch.weights.formats.torch_file import read_torch_file
 from bigsci_launch.weights.formats.zero import global_expert, local_experts, partition_count, zero_stage
 

@@ -9,8 +9,7 @@ from dataclasses import dataclass, field
 from typing import BinaryIO
 
 from bigsci_launch.units import format_bytes
-from bigsci_launch.weights.files.mapped import MappedFile
-from bigsci_launch.weights.files.tensors import UnreadableFile, os_reason
+from bigsci_launch.weights.files.mapped import MappedFile, UnreadableFile, os_reason
 from bigsci_launch.weights.formats.zip_file import ZipRecord
 
 # Tensors that are mostly zeros shrink more than this. So do the records of a zip that was made to fill a disk.

@@ -16,11 +16,23 @@ from typing import Any
 
 from bigsci_launch.units import format_bytes
 from bigsci_launch.weights.files.json_text import BadJson, is_length, parse_json, shown
-from bigsci_launch.weights.files.mapped import MappedFile
-from bigsci_launch.weights.files.tensors import MAX_DIMS, Segment, UnreadableFile, has_numbers, stored_bytes
+from bigsci_launch.weights.files.mapped import MappedFile, UnreadableFile
+from bigsci_launch.weights.files.sources import Contents, Source
+from bigsci_launch.weights.files.tensors import (
+    MAX_DIMS,
+    PLACE_AXES,
+    Place,
+    Segment,
+    StoredTensor,
+    has_numbers,
+    stored_bytes,
+)
+from bigsci_launch.weights.formats.values import value_of
 
 # The format allows 100 MB. 100,000 tensors need 15 MB.
 MAX_HEADER_BYTES = 20 << 20
+# Metadata that every library for torch writes, or none.
+USUAL = ("format", "pt")
 KEYS = {"dtype", "shape", "data_offsets"}
 
 
@@ -140,3 +152,31 @@ def _require_filled(path: Path, start: int, size: int, segments: Iterable[Segmen
         raise UnreadableFile(path, f"truncated: its header promises {last:,} bytes, but the file has {size:,}")
     if last < size:
         raise UnreadableFile(path, f"broken: {size - last:,} bytes follow its last tensor")
+
+
+def read_tensors(source: Source) -> Contents:
+    """Return the tensors of a file, and its metadata as values."""
+    file = read_safetensors(source.path)
+    place = stated_place(file.metadata, source)
+    tensors = (
+        StoredTensor(name, "weight", place, entry.dtype, entry.shape, (entry.segment,))
+        for name, entry in file.entries.items()
+    )
+    values = (
+        value_of(f"__metadata__.{key}", place, source.path, text)
+        for key, text in file.metadata.items()
+        if (key, text) != USUAL and not (key in PLACE_AXES and _is_index(str(text)))
+    )
+    return Contents(tuple(tensors), values=tuple(values))
+
+
+def stated_place(metadata: Mapping[str, str], source: Source) -> Place:
+    axes = {axis: str(metadata.get(axis, "")) for axis in PLACE_AXES}
+    if source.format == "dump" and (wrong := [text for text in axes.values() if text and not _is_index(text)]):
+        raise UnreadableFile(source.path, f"states an impossible coordinate ({wrong[0]!r})")
+    stated = Place(**{axis: int(text) if _is_index(text) else None for axis, text in axes.items()})
+    return stated if stated.is_known else source.place
+
+
+def _is_index(text: str) -> bool:
+    return text.isascii() and text.isdecimal() and len(text) < 10

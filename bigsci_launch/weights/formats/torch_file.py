@@ -15,7 +15,7 @@ from typing import Any
 
 from bigsci_launch.units import format_bytes
 from bigsci_launch.weights.files.json_text import is_length, shown
-from bigsci_launch.weights.files.mapped import MappedFile
+from bigsci_launch.weights.files.mapped import MappedFile, UnreadableFile, os_reason
 from bigsci_launch.weights.files.sources import Contents
 from bigsci_launch.weights.files.tensors import (
     DTYPE_BYTES,
@@ -26,8 +26,6 @@ from bigsci_launch.weights.files.tensors import (
     StoredTensor,
     StoredValue,
     TensorRole,
-    UnreadableFile,
-    os_reason,
 )
 from bigsci_launch.weights.formats.inflate import Inflated, inflate, inflate_records
 from bigsci_launch.weights.formats.torch_archives import (
@@ -113,6 +111,14 @@ class TorchFile:
     is_program: bool = False
 
 
+def is_torch_start(start: bytes) -> bool:
+    """Whether a file that begins with these bytes is one of `torch.save`."""
+    if start.startswith(ZIP_MAGIC):
+        name = start[30 : 30 + int.from_bytes(start[26:28], "little")]
+        return name.endswith(b"/data.pkl")
+    return start.startswith(LEGACY_START)
+
+
 def read_torch_file(path: Path) -> TorchFile:
     """Parse a `torch.save` file. This takes about a millisecond and reads no tensor bytes.
 
@@ -185,7 +191,6 @@ def _storage_record(record: ZipRecord, inflated: Inflated) -> StorageRecord:
 
 
 def _read_pickles(file: MappedFile, named: Mapping[str, ZipRecord]) -> tuple[Any, set[str]]:
-    """Return what data.pkl describes, and the names of the records that this covers."""
     objects, constants = TorchObjects(), TorchObjects("constants/")
     tree = _unpickle(file, named["data.pkl"], objects)
     used = {"data.pkl", *(f"data/{key}" for key in objects.keys)}
@@ -250,7 +255,6 @@ def _storage_keys(file: MappedFile, keys: list[Any]) -> list[str]:
 def _legacy_records(
     file: MappedFile, offset: int, end: int, keys: Sequence[str], widths: Mapping[str, int]
 ) -> tuple[dict[str, StorageRecord], int]:
-    """Return the storages, and where the last one ends."""
     found: dict[str, StorageRecord] = {}
     for key in keys:
         if key not in widths:

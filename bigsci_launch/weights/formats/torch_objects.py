@@ -176,7 +176,6 @@ def _parts(kind: str, **parts: Any) -> Instance:
 
 
 def _size(shape: Any) -> Any:
-    """Return a shape as one value."""
     return Instance(Named("torch", "Size"), (tuple(shape),)) if _are_lengths(shape) else shape
 
 
@@ -189,7 +188,6 @@ def _with_attributes(tensor: Any, requires_grad: Any, hooks: Any, state: Any) ->
 
 
 def _with_class(tensor: Any, class_: Any, state: Any) -> Any:
-    """Return a tensor with a class of its own, and with what was set on it."""
     extras = {} if class_ in PLAIN_CLASSES else {"class": class_}
     extras |= {"attributes": _attributes(state)} if state else {}
     if isinstance(tensor, TensorNode):
@@ -213,7 +211,6 @@ def _without_parts(attributes: dict[str, Any], parts: dict[str, Any]) -> dict[st
 
 
 def _is_one(a: Any, b: Any) -> bool:
-    """Whether two objects of a pickle are one, or equal numbers."""
     return a is b or (type(a) is type(b) is int and a == b)
 
 

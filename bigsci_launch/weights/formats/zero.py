@@ -18,6 +18,7 @@ from itertools import accumulate
 from typing import Any
 
 from bigsci_launch.safe_files import open_stream
+from bigsci_launch.weights.files.mapped import UnreadableFile
 from bigsci_launch.weights.files.sources import CheckpointMetadata, Contents, OptimizerGroup, Source
 from bigsci_launch.weights.files.tensors import (
     DTYPE_BYTES,
@@ -26,7 +27,6 @@ from bigsci_launch.weights.files.tensors import (
     Segment,
     StoredTensor,
     TensorRole,
-    UnreadableFile,
     cut_segments,
 )
 from bigsci_launch.weights.formats.torch_file import TorchFile, entry_contents, read_torch_file, stored
@@ -129,7 +129,6 @@ def _stages_1_and_2(state: Mapping[str, Any]) -> Iterator[FlatState]:
 
 
 def _mappings(state: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
-    """Return the place of each parameter in the flat tensors, for each group of a shard of stage 1 or 2."""
     return state.get("param_slice_mappings") or ()
 
 
@@ -139,7 +138,6 @@ def _piece(name: str, address: Any) -> FlatPiece:
 
 
 def _owners(place: Place, metadata: CheckpointMetadata) -> Sequence[tuple[str, ...]]:
-    """Return the names in each parameter group of a stage of the pipeline."""
     return metadata.zero.groups.get(place.pp or 0, ())
 
 
@@ -167,7 +165,6 @@ def _stage_3(
 def _roles(
     state: Mapping[str, Any], masters: Sequence[Any], groups: range
 ) -> Iterator[tuple[TensorRole, tuple[TensorNode, ...]]]:
-    """Yield the states of some groups that have as many elements as the masters."""
     held = _group_states(state)
     for role in OPTIMIZER_ROLES:
         found = masters if role == "fp32" else [held.get(group, {}).get(role) for group in groups]

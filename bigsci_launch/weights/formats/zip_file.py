@@ -12,8 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NoReturn
 
-from bigsci_launch.weights.files.mapped import MappedFile
-from bigsci_launch.weights.files.tensors import UnreadableFile
+from bigsci_launch.weights.files.mapped import MappedFile, UnreadableFile
 
 # Records of one file. A checkpoint has one for each tensor.
 MAX_RECORDS = 200_000
@@ -99,7 +98,6 @@ class _Reader:
         raise UnreadableFile(self._file.path, why)
 
     def _unpack(self, form: struct.Struct, at: int) -> tuple[int, ...]:
-        """Return the numbers of a structure, without its signature."""
         if at < 0 or at + form.size > self._length:
             self._refuse(f"truncated or damaged: a zip header would be at byte {at:,} of {self._length:,}")
         return form.unpack_from(self._file.memory, self._start + at)[1:]
@@ -215,6 +213,5 @@ class _Reader:
 
 
 def _text(name: bytes) -> str:
-    """Return a record's name as one short printable text."""
     text = name[:60].decode("ascii", "backslashreplace")
     return text if text.isprintable() else ascii(text)[1:-1]

@@ -1,0 +1,1 @@
+"""Which files make up a set of weights."""

@@ -9,8 +9,9 @@ from pathlib import Path
 
 from bigsci_launch.file_names import is_digests_name, steps_done_at_dump
 from bigsci_launch.topology import Topology
+from bigsci_launch.weights.files.mapped import UnreadableFile
 from bigsci_launch.weights.files.sources import CheckpointMetadata, Source, Weights, WeightsLayout
-from bigsci_launch.weights.files.tensors import PLACE_AXES, Place, UnreadableFile
+from bigsci_launch.weights.files.tensors import PLACE_AXES, Place
 from bigsci_launch.weights.formats.contents import dump_place
 from bigsci_launch.weights.locate.choice import SideName, choose_moment
 from bigsci_launch.weights.locate.walk import Listing
@@ -42,7 +43,7 @@ def open_texts(listing: Listing, path: Path, side: SideName) -> Weights | None:
 
     Next to such dumps, a file with the name of a rank's dump of such a moment is one too, whatever is left of it.
     """
-    from bigsci_launch.weights.formats.text.text_dump import is_text_dump, moment_of
+    from bigsci_launch.weights.formats.text_dump import is_text_dump, moment_of
 
     texts = [file for file in listing.others if file.suffix == ".txt"]
     dumps = {file: moment_of(file.stem) for file in texts if is_text_dump(file)}

@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from bigsci_launch.weights.files.json_text import BadJson, parse_json, shown
-from bigsci_launch.weights.files.mapped import open_file, read_small_file
+from bigsci_launch.weights.files.mapped import UnreadableFile, open_file, read_small_file
 from bigsci_launch.weights.files.sources import ShardIndex, Unreadable
-from bigsci_launch.weights.files.tensors import UnreadableFile
 
 # model.safetensors.index.json; with a variant: diffusion_pytorch_model.safetensors.index.fp16.json.
 INDEX = re.compile(r".+\.index(?:\.[\w-]+)?\.json")
@@ -107,7 +106,6 @@ def _series(files: Sequence[Path]) -> dict[tuple[Path, str], dict[tuple[int, int
 
 
 def _gaps(shards: Mapping[tuple[int, int], Path]) -> Iterator[Unreadable]:
-    """Yield the shards of a series without an index that are missing by their numbers."""
     example = next(iter(shards.values()))
     match = SHARD.fullmatch(example.name)
     assert match is not None

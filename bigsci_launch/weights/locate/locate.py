@@ -11,16 +11,17 @@ from pathlib import Path
 from bigsci_launch.errors import CheckpointError
 from bigsci_launch.file_names import is_digests_name, rank_of_name
 from bigsci_launch.weights.files.json_text import BadJson, parse_json
-from bigsci_launch.weights.files.mapped import read_small_file
+from bigsci_launch.weights.files.mapped import UnreadableFile, os_reason, read_small_file
 from bigsci_launch.weights.files.sources import OtherFile, Source, Unreadable, Weights
-from bigsci_launch.weights.files.tensors import Place, UnreadableFile, os_reason
-from bigsci_launch.weights.formats.dcp.metadata import LAST_OF_MEGATRON, OF_MEGATRON, is_dcp_name
+from bigsci_launch.weights.files.tensors import Place
+from bigsci_launch.weights.formats.dcp_metadata import LAST_OF_MEGATRON, OF_MEGATRON, is_dcp_name
 from bigsci_launch.weights.formats.deepspeed import is_deepspeed_name, locate_deepspeed, universal_states
+from bigsci_launch.weights.formats.table import BY_SUFFIX, starts_as
 from bigsci_launch.weights.locate.choice import MAX_POINTER_BYTES, SideName
 from bigsci_launch.weights.locate.dumps import open_digests, open_texts, place_in_name, rank_dumps, topology_of
 from bigsci_launch.weights.locate.index import check_shards, is_index_name, read_index
-from bigsci_launch.weights.locate.parts import STATE_FILES, component_of, is_plain_name, is_torch_file
-from bigsci_launch.weights.locate.walk import TENSOR_SUFFIXES, Listing, walk
+from bigsci_launch.weights.locate.parts import STATE_FILES, component_of, is_plain_name
+from bigsci_launch.weights.locate.walk import Listing, walk
 
 # Megatron-LM's mp_rank_00_001/model_optim_rng.pt: tp rank, pp rank.
 MEGATRON_FOLDER = re.compile(r"mp_rank_(\d+)(?:_(\d+))?")
@@ -54,14 +55,14 @@ def open_weights(path: Path, side: SideName = "a") -> Weights:
 
 
 def _open_file(path: Path) -> Weights:
-    if path.suffix in TENSOR_SUFFIXES:
+    if path.suffix in BY_SUFFIX:
         return Weights(path, "files", (Source(path, "", "plain"),))
     if is_digests_name(path.name):
         return Weights(path, "digests", (Source(path, "", "digests"),))
     if is_index_name(path.name):
         return _open_index(path)
     if path.suffix == ".txt":
-        from bigsci_launch.weights.formats.text.text_dump import is_text_dump
+        from bigsci_launch.weights.formats.text_dump import is_text_dump
 
         if is_text_dump(path):
             return Weights(path, "text dumps", (Source(path, "", "text", place_in_name(path.stem)),))
@@ -70,7 +71,7 @@ def _open_file(path: Path) -> Weights:
         return Weights(path, "files", (Source(path.parent, "", "dcp"),))
     if path.suffix == ".nemo":
         raise CheckpointError(f"{path}: NeMo's archives are not read", hint="unpack it with tar, and name the folder")
-    if is_torch_file(path):
+    if starts_as(path):
         return Weights(path, "files", (Source(path, "", "plain"),))
     raise CheckpointError(f"{path}: not a weights file", hint=f"name {KNOWN}")
 
@@ -131,8 +132,8 @@ def _open_tensors(listing: Listing, path: Path, side: SideName) -> Weights | Non
         return _open_deepspeed(listing, path, folders)
     if any(rank_of_name(file.stem) is not None for file in files):
         return rank_dumps(listing, path)
-    # Files without a known suffix count only if torch's own first bytes say that they are tensors.
-    unnamed = [file for file in listing.others if not is_plain_name(file.name) and is_torch_file(file)]
+    # Files without a known suffix count only if their first bytes say that they are tensors.
+    unnamed = [file for file in listing.others if not is_plain_name(file.name) and starts_as(file)]
     if not files and not listing.dcp and not unnamed:
         return None
     sharding = check_shards([file for file in listing.others if is_index_name(file.name)], files)
@@ -175,13 +176,11 @@ def _open_deepspeed(listing: Listing, path: Path, folders: set[Path]) -> Weights
 
 
 def _folders(listing: Listing) -> Iterator[Source]:
-    """Yield the folders that torch.distributed.checkpoint wrote."""
     for folder in listing.dcp:
         yield Source(folder, listing.label(folder), "dcp", component=component_of(folder))
 
 
 def _states(listing: Listing) -> Iterator[Source]:
-    """Yield the files in which a trainer keeps its state as JSON."""
     for file in listing.others:
         if file.name in STATE_FILES:
             label = Path(listing.label(file)).with_suffix("").as_posix()
@@ -218,7 +217,7 @@ def _holds(folder: Path) -> str:
 
 def _entry_text(entry: Path) -> str:
     """Return an entry's name, and its kind if its suffix suggests a tensor file that it is not."""
-    if entry.suffix not in TENSOR_SUFFIXES or entry.is_file():
+    if entry.suffix not in BY_SUFFIX or entry.is_file():
         return entry.name
     kind = "a folder" if entry.is_dir() else "not a regular file" if entry.exists() else "a broken link"
     return f"{entry.name} ({kind})"

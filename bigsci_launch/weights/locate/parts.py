@@ -5,9 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from bigsci_launch.safe_files import open_stream
 from bigsci_launch.weights.files.sources import Component
-from bigsci_launch.weights.formats.torch_file import LEGACY_START, ZIP_MAGIC
 
 # Names that Trainer, accelerate, Lightning, Megatron-LM and bsl give to what they store with the weights. Numbers tell
 # several optimizers, ranks or folders of FSDP apart: optimizer_1.bin, rng_state_3.pth, optimizer_0/.
@@ -41,16 +39,3 @@ def is_plain_name(name: str) -> bool:
     """Whether a file of this name holds no weights, whatever is in it."""
     is_listed = name in PLAIN_NAMES or name.endswith(PLAIN_SUFFIXES)
     return is_listed or name.startswith(LOG_OF_TENSORBOARD)
-
-
-def is_torch_file(path: Path) -> bool:
-    """Whether a file of any name begins as `torch.save` begins one."""
-    try:
-        with open_stream(path, follow=True) as stream:
-            start = stream.read(512)
-    except OSError:
-        return False
-    if start.startswith(ZIP_MAGIC):
-        name = start[30 : 30 + int.from_bytes(start[26:28], "little")]
-        return name.endswith(b"/data.pkl")
-    return start.startswith(LEGACY_START)

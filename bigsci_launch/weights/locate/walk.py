@@ -10,12 +10,12 @@ from functools import cached_property
 from pathlib import Path
 
 from bigsci_launch.errors import CheckpointError
+from bigsci_launch.weights.files.mapped import os_reason
 from bigsci_launch.weights.files.sources import Unreadable
-from bigsci_launch.weights.files.tensors import os_reason
-from bigsci_launch.weights.formats.dcp.metadata import is_dcp_name
+from bigsci_launch.weights.formats.dcp_metadata import is_dcp_name
+from bigsci_launch.weights.formats.table import BY_SUFFIX
 from bigsci_launch.weights.locate.choice import SideName, choose_checkpoint, is_checkpoint_name, is_pointer
 
-TENSOR_SUFFIXES = (".safetensors", ".pt", ".pth", ".bin", ".ckpt", ".pkl", ".torch", ".pt2", ".npy", ".npz")
 # What tools keep for themselves: no part of a checkpoint, and possibly huge.
 SKIPPED_FOLDERS = (".git", ".cache", "__pycache__", ".ipynb_checkpoints")
 MAX_ENTRIES = 200_000
@@ -127,9 +127,9 @@ def _sort_entries(folder: Path, entries: list[os.DirEntry[str]], found: Listing)
         elif is_dcp_name(entry.name):
             continue
         elif not _is_file(entry):
-            if suffix in TENSOR_SUFFIXES:
+            if suffix in BY_SUFFIX:
                 found.odd.append(Unreadable(path, "a broken link" if entry.is_symlink() else "not a regular file"))
-        elif suffix in TENSOR_SUFFIXES:
+        elif suffix in BY_SUFFIX:
             found.tensors.append(path)
         elif not is_pointer(entry.name):
             found.others.append(path)

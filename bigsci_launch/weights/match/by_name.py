@@ -7,8 +7,9 @@ from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from bigsci_launch.weights.files.mapped import UnreadableFile
 from bigsci_launch.weights.files.sources import Source, Unreadable, Weights, WeightsLayout
-from bigsci_launch.weights.files.tensors import NotRead, StoredTensor, StoredValue, TensorRole, UnreadableFile
+from bigsci_launch.weights.files.tensors import NotRead, StoredTensor, StoredValue, TensorRole
 from bigsci_launch.weights.formats.contents import read_contents
 from bigsci_launch.weights.match.batches import (
     NOT_READ,
@@ -31,7 +32,7 @@ from bigsci_launch.weights.match.sharding import ShardingHints
 from bigsci_launch.weights.match.single_ranks import of_single_ranks
 from bigsci_launch.weights.match.storages import Storages
 from bigsci_launch.weights.match.zero import is_of_zero
-from bigsci_launch.weights.match.zero.pair import ZeroSide, pair_zero
+from bigsci_launch.weights.match.zero_pair import ZeroSide, pair_zero
 
 # Layouts with a file for each rank: what is no parameter in such a file belongs to its rank.
 RANKED: tuple[WeightsLayout, ...] = ("deepspeed", "rank dumps", "text dumps", "digests")
@@ -192,7 +193,6 @@ def _drop_padding(side: _Everything) -> list[LeftOut]:
 
 
 def _drop_not_read(own: _Everything, other: _Everything) -> list[LeftOut]:
-    """Leave out tensors that the other side has too, but could not be read there."""
     held = {by_kind(tensor) for tensor in other.tensors} if other.not_read else set()
     lacking = (tensor for tensor in own.tensors if other.seen.could_not_read(tensor) and by_kind(tensor) not in held)
     return own.drop({id(tensor): NOT_READ for tensor in lacking})

@@ -170,7 +170,6 @@ def _fit_shards(
 
 
 def _joined_over_dp(copies: Copies) -> Iterator[Copies]:
-    """Yield the copies of each stage joined along each dimension, the first dimension first."""
     stages: dict[int | None, list[At]] = {}
     for at in sorted(copies, key=lambda at: (at[1] is not None, at[1] or 0, at[2])):
         stages.setdefault(at[0], []).append(at)
@@ -234,7 +233,6 @@ def _pair_in_order(a: list[StoredTensor], b: list[StoredTensor], place: Place) -
 
 
 def _pair_each(a: list[StoredTensor], b: list[StoredTensor], place: Place) -> Iterator[TensorPair]:
-    """Pair each shard of both sides; the last one of the shorter side has several partners."""
     for index in range(max(len(a), len(b))):
         x, y = a[min(index, len(a) - 1)], b[min(index, len(b) - 1)]
         tp = (x if len(a) >= len(b) else y).place.tp
@@ -265,7 +263,6 @@ def _are_foreign(x: StoredTensor, y: StoredTensor) -> bool:
 
 
 def _may_have_one_shape(x: StoredTensor, y: StoredTensor) -> bool:
-    """Whether two shards have the same shape, as far as their shapes are known."""
     return x.shape == y.shape or not x.has_shape or not y.has_shape
 
 
@@ -296,7 +293,6 @@ def common_whole(a: Sequence[StoredTensor], b: Sequence[StoredTensor], hints: Sh
 
 
 def _wholes(parts: Sequence[StoredTensor], name: str, hints: ShardingHints) -> list[Whole]:
-    """Return the wholes that the shards may form, the likeliest first."""
     shape = parts[0].shape
     if len(parts) == 1:
         return [Whole(shape, None)]

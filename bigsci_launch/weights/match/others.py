@@ -9,9 +9,10 @@ from pathlib import Path
 
 from bigsci_launch.file_names import CHECKPOINT_RECORD
 from bigsci_launch.safe_files import open_stream
-from bigsci_launch.weights.files.mapped import MANY_FILES, FilePool, equal_segments
+from bigsci_launch.weights.files.mapped import UnreadableFile
+from bigsci_launch.weights.files.pool import MANY_FILES, FilePool, equal_segments
 from bigsci_launch.weights.files.sources import OtherFile, Weights
-from bigsci_launch.weights.files.tensors import NotRead, Segment, UnreadableFile
+from bigsci_launch.weights.files.tensors import NotRead, Segment
 
 START_BYTES = 8192
 TEXT_CONTROLS = "\t\n\r\f\x1b"

@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 
+from bigsci_launch.weights.files.mapped import UnreadableFile
 from bigsci_launch.weights.files.sources import CheckpointMetadata, Contents, Source, Unreadable, Weights
-from bigsci_launch.weights.files.tensors import StoredValue, TensorPair, UnreadableFile, ValuePair
+from bigsci_launch.weights.files.tensors import StoredValue, TensorPair, ValuePair
 from bigsci_launch.weights.formats.contents import read_contents
 from bigsci_launch.weights.locate.locate import labels
 from bigsci_launch.weights.match.batches import (
@@ -221,7 +222,7 @@ def _paired_values(a: Sequence[StoredValue], b: Sequence[StoredValue]) -> tuple[
 
 def _digest_batch(name: str, a: Source, b: Source) -> PairBatch:
     """Pair one rank's digests on both sides. Only tensors that differ become pairs."""
-    from bigsci_launch.weights.formats.text.digests import digest_tensor, digest_values, read_two_digests
+    from bigsci_launch.weights.formats.digests import digest_tensor, digest_values, read_two_digests
 
     try:
         left, right = read_two_digests(a.path, b.path)

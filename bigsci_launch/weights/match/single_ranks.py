@@ -22,7 +22,7 @@ from dataclasses import replace
 
 from bigsci_launch.weights.files.sources import Contents
 from bigsci_launch.weights.files.tensors import NotRead, StoredTensor, StoredValue
-from bigsci_launch.weights.formats.dcp.read import OF_RANK
+from bigsci_launch.weights.formats.dcp import OF_RANK
 from bigsci_launch.weights.match.batches import OF_SINGLE_RANKS, LeftOut, StoredEntry, left_out, summed
 from bigsci_launch.weights.match.entries import entries_of
 
@@ -152,7 +152,6 @@ def _all_places(layout: RankGrid) -> set[RankGrid]:
 
 
 def _num_ranks(entries: Iterable[StoredEntry]) -> int:
-    """Return how many ranks wrote the files of a checkpoint."""
     return len({match[1] for entry in entries for name in _files(entry) if (match := OF_RANK.match(name))})
 
 

@@ -1,0 +1,1 @@
+"""Pickles read as descriptions: nothing in them is run."""

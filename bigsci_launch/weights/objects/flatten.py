@@ -222,7 +222,6 @@ def _has_tensor(key: Any) -> bool:
 
 
 def _children(node: Any) -> list[tuple[Any, Any]] | None:
-    """Return the parts of a node with their names; None for a leaf."""
     if isinstance(node, (TensorNode, StorageNode, Outside, Elements)) or is_scalar(node):
         return None
     if isinstance(node, (list, tuple)):

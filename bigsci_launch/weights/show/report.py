@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from bigsci_launch.units import format_bytes, format_percent
+from bigsci_launch.units import finite, format_bytes, format_percent
 from bigsci_launch.weights.compare.comparison import (
     Comparison,
     ComponentCounts,
@@ -143,7 +143,6 @@ def _sample_text(comparison: Comparison) -> str:
 
 
 def _extent_lines(comparison: Comparison) -> Iterator[str]:
-    """Yield what was not read, and why."""
     extent = comparison.extent
     if extent.num_by_digest:
         count = f"{extent.num_files_by_digest:,} file{'s' * (extent.num_files_by_digest != 1)}"
@@ -164,7 +163,6 @@ def _counted_values(comparison: Comparison) -> str:
 
 
 def _values_text(comparison: Comparison) -> str:
-    """Return the count of the values, unless the tensors' text has it."""
     if not comparison.num_values and not comparison.value_differences:
         return ""
     if _are_values_equal(comparison):
@@ -252,7 +250,6 @@ def _amount(difference: Difference, *, is_worst: bool) -> str:
 
 
 def _where(difference: Difference) -> str:
-    """Return where the first differing element is: ` at [3, 17]`; empty if that is not known."""
     if difference.a is None or difference.statistics is None or difference.statistics.first is None:
         return ""
     index = _index(difference, difference.statistics.first)
@@ -301,7 +298,6 @@ def table_rows(comparison: Comparison) -> list[tuple[str, ...]]:
 
 
 def _absent_rows(differences: Iterable[Difference]) -> Iterator[tuple[str, ...]]:
-    """Yield one row for all tensors that only A has, and one for all that only B has."""
     for kind in ABSENT:
         titles = tuple(difference.title for difference in differences if difference.kind == kind)
         if titles:
@@ -358,8 +354,8 @@ def _difference_document(difference: Difference) -> dict[str, Any]:
         "b": _side_document(difference.b),
         "coordinate": difference.place.as_dict(),
         "kind": difference.kind,
-        "max_abs": _finite(statistics.max_abs) if statistics else None,
-        "rel_l2": _finite(statistics.relative) if statistics else None,
+        "max_abs": finite(statistics.max_abs) if statistics else None,
+        "rel_l2": finite(statistics.relative) if statistics else None,
         "max_ulp": statistics.max_ulp if statistics else None,
         "fraction": statistics.fraction if statistics else None,
         "first_at": _index(difference, statistics.first) if statistics else None,
@@ -409,7 +405,3 @@ def _finding_document(finding: WeightsFinding) -> dict[str, Any]:
         "coordinates": coordinates,
         "claim": finding.claim,
     }
-
-
-def _finite(value: float | None) -> float | None:
-    return value if value is not None and math.isfinite(value) else None

@@ -30,6 +30,8 @@ say() {
 }
 
 frozen="$run_dir/attempts/$first_attempt"
+# The program of this script, as it was at submission. Only the standard library is there for it.
+job_program=("$host_python" -I -S "$frozen/tools/bsl-job.pyz")
 
 # As sshd does with keys: nothing runs that somebody else could have written. A link counts as such.
 open_to_others() {
@@ -112,8 +114,8 @@ if [ "$restarts" -gt 0 ]; then
   # Slurm requeued the job. This start is an attempt of its own, with the same frozen files.
   attempt="$first_attempt.r$restarts"
   (umask go-w && mkdir -p -- "$run_dir/attempts/$attempt"/{,pids,logs,events,errors,exits})
-  cp -p -- "$frozen"/*.json "$frozen"/config.yaml "$frozen"/script.sh "$run_dir/attempts/$attempt/"
-  rm -f -- "$run_dir/attempts/$attempt"/{exit,next,bad_nodes,ended,asked}.json
+  cp -rp -- "$frozen"/*.json "$frozen"/{config.yaml,script.sh,requests} "$run_dir/attempts/$attempt/"
+  rm -f -- "$run_dir/attempts/$attempt"/{exit,next,bad_nodes,ended}.json
 fi
 attempt_dir="$run_dir/attempts/$attempt"
 rm -f -- "$attempt_dir/queued"
@@ -124,11 +126,11 @@ told_at=""
 # Writes exit.json: why the attempt ended, and the first rank and node that failed. Prints the training's exit code.
 conclude() {
   own_files "the program that writes exit.json is not" >&2 || return 0
-  "$host_python" -I -S "$frozen/tools/exit_reason.py" --attempt-dir "$attempt_dir" \
+  "${job_program[@]}" exit-reason --attempt-dir "$attempt_dir" \
     --world-size 2 --job-id "$SLURM_JOB_ID" --started "$started" \
     "${facts[@]}" "$@" || say "exit.json could not be written" >&2
   # Nodes that this end has shown to be bad are left out of later attempts.
-  "$host_python" -I -S "$frozen/tools/bad_nodes.py" --attempt-dir "$attempt_dir" --job-id "$SLURM_JOB_ID" "${facts[@]}" || true
+  "${job_program[@]}" bad-nodes --attempt-dir "$attempt_dir" --job-id "$SLURM_JOB_ID" "${facts[@]}" || true
 }
 
 # With grace time, Slurm ends only the ranks when it takes the nodes for another job, and they may end well.
@@ -200,7 +202,7 @@ export PYTHONFAULTHANDLER=1
 
 # The ranks rendezvous on the first host, which is this one. The port is below the ephemeral range (32768 and up), where
 # another connection could be using it. It is derived from the job ID, so that two jobs on one node use different ports.
-# If somebody uses it already, it is another one, and the output says which and why.
+# If it is in use already, another one is taken, and the output says which and why.
 hosts="$(scontrol show hostnames "$SLURM_JOB_NODELIST")"
 export MASTER_ADDR="${hosts%%$'\n'*}"
 # Where nodes are not known by their names, Slurm has the address by which it reaches each of them.
@@ -211,7 +213,7 @@ if command -v getent >/dev/null && ! getent hosts "$MASTER_ADDR" >/dev/null; the
 fi
 own_files "nothing is" || exit 77
 derived_port="$((10000 + SLURM_JOB_ID % 20000))"
-MASTER_PORT="$("$host_python" -I -S "$frozen/tools/free_port.py" "$derived_port")" || MASTER_PORT="$derived_port"
+MASTER_PORT="$("${job_program[@]}" free-port "$derived_port")" || MASTER_PORT="$derived_port"
 export MASTER_PORT
 say "rendezvous at $MASTER_ADDR:$MASTER_PORT"
 

@@ -91,13 +91,13 @@ export OMP_NUM_THREADS=1
 # monitor.ring: each rank keeps its last calls in a file, where they outlive it. A sitecustomize.py that the runner puts
 # first on PYTHONPATH records them; one of your own still runs.
 # monitor.watch: notices hangs and spikes, and serves what people ask in control/. It leaves when the launcher is gone.
-"$host_python" -I -S "$tools/keep_watch.py" --attempt-dir "$attempt_dir" \
+"$host_python" -I -S "$tools/bsl-job.pyz" keep-watch --attempt-dir "$attempt_dir" \
   -- "$host_python" -E "$tools/run_module.py" --path "$host_path" bigsci_launch watch "$run_dir" --agent &
 
 # The launcher replaces this shell, so its PID and exit status are the attempt's. It sets MASTER_ADDR and MASTER_PORT,
 # starts one runner per rank with --rank, ends the other ranks when one fails, and writes exit.json.
 exec "$host_python" -E "$tools/run_module.py" --path "$host_path" bigsci_launch.scheduler.local \
-  --attempt-dir "$attempt_dir" --world-size 8 --exit-reason "$tools/exit_reason.py" \
+  --attempt-dir "$attempt_dir" --world-size 8 --exit-reason "$tools/bsl-job.pyz" \
   --lease "$attempt_dir/lease" \
   --wait-s 60 \
   -- "$rank_python" -I -S "$tools/rank_runner.py" \

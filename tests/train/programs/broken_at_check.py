@@ -1,4 +1,4 @@
-"""Runs `bigsci_launch.train.several` with something broken just before the guards check step 3; run.name says what."""
+"""Runs `several` with something broken just before the guards check step 3; run.name says what."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from bigsci_launch.train import several
+import several
 
 STEP = 3
 
@@ -23,7 +23,7 @@ def break_weight(guards: Any, rank: int = 1) -> None:
 
 def break_master(guards: Any) -> None:
     """Change one fp32 master on rank 1."""
-    from bigsci_launch.train.guards.state import partitions
+    from bigsci_launch.train.guards.engine.state import partitions
 
     if guards._rank == 1:
         partitions(guards._engine.optimizer)[0].master.data[7] += 1.0
@@ -43,8 +43,7 @@ def break_settings(guards: Any) -> None:
 
 BREAKS: dict[str, Callable[[Any], None]] = {
     "weight": break_weight,
-    "weight of rank 0": partial(break_weight, rank=0),
-    "weight of rank 2": partial(break_weight, rank=2),
+    **{f"weight of rank {rank}": partial(break_weight, rank=rank) for rank in range(4)},
     "master": break_master,
     "norm": break_norm,
     "weight before a save": break_weight,
@@ -54,7 +53,7 @@ BREAKS: dict[str, Callable[[Any], None]] = {
 
 def stand_in() -> None:
     """Break something before each check of step `STEP`."""
-    from bigsci_launch.train.guards.watch import Guards
+    from bigsci_launch.train.guards.engine.watch import EngineGuards
 
     def standing(original: Callable[..., None], is_save: bool) -> Callable[..., None]:
         def run(guards: Any, step: int, *arguments: Any) -> None:
@@ -65,25 +64,9 @@ def stand_in() -> None:
 
         return run
 
-    Guards.check_step = standing(Guards.check_step, False)  # type: ignore[method-assign]
-    Guards.before_save = standing(Guards.before_save, True)  # type: ignore[method-assign]
-
-
-def main() -> None:
-    """Train each attempt in turn."""
-    train_one = several.train_one
-    is_standing = False
-
-    def first_stand_in() -> None:
-        nonlocal is_standing
-        if not is_standing:
-            stand_in()
-            is_standing = True
-        train_one()
-
-    several.train_one = first_stand_in
-    several.main()
+    EngineGuards.check_step = standing(EngineGuards.check_step, False)  # type: ignore[method-assign]
+    EngineGuards.before_save = standing(EngineGuards.before_save, True)  # type: ignore[method-assign]
 
 
 if __name__ == "__main__":
-    main()
+    several.main(stand_in)

@@ -1,4 +1,4 @@
-"""Runs `bigsci_launch.train.several` with data or gradients broken from step `STEP` on; run.name says how."""
+"""Runs `several` with data or gradients broken from step `STEP` on; run.name says how."""
 
 from __future__ import annotations
 
@@ -6,32 +6,32 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
-from bigsci_launch.train import several
+import several
 
 STEP = 4
 
 
 def replay(training: Any) -> None:
     """Read the first samples of the run again, on all ranks."""
-    step = training.batches.step
-    training.batches.step = lambda consumed, count: step(0, count)
+    step = training.setup.batches.step
+    training.setup.batches.step = lambda consumed, count: step(0, count)
 
 
 def share_samples(training: Any) -> None:
     """Let the second replica read the samples of the first."""
-    training.batches._share = replace(training.batches._share, dp_rank=0)
+    training.setup.batches._share = replace(training.setup.batches._share, dp_rank=0)
 
 
 def shift_labels(training: Any) -> None:
     """Move the labels by one token, on the last stage of the first replica."""
-    step = training.batches.step
+    step = training.setup.batches.step
 
     def shifted(consumed: int, count: int) -> Iterator[Any]:
         for tokens, labels in step(consumed, count):
             yield tokens, labels.roll(1, dims=1)
 
-    if training.coordinate.pp_rank == 1 and training.coordinate.dp_rank == 0:
-        training.batches.step = shifted
+    if training.setup.coordinate.pp_rank == 1 and training.setup.coordinate.dp_rank == 0:
+        training.setup.batches.step = shifted
 
 
 def scale_loss(training: Any) -> None:
@@ -42,7 +42,7 @@ def scale_loss(training: Any) -> None:
 
 def scale_weight(training: Any) -> None:
     """Make the gradient of one matrix eight times as large, on rank 1."""
-    if training.identity.rank == 1:
+    if training.setup.identity.rank == 1:
         weights = dict(training.engine.module.named_parameters())
         next(each for name, each in weights.items() if name.endswith("mlp.up.weight")).register_hook(lambda g: 8 * g)
 
@@ -60,19 +60,19 @@ def skip_clipping(training: Any) -> None:
 def change_epsilon(training: Any) -> None:
     """Let the norms of rank 1 use another epsilon."""
     for module in training.engine.module.modules():
-        if training.identity.rank == 1 and hasattr(module, "eps"):
+        if training.setup.identity.rank == 1 and hasattr(module, "eps"):
             module.eps = 0.1
 
 
 def replace_loss(training: Any) -> None:
     """Compute the loss of rank 1 by a function that no guard knows."""
-    if training.identity.rank == 1:
+    if training.setup.identity.rank == 1:
         from bigsci_launch.train.parallel.loss import VocabularyParallelLoss
         from bigsci_launch.train.parallel.tensor import ColumnParallelLinear
 
         module = training.engine.module
         ranks = next(each.ranks for each in module.modules() if isinstance(each, ColumnParallelLinear))
-        module.loss_fn = VocabularyParallelLoss(training.config.model.vocab_size, ranks)
+        module.loss_fn = VocabularyParallelLoss(training.setup.config.model.vocab_size, ranks)
 
 
 def share_masks(training: Any) -> None:
@@ -96,28 +96,20 @@ BREAKS: dict[str, Callable[[Any], None]] = {
 }
 
 
-def main() -> None:
-    """Train each attempt in turn."""
-    train_one = several.train_one
+def stand_in() -> None:
+    """Break step `STEP`."""
+    from bigsci_launch.train import loop
 
-    def stand_in() -> None:
-        from bigsci_launch.train import loop
+    step = loop._step
 
-        several.train_one = train_one
-        step = loop._step
+    def run(training: Any, progress: Any) -> Any:
+        name = training.setup.config.run.name.replace("-", " ")
+        if progress.step + 1 == STEP and name in BREAKS:
+            BREAKS[name](training)
+        return step(training, progress)
 
-        def run(training: Any, progress: Any) -> Any:
-            name = training.config.run.name.replace("-", " ")
-            if progress.step + 1 == STEP and name in BREAKS:
-                BREAKS[name](training)
-            return step(training, progress)
-
-        loop._step = run
-        train_one()
-
-    several.train_one = stand_in
-    several.main()
+    loop._step = run
 
 
 if __name__ == "__main__":
-    main()
+    several.main(stand_in)

@@ -1,4 +1,4 @@
-"""Runs `bigsci_launch.train.several` with the optimizer or a gradient broken from step 4 on; run.name says how.
+"""Runs `several` with the optimizer or a gradient broken from step 4 on; run.name says how.
 
 Nothing of the package's own defects is used: each break changes what lies in memory, or what torch and DeepSpeed do.
 """
@@ -11,14 +11,14 @@ import signal
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from bigsci_launch.train import several
+import several
 
 STEP = 4
 
 
 def states(engine: Any) -> Iterator[tuple[Any, dict[str, Any]]]:
     """Yield the masters of this rank and their state."""
-    from bigsci_launch.train.guards.state import partitions
+    from bigsci_launch.train.guards.engine.state import partitions
 
     for part in partitions(engine.optimizer):
         yield part.master, engine.optimizer.optimizer.state[part.master]
@@ -114,7 +114,7 @@ def leave_out(engine: Any) -> None:
 
 def fill_padding(engine: Any) -> None:
     """Write into a padded row of the embedding: weights and masters, on every rank alike."""
-    from bigsci_launch.train.guards.state import partitions
+    from bigsci_launch.train.guards.engine.state import partitions
 
     for name, parameter in engine.module.named_parameters():
         if name.endswith("embedding.weight"):
@@ -181,34 +181,24 @@ BREAKS: dict[str, Callable[[Any], None]] = {
 
 def stand_in() -> None:
     """Break the state just before the engine trains step `STEP`."""
-    from bigsci_launch.train.mischief.faults import Faults
+    from bigsci_launch.train import loop
+    from bigsci_launch.train.steps.companion import Built, Companion, RankSetup
 
-    original = Faults.before_step
+    class Break(Companion):
+        def __init__(self, setup: RankSetup) -> None:
+            self._kind = setup.identity.run.path.name.split(".")[0]
 
-    def before_step(faults: Any, step: int) -> None:
-        kind = faults._report._identity.run.path.name.split(".")[0]
-        if step == STEP and kind in BREAKS:
-            BREAKS[kind](faults._engine)
-        original(faults, step)
+        def after_build(self, built: Built) -> None:
+            self._engine = built.engine
 
-    Faults.before_step = before_step  # type: ignore[method-assign]
+        def around_step(self, step: int, work: Callable[[], float]) -> float:
+            if step == STEP and self._kind in BREAKS:
+                BREAKS[self._kind](self._engine)
+            return work()
 
-
-def main() -> None:
-    """Train each attempt in turn."""
-    train_one = several.train_one
-    is_standing = False
-
-    def first_stand_in() -> None:
-        nonlocal is_standing
-        if not is_standing:
-            stand_in()
-            is_standing = True
-        train_one()
-
-    several.train_one = first_stand_in
-    several.main()
+    companions_of = loop.companions_of
+    loop.companions_of = lambda setup, origin: [*companions_of(setup, origin), Break(setup)]
 
 
 if __name__ == "__main__":
-    main()
+    several.main(stand_in)

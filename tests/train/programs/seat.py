@@ -19,12 +19,12 @@ from typing import Any
 
 POINTS = {
     "step": ("bigsci_launch.train.survive.life", "RankLife.before_step"),
-    "optimizer": ("bigsci_launch.train.optimizer", "EagerAdamW.step"),
-    "words": ("bigsci_launch.train.guards.step_word", "exchange_words"),
+    "optimizer": ("bigsci_launch.train.parallel.optimizer", "EagerAdamW.step"),
+    "words": ("bigsci_launch.train.steps.word", "exchange_words"),
     "copy": ("bigsci_launch.train.survive.engine_state", "read_state"),
     "save": ("bigsci_launch.train.state.durable", "DurableCheckpointEngine.save"),
     "commit": ("bigsci_launch.train.state.checkpoint", "save_checkpoint"),
-    "evaluation": ("bigsci_launch.train.batches", "Batches.held_out"),
+    "evaluation": ("bigsci_launch.train.samples.batches", "Batches.held_out"),
     "manifest": ("bigsci_launch.train.survive.snapshot", "Memory.manifest"),
     "meeting": ("bigsci_launch.recover.holding", "choose_version"),
     "joining": ("bigsci_launch.train.survive.life", "RankLife.joined"),

@@ -10,6 +10,7 @@ import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
@@ -21,6 +22,7 @@ from bigsci_launch.runs.control.requests import read_waiting
 from bigsci_launch.runs.layout import RunDir, write_json
 from bigsci_launch.runs.watching.beat import Health, own_beat, write_beat
 from bigsci_launch.scheduler.local import Launcher
+from tests.support.texts import has_parts
 
 ME = pwd.getpwuid(os.getuid()).pw_name
 
@@ -46,11 +48,10 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RunDir]:
     process.wait()
 
 
-def test_a_request_is_written_and_said_to_wait_if_nobody_watches(run: RunDir) -> None:
+def test_a_request_is_written_and_said_to_wait_if_nobody_watches(run: RunDir, check_text: Any) -> None:
     done = control("demo", "restart", "--why", "a new\nrevision", "--after-step", "8")
-    assert (done.exit_code, done.stdout) == (0, "asked of demo, attempt 0001: restart after step 8\n")
-    assert "nobody watches demo: the request waits until its owner starts `bsl watch demo`" in done.stderr
-    assert "nothing starts the run again by itself" in done.stderr
+    assert done.exit_code == 0
+    check_text(done.stdout, done.stderr)
     (found,) = read_waiting(run)
     assert (found.verb, found.who, found.why, found.after_step, found.attempt, found.wrong) == (
         *("restart", ME, "a new revision"),
@@ -64,27 +65,28 @@ def test_a_watcher_that_lives_is_named_and_one_that_is_dead_is_not(run: RunDir) 
     write_beat(run, sign)
     document = json.loads(control("demo", "dump", "--why", "slow", "--json").stdout)
     assert [each["name"] for each in document["watchers"]] == ["agent"]
-    assert document["next"][1] == f"it is taken up by agent on {socket.gethostname()}, which looks every 10 s"
+    assert has_parts(document["next"][1], "agent", socket.gethostname(), "10 s")
     write_json(run.watcher_file("agent"), {**json.loads(run.watcher_file("agent").read_text()), "pid": 2**22 + 1})
     document = json.loads(control("demo", "dump", "--why", "slow", "--json").stdout)
     assert document["watchers"] == [] and "nobody watches demo" in document["next"][1]
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    "words",
     [
-        (("exit",), "say why, for the others in the group: bsl control demo exit --why TEXT"),
-        (("exit", "--why", " "), "say why"),
-        (("stop", "--why", "x"), "'stop' is not one of 'save', 'exit', 'restart', 'dump', 'kill'"),
-        (("dump", "--why", "x", "--after-step", "9"), "dump is done at once: leave out --after-step"),
-        (("--why", "x"), "name what is asked: save, exit, restart, dump, kill"),
-        (("save", "--why", "x", "--after-step", "7"), "step 7 of demo is past: 7 steps are done"),
+        ("exit",),
+        ("exit", "--why", " "),
+        ("stop", "--why", "x"),
+        ("dump", "--why", "x", "--after-step", "9"),
+        ("--why", "x"),
+        ("save", "--why", "x", "--after-step", "7"),
     ],
+    ids=" ".join,
 )
-def test_what_makes_no_sense_is_refused(run: RunDir, words: tuple[str, ...], said: str) -> None:
+def test_what_makes_no_sense_is_refused(run: RunDir, words: tuple[str, ...], check_text: Any) -> None:
     done = control("demo", *words)
-    assert done.exit_code == 2 and said in done.stderr
-    assert not run.control.exists()
+    assert (done.exit_code, run.control.exists()) == (2, False)
+    check_text(done.stderr)
 
 
 def test_a_run_that_has_ended_is_asked_nothing(run: RunDir) -> None:
@@ -93,7 +95,7 @@ def test_a_run_that_has_ended_is_asked_nothing(run: RunDir) -> None:
     )
     write_json(run.attempt("0001").exit, {"reason": "crashed", "exit_code": 1})
     done = control("demo", "exit", "--why", "x")
-    assert (done.exit_code, done.stderr.splitlines()[0]) == (2, "error: attempt 0001 of demo has ended: FAILED")
+    assert (done.exit_code, has_parts(done.stderr, "0001", "demo", "FAILED")) == (2, True)
     assert not run.control.exists()
 
 

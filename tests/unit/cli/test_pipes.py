@@ -15,14 +15,14 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
+from bigsci_launch.checkpoints.folder import CheckpointsDir
 from bigsci_launch.cli.main import bsl
 from bigsci_launch.runs.attempts import JobRecord, write_job
-from bigsci_launch.runs.checkpoints import CheckpointsDir
 from bigsci_launch.runs.layout import RunDir, node_memory, write_json
 from bigsci_launch.scheduler.local import Launcher
 from bigsci_launch.topology import Topology
 
-from ..runs.test_verify import save
+from ..checkpoints.test_verify import save
 
 TOPOLOGY = Topology(tp=2, pp=1, dp=1)
 LIMIT_S = 8
@@ -105,6 +105,7 @@ def files_of(run: RunDir) -> list[Path]:
     ]
     per_rank = [attempt.rings / f"rank-0000.{kind}" for kind in ("ring", "stacks", "calls")]
     per_rank += [attempt.error_file(0), attempt.exit_file(0), attempt.recorder_groups(0)]
+    per_rank += [attempt.requests / "save-1-1.json", attempt.answers / "fence.0001.0.json"]
     watching = [run.watcher_file("x"), run.watch_by(os.getuid() + 1) / "findings.jsonl", run.control / "save"]
     there = [path for path in run.path.rglob("*") if path.is_file()]
     return sorted({*named, *per_rank, *watching, *there, node_memory(run.path.parent)})
@@ -123,6 +124,7 @@ def pipe_at(path: Path) -> Iterator[None]:
         path.write_bytes(kept)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_no_command_that_reads_a_run_waits_for_a_pipe(run: RunDir) -> None:
     said: dict[tuple[str, str], str] = {}
@@ -140,6 +142,7 @@ def test_no_command_that_reads_a_run_waits_for_a_pipe(run: RunDir) -> None:
     assert "rank 0 dp0 pp0 tp0] hello" in said["demo/attempts/0001/logs/rank-0001.log", "logs demo"]
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_no_look_at_a_run_of_pipes_waits_for_one(run: RunDir) -> None:
     attempt = run.attempt("0001")

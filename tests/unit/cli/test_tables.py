@@ -13,7 +13,7 @@ import termios
 
 import pytest
 
-from bigsci_launch.runs.show.list import LIST_COLUMNS
+from bigsci_launch.status.list import LIST_COLUMNS
 from bigsci_launch.weights.show.report import COLUMNS
 
 LIST_ROW = ("night-of-the-176b", "COMPLETED", "0002", "20/20", "pid 2626 on vm", "14 min 55 s", "runs/night-176b")

@@ -10,6 +10,7 @@ import pytest
 
 from bigsci_launch.config.load import LoadedRun, load_run
 from bigsci_launch.errors import ConfigError
+from tests.support.texts import has_parts
 
 Load = Callable[..., LoadedRun]
 TP = "parallelism.tensor_parallel_size"
@@ -34,15 +35,14 @@ def problems(run_file: Path) -> Callable[..., list[str]]:
 def test_a_tensor_parallel_group_may_cross_nodes_of_an_nvlink_domain(problems: Callable[..., Any]) -> None:
     sizes = [f"{TP}=4", "parallelism.data_parallel_size=1"]
     (text,) = problems("", *sizes)
-    assert "a tensor-parallel group would cross the network" in text
+    assert has_parts(text, f"{TP}: ", "tensor-parallel group")
     assert problems("nvlink_domain_nodes: 18", *sizes) == []
 
 
 def test_a_group_larger_than_the_domain(problems: Callable[..., Any]) -> None:
     sizes = [f"{TP}=8", "parallelism.pipeline_parallel_size=1", "model.num_attention_heads=8"]
     (text,) = problems("nvlink_domain_nodes: 3", *sizes)
-    assert text.startswith(f"{TP}: tp 8 neither divides the 2 ranks of a node nor fills nodes")
-    assert "of 3" in text
+    assert has_parts(text, f"{TP}: tp 8 ", "2 ranks", "of 3")
 
 
 @pytest.mark.parametrize(("segment", "is_refused"), [(2, False), (4, False), (3, True), (1, True)])
@@ -53,19 +53,19 @@ def test_a_segment_holds_whole_groups(problems: Callable[..., Any], segment: int
         "parallelism.data_parallel_size=1",
         f'slurm.sbatch_options=["--segment={segment}"]',
     )
-    assert len(found) == int(is_refused)
-    assert not found or "not a multiple of the 2 nodes of a tensor-parallel group" in found[0]
+    assert [has_parts(text, "slurm.sbatch_options", f"{segment}", "2 nodes") for text in found] == [True] * is_refused
 
 
 def test_an_image_needs_a_container_and_a_container_an_image(problems: Callable[..., Any]) -> None:
     (text,) = problems("", "slurm.container_image=/x.sif")
-    assert text.startswith("slurm.container_image: site lake runs ranks without a container")
+    assert has_parts(text, "slurm.container_image: ", "site lake")
     (text,) = problems("container: {kind: apptainer}")
-    assert "names no image: set slurm.container_image" in text
+    assert has_parts(text, "slurm.container_image")
 
 
 def test_the_image_of_the_run_replaces_that_of_the_site(run_file: Path, problems: Callable[..., Any]) -> None:
-    assert problems("container: {kind: apptainer, image: /site.sif}") == []
+    image = "container: {kind: apptainer, image: /site.sif}"
+    assert problems(image) == []
     run = load_run(run_file)
     assert (run.config.slurm.container_image, run.origins["slurm.container_image"]) == ("/site.sif", "site lake")
     assert load_run(run_file, ["slurm.container_image=/own.sif"]).config.slurm.container_image == "/own.sif"
@@ -82,13 +82,13 @@ def test_limits_and_staged_files_of_the_site_are_defaults(run_file: Path, proble
 
 def test_the_trainer_is_not_asked_with_a_signal_that_it_does_not_know(problems: Callable[..., Any]) -> None:
     (text,) = problems("", "run.stop_signal=INT")
-    assert text.startswith("run.stop_signal: bsl train does not save on INT")
+    assert has_parts(text, "run.stop_signal: ", "INT")
     for overrides in (["run.stop_signal=TERM"], ["run.stop_signal=INT", "run.command=[a]"]):
         assert problems("", *overrides) == []
 
 
 def test_spare_nodes_are_for_jobs_that_survive(problems: Callable[..., Any]) -> None:
     (text,) = problems("", "slurm.spare_nodes=1")
-    assert text.startswith("slurm.spare_nodes: 1 spare node would wait for nothing") and "survive: true" in text
+    assert has_parts(text, "slurm.spare_nodes: 1 ", "survive: true")
     assert problems("", "slurm.spare_nodes=1", "survive=true") == []
     assert problems("", "slurm.spare_nodes=1", "survive=true", "slurm.requeue=true") == []

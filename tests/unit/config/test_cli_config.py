@@ -10,6 +10,11 @@ from click.testing import CliRunner, Result
 
 from bigsci_launch.cli.main import bsl
 from bigsci_launch.config.load import load_run
+from tests.support.texts import has_parts
+
+from .conftest import SITE
+
+DESCRIPTION = SITE.partition("\n")[0].removeprefix("description: ")
 
 
 def call(*arguments: object) -> Result:
@@ -19,7 +24,13 @@ def call(*arguments: object) -> Result:
 def test_check_says_ok_and_the_topology(run_file: Path) -> None:
     done = call("check", run_file)
     assert done.exit_code == 0
-    assert done.stdout == f"{run_file}: ok; 8 ranks (4 nodes x 2) on site lake: tp 2 x pp 2 x dp 2\n"
+    assert has_parts(
+        done.stdout,
+        f"{run_file}: ok; ",
+        "8 ranks (4 nodes x 2)",
+        "site lake",
+        str(load_run(run_file).layout.topology.product),
+    )
     assert done.stderr == ""
 
 
@@ -69,7 +80,7 @@ def test_show_in_json(run_file: Path) -> None:
 
 def test_sites_are_listed(run_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(run_file.parent)
-    assert "a cluster by the lake" in call("sites").stdout
+    assert DESCRIPTION in call("sites").stdout
     names = [site["name"] for site in json.loads(call("sites", "--json").stdout)["sites"]]
     assert names == sorted(names)
     assert {"jean-zay-a100", "lake", "local", "minicluster"} <= set(names)
@@ -79,8 +90,7 @@ def test_a_broken_site_does_not_hide_the_others(run_file: Path, monkeypatch: pyt
     monkeypatch.chdir(run_file.parent)
     (run_file.parent / "sites" / "broken.yaml").write_text("partitions: [\n")
     done = call("sites")
-    assert done.exit_code == 0 and "a cluster by the lake" in done.stdout
-    assert "cannot be used: sites/broken.yaml:2:1: not YAML" in done.stdout
+    assert done.exit_code == 0 and has_parts(done.stdout, DESCRIPTION, "sites/broken.yaml:2:1: ")
     sites = {site["name"]: site for site in json.loads(call("sites", "--json").stdout)["sites"]}
     assert sites["broken"]["config"] is None and "not YAML" in sites["broken"]["problem"]
     assert sites["lake"]["config"] and sites["lake"]["problem"] is None
@@ -88,12 +98,11 @@ def test_a_broken_site_does_not_hide_the_others(run_file: Path, monkeypatch: pyt
 
 @pytest.mark.parametrize("name", ["run", "site"])
 def test_schema_prints_the_published_file(name: str) -> None:
-    schema = json.loads(call("schema", name).stdout)
-    assert schema["title"] == f"bsl {name} file"
+    assert json.loads(call("schema", name).stdout)["title"] == f"bsl {name} file"
 
 
 def test_a_missing_file_is_one_clear_error(tmp_path: Path) -> None:
     for verb in ("check", "show"):
         done = call(verb, tmp_path / "none.yaml")
         assert done.exit_code == 2
-        assert done.stderr.startswith(f"error: {tmp_path}/none.yaml: cannot be read: No such file")
+        assert has_parts(done.stderr, f"error: {tmp_path}/none.yaml: ", "No such file")

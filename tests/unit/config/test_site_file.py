@@ -11,6 +11,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from bigsci_launch.cli.main import bsl
+from tests.support.texts import has_parts
 
 LOCAL = "description: mine\nscheduler: local\nranks_per_node: 2\nactivation: [echo mine]\n"
 NOBODY = 65534
@@ -33,17 +34,17 @@ def folder(tmp_path: Path) -> Path:
 
 def test_a_site_that_replaces_a_packaged_one_is_said(folder: Path) -> None:
     done = check(folder)
-    said = f"site local is from {folder / 'sites' / 'local.yaml'} (owner {getpass.getuser()}), not the packaged one"
-    assert done.exit_code == 0 and said in done.output
+    named = (f"site local is from {folder / 'sites' / 'local.yaml'}", f"owner {getpass.getuser()}")
+    assert done.exit_code == 0 and has_parts(done.output, *named)
     (folder / "sites" / "local.yaml").rename(folder / "sites" / "pond.yaml")
-    assert "not the packaged one" not in check(folder).output
+    assert "owner" not in check(folder).output
 
 
 @pytest.mark.parametrize(("part", "mode"), [("sites/local.yaml", 0o664), ("sites", 0o2775), ("sites", 0o777)])
 def test_it_is_refused_where_others_may_write(folder: Path, part: str, mode: int) -> None:
     (folder / part).chmod(mode)
     done = check(folder)
-    assert done.exit_code == 2 and f"not the packaged one, and others may write {folder / part}" in done.output
+    assert done.exit_code == 2 and f"may write {folder / part}" in done.output
     run = json.loads((folder / "run.yaml").read_text())
     run["slurm"]["site"] = "sites/local.yaml"
     (folder / "run.yaml").write_text(json.dumps(run))
@@ -57,7 +58,7 @@ def test_it_is_refused_if_it_is_somebody_elses_unless_the_run_file_is_theirs_too
     assert check(folder).exit_code == 2
     os.chown(folder / "run.yaml", NOBODY, -1)
     done = check(folder)
-    assert done.exit_code == 0 and "not the packaged one" in done.output
+    assert done.exit_code == 0 and str(folder / "sites") in done.output
 
 
 @pytest.mark.timeout(20)
@@ -67,7 +68,7 @@ def test_a_pipe_in_its_place_is_not_waited_for(folder: Path, part: str) -> None:
     os.mkfifo(folder / part)
     done = check(folder)
     assert done.exit_code == 2
-    assert f"{folder / part}: cannot be read: not a regular file" in done.output
+    assert has_parts(done.output, f"{folder / part}: ", "regular file")
 
 
 @pytest.mark.parametrize("path", ["/dev/fd/{}", "/proc/self/fd/{}"])

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from bigsci_launch.hang_lab.catalogue import find_reproduction
-from bigsci_launch.hang_lab.recovery.outcome import Fenced, JudgedRecovery, RecoveryJudgement, RecoveryOutcome
+from bigsci_launch.hang_lab.recovery_outcome import Fenced, JudgedRecovery, RecoveryJudgement, RecoveryOutcome
+from bigsci_launch.hang_lab.zoo import find_reproduction
 from bigsci_launch.topology import Topology
 
 TOPOLOGY = Topology(tp=2, pp=1, dp=2)

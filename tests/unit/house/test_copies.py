@@ -16,19 +16,14 @@ import tempfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bigsci_launch import awake_clock, door, own_place, procfs, safe_files
-from bigsci_launch.file_names import LATEST, checkpoint_tag, rank_name
-from bigsci_launch.iteration_line import parse_iterations
-from bigsci_launch.lost_peer import AFTERMATH, LOST_PEER, TIMED_OUT
-from bigsci_launch.recover.generation import FailureKind, GenerationFailure
-from bigsci_launch.runs.generations.records import CAUSES, CONSEQUENCES, Generation, RankFailure
-from bigsci_launch.runs.generations.words import failure_words
+from bigsci_launch import procfs
+from bigsci_launch.file_names import rank_name
 from bigsci_launch.runs.layout import AttemptDir, rank_files, write_json
 from bigsci_launch.scheduler.command import is_scrubbed
 from bigsci_launch.spy.inputs.flight_recorder import read_recorder_json, read_recorder_pickle
@@ -48,19 +43,6 @@ HOSTILE_NAMES = (
     b"\xff)\xfe(",
     b"1 (2) R 3",
 )
-
-# ------------------------------------------------------------------------------------------- failures of generations
-
-
-def test_whatever_ends_a_generation_has_words_everywhere(program: Program) -> None:
-    tool = program("exit_generations")
-    assert set(get_args(FailureKind)) == {*CAUSES, *CONSEQUENCES}
-    assert tool.CONSEQUENCES == CONSEQUENCES
-    for kind in get_args(FailureKind):
-        said = failure_words(RankFailure(kind, 1, "n0"), Generation(0)), tool.failed_text({"kind": kind})
-        assert not any("unknown kind" in text for text in said), said
-        assert str(GenerationFailure(kind, 0.0))
-
 
 # ------------------------------------------------------------------------------------------- /proc/PID/stat
 
@@ -123,6 +105,7 @@ def test_a_process_that_is_gone_is_nobodys(program: Program) -> None:
     assert program("node_processes").read_safe(gone)["state"] == "gone"
 
 
+@pytest.mark.slow
 def test_one_module_of_the_package_parses_it(modules: Parsed) -> None:
     """The last parenthesis is where every parser begins."""
     assert [path for path, tree in modules.items() if cuts_at_parenthesis(tree)] == ["procfs.py"]
@@ -136,35 +119,6 @@ def cuts_at_parenthesis(tree: ast.Module) -> bool:
         and [argument.value for argument in call.args[:1] if isinstance(argument, ast.Constant)] == [")"]
         for call in calls
     )
-
-
-# ------------------------------------------------------------------------------------------- files
-
-
-def test_everything_that_listens_has_the_same_door() -> None:
-    assert (DIAGNOSTICS / "door.py").read_bytes() == Path(door.__file__).read_bytes()
-
-
-def test_both_ends_of_a_connection_have_the_same_clock() -> None:
-    assert (DIAGNOSTICS / "awake_clock.py").read_bytes() == Path(awake_clock.__file__).read_bytes()
-
-
-def test_files_are_written_and_read_alike() -> None:
-    """One file, twice: the package may not import diagnostics/, and its programs do not have the package."""
-    assert (DIAGNOSTICS / "safe_files.py").read_bytes() == Path(safe_files.__file__).read_bytes()
-
-
-def test_everything_that_starts_an_attempts_tools_asks_alike_whose_they_are() -> None:
-    assert (DIAGNOSTICS / "own_place.py").read_bytes() == Path(own_place.__file__).read_bytes()
-
-
-# ------------------------------------------------------------------------------------------- lost peers
-
-
-def test_a_lost_peer_has_the_same_words_on_both_sides(program: Program) -> None:
-    words = program("exit_words")
-    for theirs, ours in ((words.CASCADE, LOST_PEER), (words.TIMED_OUT, TIMED_OUT), (words.AFTERMATH, AFTERMATH)):
-        assert (theirs.pattern, theirs.flags) == (ours.pattern, ours.flags)
 
 
 # ------------------------------------------------------------------------------------------- numbering of ranks
@@ -194,14 +148,6 @@ def test_the_laboratory_numbers_ranks_alike(program: Program, topology: Topology
     ]
 
 
-@given(topology=topologies)
-def test_the_reason_of_an_end_writes_coordinates_alike(program: Program, topology: Topology) -> None:
-    rank = topology.world_size - 1
-    at = topology.coordinate(rank)
-    failure = {"rank": rank, "node": "n3", "coordinate": at.as_dict(), "error": None, "signal": "SIGKILL", "code": None}
-    assert program("exit_failures").failure_text(failure) == f"rank {rank} ({at}) on n3: SIGKILL"
-
-
 @pytest.mark.parametrize("text", ["tp=2,sp=2", "tp", "tp=x"])
 def test_what_is_no_topology_is_refused(program: Program, text: str) -> None:
     with pytest.raises(ValueError):
@@ -227,6 +173,7 @@ GROUPS = st.dictionaries(
 )
 
 
+@pytest.mark.slow
 @given(st.lists(ENTRY, max_size=12), GROUPS, st.booleans(), st.randoms())
 def test_recorded_collectives_are_stored_alike(
     entries: list[dict[str, Any]], groups: dict[str, Any], is_pickle: bool, chance: random.Random
@@ -277,32 +224,16 @@ def test_what_ranks_leave_is_found_where_the_package_puts_it(program: Program, t
         write_json(attempt.error_file(rank), {"rank": rank, "type": "ValueError"})
         attempt.event_file(rank).write_text('{"kind": "start"}\n')
         attempt.log_file(rank).write_text("last words\n")
-    found = program("exit_records").read_ranks(attempt.path)
-    assert sorted(found) == list(RANKS)
-    for rank in RANKS:
-        assert (found[rank]["pid"]["pid"], found[rank]["exit"]["code"]) == (100 + rank, 1)
-        assert (found[rank]["error"]["type"], found[rank]["event"]["kind"]) == ("ValueError", "start")
-        assert found[rank]["said"] == "last words"
     ((_, documents),) = program("node_ranks").read_pid_files(str(attempt.pids), "n0", None)
     assert sorted(document["rank"] for document in documents) == list(RANKS)
     assert sorted(rank_files(attempt.pids, ".json")) == list(RANKS)
 
 
-# ------------------------------------------------------------------------------------------- a run that carries itself
+# ------------------------------------------------------------------------------------------- Slurm
 
 
-def test_the_chain_reads_steps_and_checkpoints_alike(program: Program, tmp_path: Path) -> None:
-    records = program("chain_records")
-    line = " iteration      805/  115311 | consumed samples: 1 | lm loss: 4.531E+00 |"
-    ((step, total),) = [(each.step, each.total_steps) for each in parse_iterations(line)]
-    assert records.ITERATION.findall(line.encode()) == [(str(step).encode(), str(total).encode())]
-    (tmp_path / "checkpoints").mkdir()
-    (tmp_path / "checkpoints" / LATEST).write_text(checkpoint_tag(805))
-    assert records.newest_checkpoint(tmp_path).step == step
-
-
-def test_the_chain_hides_the_same_variables_from_slurm(program: Program) -> None:
-    theirs = program("chain_slurm")
+def test_a_runner_hides_the_same_variables_from_slurm(program: Program) -> None:
+    theirs = program("rank_orphan")
     for name in ("SLURM_JOB_ID", "SBATCH_ACCOUNT", "SLURM_CONF", "SLURM_JWT", "PATH", "PMIX_RANK"):
         assert is_scrubbed(name) == (theirs.SCRUBBED.fullmatch(name) is not None and name not in theirs.KEPT)
 

@@ -52,6 +52,7 @@ def test_the_list_is_read() -> None:
     assert {"no more", "goes on", "of which"} <= set(phrases())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("phrase", phrases())
 def test_nobody_writes(phrase: str) -> None:
     pattern, right = re.compile(rf"\b{phrase}\b", re.IGNORECASE), re.compile(RIGHT.get(phrase, "(?!)"))

@@ -12,6 +12,8 @@ import pytest
 from .conftest import PACKAGE, imports, nodes, parsed
 
 ROOT = PACKAGE.parent
+LONGEST_CALLBACK = 25
+COMMAND = re.compile(r"\w+\.(command|group)\b")
 SLURM_COMMANDS = {"sbatch", "srun", "squeue", "sacct", "scancel", "scontrol", "sinfo"}
 
 
@@ -65,6 +67,18 @@ def test_command_files_import_features_inside_their_callbacks() -> None:
                 parts = name.split(".")
                 allowed = {"cli", "errors", "printable", "progress", "topology", "units", "__version__"}
                 assert parts[0] != "bigsci_launch" or len(parts) == 1 or parts[1] in allowed, f"{path}: {name}"
+
+
+def test_callbacks_of_commands_are_thin() -> None:
+    """What decides is a feature's: a callback checks its options, asks one question, and shows the answer."""
+    wrong = []
+    for path, tree in parsed():
+        for node in nodes(tree) if room(path) == "cli" else ():
+            if isinstance(node, ast.FunctionDef) and any(COMMAND.search(ast.unparse(d)) for d in node.decorator_list):
+                body = node.body[ast.get_docstring(node) is not None :]
+                num_lines = (node.end_lineno or 0) - body[0].lineno + 1 if body else 0
+                wrong += [f"{path.relative_to(ROOT)}: {node.name}: {num_lines} lines"] * (num_lines > LONGEST_CALLBACK)
+    assert not wrong, wrong
 
 
 def test_one_module_starts_slurm_commands() -> None:
@@ -169,6 +183,7 @@ UNSAFE_FILES = {
 GUESSED = re.compile(r"[.~]\{os\.getpid\(\)|getpid\(\)\}\.(part|tmp)")
 
 
+@pytest.mark.slow
 def test_one_module_writes_files_that_others_may_touch_and_reads_their_json() -> None:
     """No other follows a link that a colleague left, sets a mode by path, guesses a name, or trips over deep JSON."""
     found = {
@@ -218,11 +233,12 @@ def test_unsafe_calls_are_found(line: str) -> None:
 PLAIN_READS = {
     "a file of the package": (
         *("gpus.py", "launch/freeze.py", "minicluster/settings.py", "spy/look/collect.py", "spy/show/page.py"),
-        *("weights/show/page.py", "calls_build.py"),
+        *("weights/show/page.py", "calls_build.py", "launch/job/frozen.py"),
     ),
     "a file of the kernel": (
         *("hang_lab/needs.py", "hang_lab/processes.py", "minicluster/daemons.py", "procfs.py", "scheduler/local.py"),
-        *("free_port.py", "node_environment.py", "node_injection.py", "node_kernel.py", "node_processes.py"),
+        *("free_port.py", "launch/job/free_port.py"),
+        *("node_environment.py", "node_injection.py", "node_kernel.py", "node_processes.py"),
         *("rank_again.py", "rank_process.py", "rank_program.py", "rank_rings.py", "rank_stacks.py", "ring_hook.py"),
     ),
     "/etc/hosts": ("minicluster/startup.py",),

@@ -7,6 +7,8 @@ import re
 from collections import defaultdict
 from collections.abc import Iterator
 
+import pytest
+
 from .conftest import Parsed, imports
 
 TAXONOMY = "spy/taxonomy.py"
@@ -45,6 +47,7 @@ def texts(tree: ast.Module) -> Iterator[tuple[int, str]]:
             yield node.lineno, node.value
 
 
+@pytest.mark.slow
 def test_hang_classes_are_named_in_one_file(modules: Parsed) -> None:
     """Elsewhere a class is a member of `HangClass`, whose name says what it is. Recordings have names of their own."""
     wrong = []

@@ -16,7 +16,7 @@ import pytest
 from bigsci_launch.safe_pickle import ForbiddenPickle, SafeUnpickler
 from bigsci_launch.spy.inputs.flight_recorder import read_recorder_pickle
 from bigsci_launch.spy.inputs.reading import Damaged
-from bigsci_launch.weights.files.tensors import UnreadableFile
+from bigsci_launch.weights.files.mapped import UnreadableFile
 from bigsci_launch.weights.formats.torch_file import LEGACY_START, read_torch_file
 from bigsci_launch.weights.objects.nodes import Instance, Named, Outside
 

@@ -7,6 +7,8 @@ import resource
 import subprocess
 import sys
 
+import pytest
+
 HEAVY = {"torch", "deepspeed", "pydantic", "rich", "yaml", "jinja2", "numpy"}
 PROGRAM = """
 import json, sys
@@ -42,6 +44,7 @@ def cheapest_start(*words: str) -> float:
     return min(seconds)
 
 
+@pytest.mark.slow
 def test_help_costs_less_than_five_imports_of_click() -> None:
     """Compared on one machine, because a busy or a slower one needs more time for both."""
     assert cheapest_start("-m", "bigsci_launch", "--help") < 5 * cheapest_start("-c", "import click")

@@ -14,13 +14,8 @@ import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 
-from bigsci_launch.cli.main import bsl
-from bigsci_launch.config.load import load_run
-from bigsci_launch.data.fingerprint import fingerprint
-from bigsci_launch.data.indexed import IndexedWriter, open_dataset
-from bigsci_launch.runs.attempts import JobRecord, write_job
-from bigsci_launch.runs.changes import Acceptance, read_accepted
-from bigsci_launch.runs.checkpoints import (
+from bigsci_launch.checkpoints.changes import Acceptance, read_accepted
+from bigsci_launch.checkpoints.folder import (
     CheckpointsDir,
     begin_checkpoint,
     commit_checkpoint,
@@ -28,9 +23,14 @@ from bigsci_launch.runs.checkpoints import (
     write_digests,
     write_record,
 )
+from bigsci_launch.checkpoints.resume import describe_run
+from bigsci_launch.checkpoints.verify import with_digest
+from bigsci_launch.cli.main import bsl
+from bigsci_launch.config.load import load_run
+from bigsci_launch.data.fingerprint import fingerprint
+from bigsci_launch.data.indexed import IndexedWriter, open_dataset
+from bigsci_launch.runs.attempts import JobRecord, write_job
 from bigsci_launch.runs.layout import RunDir
-from bigsci_launch.runs.resume import describe_run
-from bigsci_launch.runs.verify import with_digest
 from bigsci_launch.scheduler.local import Launcher
 from bigsci_launch.topology import Topology
 

@@ -68,6 +68,7 @@ def at_once(path: Path, *, failing: int = 0) -> list[str]:
     return found
 
 
+@pytest.mark.slow
 def test_one_of_five_first_submissions_is_accepted(run_file: RunFile) -> None:
     for index in range(ROUNDS):
         found = at_once(run_file(run={"name": f"trial-{index}", "command": ["true"]}))
@@ -78,6 +79,7 @@ def test_one_of_five_first_submissions_is_accepted(run_file: RunFile) -> None:
         assert [path.name for path in (run / "attempts").iterdir()] == ["0001"]
 
 
+@pytest.mark.slow
 def test_submissions_that_fail_take_back_only_what_is_theirs(run_file: RunFile) -> None:
     for index in range(ROUNDS):
         found = at_once(run_file(run={"name": f"trial-{index}", "command": ["true"]}), failing=3)

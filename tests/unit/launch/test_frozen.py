@@ -116,15 +116,15 @@ def link_tools(attempt: Path) -> Path:
 
 
 def give_tool_away(attempt: Path) -> Path:
-    os.chown(attempt / "tools" / "chain.py", NOBODY, -1)
-    return attempt / "tools" / "chain.py"
+    os.chown(attempt / "tools" / "bsl-job.pyz", NOBODY, -1)
+    return attempt / "tools" / "bsl-job.pyz"
 
 
 def test_a_job_starts_nothing_that_somebody_else_could_have_written(slurm: Any, run_file: RunFile) -> None:
     invoke("submit", str(run_file()))
     kept = Path("kept").absolute()
     RUN.rename(kept)
-    changes = [open_to("tools/exit_reason.py", 0o664), open_to("tools/ring_site", 0o777), open_to("config.yaml", 0o660)]
+    changes = [open_to("tools/bsl-job.pyz", 0o664), open_to("tools/ring_site", 0o777), open_to("config.yaml", 0o660)]
     changes += [open_to("..", 0o2775), link_tools, *([give_tool_away] if os.geteuid() == 0 else [])]
     for change in changes:
         shutil.copytree(kept, RUN, symlinks=True)
@@ -208,6 +208,7 @@ def test_a_root_in_which_others_may_rename_is_refused_with_the_way_out(
     assert "others may rename folders" in invoke("submit", path).stderr
 
 
+@pytest.mark.slow
 @AS_ROOT
 def test_a_folder_further_up_is_refused_if_it_is_ours_and_said_if_it_is_anothers(
     slurm: Any, run_file: RunFile, reachable: Path

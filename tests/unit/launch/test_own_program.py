@@ -77,6 +77,7 @@ def test_surviving_needs_a_global_batch(own: Path) -> None:
     assert done.exit_code == 2 and "survive: the replicas that are left keep the global batch size" in done.stderr
 
 
+@pytest.mark.slow
 def test_a_described_program_may_change_its_sizes(fake_slurm: Callable[..., Any], run_file: RunFile) -> None:
     """Its checkpoints are its own: only the layout of a run is fixed."""
     fake = fake_slurm("sbatch", "squeue", "scontrol")

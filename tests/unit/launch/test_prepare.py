@@ -10,16 +10,17 @@ from typing import Any, BinaryIO
 import pytest
 from click.testing import CliRunner, Result
 
+from bigsci_launch.checkpoints.folder import write_record
+from bigsci_launch.checkpoints.resume import describe_run
 from bigsci_launch.cli.main import bsl
 from bigsci_launch.config import check
 from bigsci_launch.config.finding import Finding
 from bigsci_launch.config.load import load_run
 from bigsci_launch.errors import CheckpointError, ConfigError, RunDirError
-from bigsci_launch.launch.prepare import Prepared, find_start, prepare, require_sound
+from bigsci_launch.launch.decide import decide_start
+from bigsci_launch.launch.prepare import Prepared, prepare, require_sound
 from bigsci_launch.plan.choose.check import check_everything
 from bigsci_launch.plan.price import calibration
-from bigsci_launch.runs.checkpoints import write_record
-from bigsci_launch.runs.resume import describe_run
 from bigsci_launch.topology import Topology
 from bigsci_launch.typed_path import open_typed
 
@@ -128,21 +129,21 @@ def test_errors_of_the_arithmetic_stop_a_submission_that_is_not_forced(tmp_path:
 
 def test_a_new_run_starts_at_step_0(run_file: RunFile) -> None:
     trained = prepared(run_file(run={"name": "trial"}, parallelism={"tensor_parallel_size": 2}))
-    assert find_start(trained.loaded.config, trained.request) is None
+    assert decide_start(trained.loaded.config, trained.request).folder is None
 
 
 def test_a_start_that_cannot_be_is_found_before_the_queue(run_file: RunFile) -> None:
     path = run_file(run={"name": "trial"})
     missing = prepared(path, "checkpoint.load=nowhere")
     with pytest.raises(CheckpointError, match="nowhere"):
-        find_start(missing.loaded.config, missing.request)
+        decide_start(missing.loaded.config, missing.request)
     again = prepared(path)
     again.request.run.path.mkdir(parents=True)
     (again.request.run.path / "thesis.tex").touch()
     with pytest.raises(RunDirError, match="is not a run directory"):
-        find_start(again.loaded.config, again.request)
+        decide_start(again.loaded.config, again.request)
 
 
 def test_another_program_has_no_checkpoint_of_ours(run_file: RunFile) -> None:
     other = prepared(run_file(), "checkpoint.load=nowhere")
-    assert find_start(other.loaded.config, other.request) is None
+    assert decide_start(other.loaded.config, other.request).folder is None

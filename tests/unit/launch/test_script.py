@@ -15,6 +15,7 @@ from jinja2 import UndefinedError
 
 from bigsci_launch.config.load import load_run
 from bigsci_launch.errors import ConfigError
+from bigsci_launch.launch.decide import Turn, behind
 from bigsci_launch.launch.job.options import Option
 from bigsci_launch.launch.job.request import JobRequest, Variable, make_request
 from bigsci_launch.launch.job.script import (
@@ -25,7 +26,6 @@ from bigsci_launch.launch.job.script import (
     render_script,
     template_environment,
 )
-from bigsci_launch.launch.turn import Turn, behind
 from bigsci_launch.runs.layout import RunDir
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "sbatch"
@@ -221,7 +221,7 @@ def test_a_local_job_that_survives_is_started_by_its_controller() -> None:
         '--attempt-dir "$attempt_dir"'
     )
     seats = request_of("jean-zay-48-nodes", local=True).topology.world_size
-    assert f' --level in_place --seats {seats} --exit-reason "$tools/exit_reason.py" -- ' in launched
+    assert f' --level in_place --seats {seats} --exit-reason "$tools/bsl-job.pyz" -- ' in launched
     assert " --survive in_place --log-limit-mib" in launched
     assert "scheduler.local" not in script
     assert "recover" not in render_script(request_of("jean-zay-48-nodes", local=True))
@@ -248,6 +248,7 @@ def test_what_survive_leaves_to_slurm_is_said(requeue: str) -> None:
     assert "survive" in lines[at - 1]
 
 
+@pytest.mark.slow
 def test_bash_and_shellcheck_read_a_script_that_survives(tmp_path: Path) -> None:
     for number, shape in enumerate(SHAPES):
         spares = () if shape.startswith("local") else SURVIVE

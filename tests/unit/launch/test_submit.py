@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,8 +19,9 @@ from click.testing import CliRunner, Result
 
 from bigsci_launch.cli.main import bsl
 from bigsci_launch.config.load import load_run
-from bigsci_launch.launch import submit as launch
-from bigsci_launch.launch.freeze import TOOLS, copy_tools
+from bigsci_launch.launch import start_job
+from bigsci_launch.launch.freeze import write_tools
+from bigsci_launch.launch.notes import notes
 from bigsci_launch.launch.prepare import prepare
 from bigsci_launch.runs.attempts import JobRecord, read_job, write_job
 from bigsci_launch.runs.layout import RunDir
@@ -31,6 +33,7 @@ USER = pwd.getpwuid(os.getuid()).pw_name
 RunFile = Callable[..., Path]
 RUN = Path("runs/trial")
 MODEL = {"hidden_size": 8, "num_attention_heads": 2, "sequence_length": 8, "vocab_size": 64}
+COMMANDS = ("sbatch", "squeue", "scancel", "sinfo", "sacct", "scontrol")
 TIMED_OUT = "error: Socket timed out on send/recv operation\n"
 
 
@@ -65,12 +68,13 @@ def test_a_pipe_gets_the_job_id_alone(slurm: Any, run_file: RunFile) -> None:
 def test_the_tools_of_an_attempt_need_nothing_else(tmp_path: Path) -> None:
     attempt = RunDir(tmp_path).attempt("0001")
     attempt.make()
-    copy_tools(attempt)
-    for tool in ("rank_runner.py", "exit_reason.py"):
-        argv = [sys.executable, "-I", "-S", str(attempt.tools / tool), "--help"]
+    write_tools(attempt)
+    names = {path.relative_to(attempt.tools).as_posix() for path in attempt.tools.rglob("*") if path.is_file()}
+    assert {"bsl-job.pyz", "rank_runner.py", "check_node.py", "ring_site/sitecustomize.py", "calls_native.c"} <= names
+    assert not {name for name in names if name.startswith("node_")}
+    for words in (["rank_runner.py"], ["bsl-job.pyz", "exit-reason"], ["bsl-job.pyz", "keep-watch"]):
+        argv = [sys.executable, "-I", "-S", str(attempt.tools / words[0]), *words[1:], "--help"]
         subprocess.run(argv, check=True, capture_output=True, timeout=20)
-    files = (path.relative_to(attempt.tools) for path in attempt.tools.rglob("*") if path.is_file())
-    assert sorted(str(path) for path in files if path.suffix in (".py", ".c")) == sorted(TOOLS)
 
 
 def test_the_script_is_that_of_the_dry_run(slurm: Any, run_file: RunFile) -> None:
@@ -143,6 +147,28 @@ def test_a_dry_run_asks_no_slurm(fake_slurm: Install, run_file: RunFile) -> None
     assert not any(fake.calls(command) for command in ("sbatch", "squeue", "scontrol"))
 
 
+@pytest.mark.parametrize(
+    ("state", "more", "expected"),
+    [
+        ("", (), {"sbatch": 1, "squeue": 1, "scontrol": 1}),
+        ("COMPLETED", (), {"sbatch": 1, "squeue": 3, "scontrol": 1}),
+        ("RUNNING", ("--set", "slurm.chain={by: queue, links: 2}"), {"sbatch": 2, "squeue": 4, "scontrol": 2}),
+    ],
+)
+def test_a_submission_asks_each_question_once(
+    fake_slurm: Install, run_file: RunFile, state: str, more: tuple[str, ...], expected: dict[str, int]
+) -> None:
+    fake, path = fake_slurm(*COMMANDS), str(run_file(run={"name": "trial"}))
+    fake.answer("sbatch", "77\n")
+    fake.answer("squeue", "")
+    if state:
+        invoke("submit", path)
+        fake.answer("squeue", line("77", state))
+    before = Counter({name: len(fake.calls(name)) for name in COMMANDS})
+    assert invoke("submit", path, *more).exit_code == 0
+    assert Counter({name: len(fake.calls(name)) for name in COMMANDS}) - before == expected
+
+
 def test_refusal_shows_slurms_words_and_leaves_nothing(slurm: Any, run_file: RunFile) -> None:
     slurm.answer("sbatch", stderr="sbatch: error: Invalid qos specification\n", rc=1)
     done = invoke("submit", str(run_file()))
@@ -179,6 +205,7 @@ def test_one_attempt_at_a_time(slurm: Any, run_file: RunFile, state: str) -> Non
     assert len(slurm.calls("sbatch")) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("state", ["COMPLETED", "FAILED", "TIMEOUT", "NODE_FAIL"])
 def test_the_next_attempt_after_the_end(slurm: Any, run_file: RunFile, state: str) -> None:
     path = str(run_file())
@@ -195,6 +222,7 @@ def test_a_job_that_nobody_knows_any_more_blocks_nothing(slurm: Any, run_file: R
     assert invoke("submit", path).exit_code == 0
 
 
+@pytest.mark.slow
 def test_a_submission_under_way_is_not_overtaken(slurm: Any, run_file: RunFile) -> None:
     path = str(run_file())
     invoke("submit", path)
@@ -207,8 +235,9 @@ def test_a_submission_under_way_is_not_overtaken(slurm: Any, run_file: RunFile) 
 
 
 # tests/slurm/test_lost_answers.py has the same with a slurmctld that answers late.
+@pytest.mark.slow
 def test_an_attempt_stays_that_may_have_a_job(slurm: Any, run_file: RunFile, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launch, "LOOK_S", 0.0)
+    monkeypatch.setattr(start_job, "LOOK_S", 0.0)
     path, script = str(run_file()), RUN.resolve() / "attempts" / "0001" / "script.sh"
     slurm.answer("sbatch", stderr=TIMED_OUT, rc=1)
     slurm.answer("squeue", "")
@@ -265,7 +294,7 @@ def test_a_job_that_cannot_be_noted_down_is_taken_back(
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(launch, "write_job", full)
+    monkeypatch.setattr(start_job, "write_job", full)
     done = invoke("submit", str(run_file()))
     assert done.exit_code == 2 and "No space left on device" in done.stderr
     assert slurm.calls("scancel")[0]["argv"] == ["scancel", "77"]
@@ -337,6 +366,7 @@ def test_what_sbatch_says_although_it_accepts_the_job(slurm: Any, run_file: RunF
     assert document["said"] == ["plugin: hello", warning]
 
 
+@pytest.mark.slow
 def test_waiting_says_each_state_and_exits_as_the_training(
     slurm: Any, run_file: RunFile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -376,7 +406,7 @@ def test_where_there_is_no_sbatch_nothing_starts_unless_asked(fake_slurm: Instal
 def test_more_ranks_than_a_machine_can_have_are_refused(
     slurm: Any, run_file: RunFile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delattr("bigsci_launch.launch.submit.start_launcher")  # if nothing refuses them, they must not start
+    monkeypatch.delattr("bigsci_launch.launch.start_job.start_launcher")  # if nothing refuses them, they must not start
     many = ["--set", "slurm.nodes=50000", "--set", "training.global_batch_size=50000"]
     done = invoke("submit", str(run_file()), "--local", *many)
     assert done.exit_code == 2 and "the run has 100000 ranks, and `bsl` starts at most" in done.stderr
@@ -439,8 +469,8 @@ def test_a_secret_in_the_run_file_is_warned_of(slurm: Any, run_file: RunFile) ->
 
 def test_a_run_for_a_slurm_site_says_that_it_starts_here(run_file: RunFile) -> None:
     loaded = load_run(run_file())
-    assert launch.notes(loaded, is_local=True) == ["starting 4 ranks on this machine"]
-    assert launch.notes(loaded, is_local=False) == []
+    assert notes(loaded, is_local=True) == ["starting 4 ranks on this machine"]
+    assert notes(loaded, is_local=False) == []
 
 
 def test_a_dataset_that_is_not_there_is_warned_of_before_anyone_waits(slurm: Any, run_file: RunFile) -> None:

@@ -10,6 +10,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from bigsci_launch.cli.main import bsl
+from tests.support.texts import has_parts
 
 
 @pytest.fixture
@@ -27,8 +28,7 @@ def run(*argv: str) -> Result:
 def test_isolation_without_root_is_refused_before_anything_is_made(here: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     result = run("up", "--nodes", "2", "--isolated")
-    assert result.exit_code == 3
-    assert result.stderr.startswith("error: isolated nodes are namespaces, which only root can create\nhint: ")
+    assert (result.exit_code, " root " in result.stderr) == (3, True)
     assert not here.exists()
 
 
@@ -37,7 +37,7 @@ def test_missing_packages_are_named_before_anything_is_made(here: Path, monkeypa
     monkeypatch.setattr("bigsci_launch.minicluster.daemons.SYSTEM_PATH", "/nowhere")
     result = run("up", "--nodes", "2")
     assert result.exit_code == 3
-    assert result.stderr.startswith("error: not installed: munged, slurmctld, slurmd, sinfo\nhint: install them")
+    assert has_parts(result.stderr, "munged", "slurmctld", "slurmd", "sinfo")
     assert not here.exists()
 
 
@@ -52,8 +52,7 @@ def test_without_a_cluster_there_is_nothing_to_stop_and_nothing_to_show(here: Pa
     status = run("status")
     assert (status.exit_code, status.stdout) == (1, f"no cluster in {here}\n")
     killed = run("kill-node", "n0")
-    assert killed.exit_code == 3
-    assert killed.stderr == f"error: no cluster in {here}\nhint: `bsl cluster up --nodes 4` starts one\n"
+    assert (killed.exit_code, str(here) in killed.stderr, "bsl cluster up" in killed.stderr) == (3, True, True)
     assert not here.exists()
 
 
@@ -76,7 +75,7 @@ def test_half_a_cluster_is_called_so_and_removed(here: Path):
     status = run("status")
     assert (status.exit_code, status.stdout) == (1, f"the cluster in {here} never started completely\n")
     down = run("down")
-    assert (down.exit_code, down.stderr) == (0, f"ended 0 processes and removed {here}\n")
+    assert (down.exit_code, str(here) in down.stderr) == (0, True)
     assert not here.exists()
 
 

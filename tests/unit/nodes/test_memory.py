@@ -14,9 +14,7 @@ from click.testing import CliRunner
 
 from bigsci_launch.cli.main import bsl
 from bigsci_launch.errors import RunDirError
-from bigsci_launch.nodes import memory as package
 from bigsci_launch.nodes.memory import BadNode, add_nodes, forgive_nodes, left_out, make_entry, read_nodes
-from tests.unit.house.conftest import standalone
 
 NOW = 1_795_400_000.0
 ENTRY = BadNode("jean", "n1", "ecc", "uncorrectable", NOW, NOW + 60, "demo", "0001", 3, "alice")
@@ -25,18 +23,6 @@ ENTRY = BadNode("jean", "n1", "ecc", "uncorrectable", NOW, NOW + 60, "demo", "00
 @pytest.fixture
 def memory(tmp_path: Path) -> Path:
     return tmp_path / "nodes.json"
-
-
-def test_both_writers_read_each_other(memory: Path) -> None:
-    add_nodes(memory, [ENTRY])
-    with standalone() as program:
-        tool = program("bad_nodes")
-        [read] = tool.read_memory(memory)
-        tool.remember(memory, [{**read, "node": "n2"}])
-        assert tool.LASTS_S == package.LASTS_S
-        assert tool.SCHEMA_VERSION == package.SCHEMA_VERSION
-        assert tool.NODE_NAME == package.NODE_NAME
-    assert read_nodes(memory) == [ENTRY, replace(ENTRY, node="n2")]
 
 
 def test_a_new_finding_replaces_the_old_one_of_its_reason(memory: Path) -> None:
@@ -89,11 +75,6 @@ def test_a_memory_that_cannot_be_read_is_an_error_that_names_it_and_stays_as_it_
     ):
         with pytest.raises(RunDirError, match=r"nodes\.json"):
             attempt()
-    with standalone() as program:
-        tool = program("bad_nodes")
-        if '"n1"' not in text:  # it keeps entries as they are
-            with pytest.raises(tool.Unreadable, match=r"nodes\.json.*nothing was added"):
-                tool.remember(memory, [{"node": "n1"}])
     assert memory.read_text() == text
 
 

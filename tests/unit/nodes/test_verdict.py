@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from bigsci_launch.nodes import verdict
 from tests.unit.house.conftest import standalone
 
 
@@ -27,9 +28,8 @@ def result(node: str, *, gpus: int | None = None, peers: dict[str, float | None]
 
 
 def judge(*lines: str, names: str = "") -> dict[str, tuple[str, str]]:
-    with standalone() as program:
-        document = program("check_verdict").judge(list(lines), names.split())
-        assert program("check_verdict").summary(document)
+    document = verdict.judge(lines, names.split())
+    assert verdict.summary(document)
     return {node["node"]: (node["verdict"], node["why"]) for node in document["nodes"]}
 
 

@@ -6,6 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from bigsci_launch.config.load import resolve_run
+from bigsci_launch.config.schema.run import RunConfig
+from bigsci_launch.config.site import Site
 from bigsci_launch.plan.calibrate.calibrate import calibrate
 from bigsci_launch.plan.calibrate.place import place_named
 from bigsci_launch.plan.calibrate.rows import MeasuredRow, Measurement, measurements_of, read_rows
@@ -54,3 +57,14 @@ def bloom() -> Setup:
         partition_method="type:transformer|embedding",
         technique=UNFUSED_2021,
     )
+
+
+@pytest.fixture(scope="session")
+def bloom_run() -> tuple[RunConfig, Site]:
+    config, site, _ = resolve_run(ROOT / "configs/bloom-176b-2022.yaml")
+    return config, site
+
+
+def changed(config: RunConfig, section: str, **values: object) -> RunConfig:
+    """Return `config` with values of a section replaced."""
+    return config.model_copy(update={section: getattr(config, section).model_copy(update=values)})

@@ -22,6 +22,7 @@ from bigsci_launch.recover.orders import (
     RankSaid,
     RanksSeen,
     RecordLine,
+    RequestAnswer,
     SayLine,
     SeatJoined,
     SeatLost,
@@ -29,9 +30,8 @@ from bigsci_launch.recover.orders import (
     SeatReady,
     StartRunner,
     TellSeat,
-    WatcherWish,
-    WishAnswer,
 )
+from bigsci_launch.runs.control.request import Request
 from bigsci_launch.topology import Topology
 
 EPOCH = 1_000_000.0
@@ -93,7 +93,7 @@ class Job:
                     step = self.step if order.since is not None else None
                     words = {rank: self.words[rank] for rank in order.ranks if rank in self.words}
                     self.take(RanksSeen(order.generation, step, words, self.accused))
-                case WishAnswer():
+                case RequestAnswer():
                     self.answers.append(order.refused)
                 case SayLine():
                     self.said.append(order.text)
@@ -107,12 +107,6 @@ class Job:
                     self.code = order.code
 
     # ------------------------------------------------------------------------------------------- what happens
-
-    def start(self, *absent: int) -> None:
-        """Have every seat join and be ready, but for those that are absent."""
-        for seat in self.seats:
-            if seat.number not in absent:
-                self.join(seat.number)
 
     def join(self, seat: int) -> None:
         self.take(SeatJoined(self.seats[seat]))
@@ -150,9 +144,10 @@ class Job:
                 self.say(rank, "left", step=None)
                 self.ready(seat, number)
 
-    def wish(self, kind: Any, rank: int | None = None, generation: int | None = None, **more: Any) -> None:
+    def ask(self, verb: str, rank: int | None = None, generation: int | None = None, **more: Any) -> None:
         number = self.number if generation is None else generation
-        self.take(WatcherWish("wish.json", kind, number, "it hangs", "bsl watch", rank, **more))
+        asked = Request("asked", verb, "bsl watch", "it hangs", generation=number, rank=rank, **more)
+        self.take(asked)
 
     # ------------------------------------------------------------------------------------------- what was ordered
 
@@ -187,7 +182,7 @@ class Job:
 
 @pytest.fixture
 def make_job() -> Any:
-    """`make_job("in_place", dp=2, nodes=(2, 2))`: a job whose seats have not joined yet."""
+    """`make_job("in_place", dp=2, nodes=(2, 2))`: a job all of whose seats are ready, but for those that are absent."""
 
     def make(
         level: Level,
@@ -199,9 +194,14 @@ def make_job() -> Any:
         batches: BatchSizes | None = None,
         wait_s: float = 60.0,
         suffix: str | None = "-ib",
+        absent: Sequence[int] = (),
     ) -> Job:
         seats = seats_on(*nodes)
         wanted = WantedLayout(Topology(pp=pp, dp=dp), shrink, batches)
-        return Job(Rules(level, wanted, len(seats), wait_s, address_suffix=suffix), seats)
+        job = Job(Rules(level, wanted, len(seats), wait_s, address_suffix=suffix), seats)
+        for seat in seats:
+            if seat.number not in absent:
+                job.join(seat.number)
+        return job
 
     return make

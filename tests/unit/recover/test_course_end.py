@@ -19,20 +19,19 @@ MakeJob = Callable[..., Job]
 
 def test_a_phase_is_recorded_when_its_last_rank_has_come_to_it(make_job: MakeJob) -> None:
     job = make_job("in_place", pp=1)
-    job.start()
     job.say(0, "joined", seconds=0.1)
     assert not job.records_of("phase")
     job.wait(0.5)
     job.say(1, "joined", seconds=0.4)
     job.say(0, "restored", step=4, source="memory", why=None)
-    job.say(1, "restored", step=4, source="checkpoint", why="seats 0 and 1 were buddies")
+    job.say(1, "restored", step=4, source="checkpoint", why=(why := "seats 0 and 1 were buddies"))
     for step in (5, 6):
         for rank in (0, 1):
             job.say(rank, "stepped", step=step)
     phases = [(record["phase"], record["step"], record["source"], record["why"]) for record in job.records_of("phase")]
     assert phases == [
         ("joined", None, None, None),
-        ("restored", 4, "checkpoint", "seats 0 and 1 were buddies"),
+        ("restored", 4, "checkpoint", why),
         ("first_step", 5, None, None),
     ]
     assert job.records_of("phase")[0]["seconds"] == pytest.approx(0.5)
@@ -51,9 +50,8 @@ def fail_in_place(job: Job, rank: int, step: int | None, code: int = 1) -> None:
     job.leave()
 
 
-def test_three_generations_that_end_at_one_step_are_the_end(make_job: MakeJob) -> None:
+def test_three_generations_that_end_at_one_step_are_the_end(make_job: MakeJob, check_text: Any) -> None:
     job = make_job("in_place")
-    job.start()
     for step in (5, 6, 6):
         fail_in_place(job, 1, step)
     assert job.code is None
@@ -61,7 +59,7 @@ def test_three_generations_that_end_at_one_step_are_the_end(make_job: MakeJob) -
     assert job.code == 41
     (gave_up,) = job.records_of("gave_up")
     assert gave_up["rank"] == 2
-    assert gave_up["why"].startswith("3 generations in a row got no further than step 6")
+    check_text(gave_up["why"])
     assert len(job.records_of("ended")) == 4
 
 
@@ -70,7 +68,6 @@ def test_a_generation_that_gets_no_further_than_the_furthest_is_no_progress(
     make_job: MakeJob, steps: tuple[int, ...]
 ) -> None:
     job = make_job("in_place")
-    job.start()
     for step in steps:
         assert job.code is None
         fail_in_place(job, 1, step)
@@ -79,7 +76,6 @@ def test_a_generation_that_gets_no_further_than_the_furthest_is_no_progress(
 
 def test_a_rank_that_ends_with_0_before_it_has_finished_is_replaced(make_job: MakeJob) -> None:
     job = make_job("in_place")
-    job.start()
     job.end(2, 0)
     job.ready(2)
     job.leave()
@@ -93,7 +89,6 @@ def test_a_rank_that_ends_with_0_before_it_has_finished_is_replaced(make_job: Ma
 def test_a_program_that_ends_with_0_is_the_cause_of_peers_that_are_only_lost(make_job: MakeJob) -> None:
     job = make_job("restart", pp=1, dp=3, nodes=(3,))
     job.words = {0: "RuntimeError: Connection closed by peer [10.0.0.2]:4711"}
-    job.start()
     job.end(2, 0)
     job.end(0, 7)
     job.end(1, 143, was_told=True)
@@ -104,7 +99,6 @@ def test_a_program_that_ends_with_0_is_the_cause_of_peers_that_are_only_lost(mak
 
 def test_a_finished_step_is_progress(make_job: MakeJob) -> None:
     job = make_job("in_place")
-    job.start()
     for step in (5, 5, 6, 6, 7, 7):
         fail_in_place(job, 1, step)
     assert (job.code, job.number) == (None, 6)
@@ -133,21 +127,19 @@ def test_where_programs_tell_no_step_short_lives_count(
     make_job: MakeJob, lives: list[tuple[float, int | None]], is_end: bool
 ) -> None:
     job = make_job("restart", pp=1, nodes=(2,))
-    job.start()
     for lived_s, step in lives:
         fail_restarted(job, lived_s, step)
     assert (job.code == 7) == is_end, job.records_of("gave_up")
     assert job.records_of("ended")[-1]["step"] == lives[-1][1]
 
 
-def test_a_final_error_is_not_tried_again(make_job: MakeJob) -> None:
+def test_a_final_error_is_not_tried_again(make_job: MakeJob, check_text: Any) -> None:
     job = make_job("in_place")
-    job.start()
     job.say(1, "final", text="guard: weights differ")
     job.end(1, 3, is_final=True)
     job.leave()
     assert job.code == 3
-    assert "a new generation would meet the same error" in job.records_of("gave_up")[0]["why"]
+    check_text(job.records_of("gave_up")[0]["why"])
 
 
 @pytest.mark.parametrize(
@@ -166,7 +158,6 @@ def test_the_cause_is_whom_a_guard_accuses_and_not_who_ended_first(
     job = make_job("in_place")
     job.accused = {rank: accused for rank in (1, 3)}
     job.words = {1: "GuardError: copies differ", 3: "GuardError: copies differ"}
-    job.start()
     job.end(1, 3, is_final=True)
     if own:
         job.end(3, **own)
@@ -181,7 +172,6 @@ def test_the_cause_is_whom_a_guard_accuses_and_not_who_ended_first(
 def test_a_guard_does_not_excuse_a_rank_that_died_before_it_spoke(make_job: MakeJob) -> None:
     job = make_job("in_place")
     job.accused = {1: (3,)}
-    job.start()
     job.end(0, signal="SIGKILL")
     job.end(1, 3)
     job.ready(0)
@@ -192,7 +182,6 @@ def test_a_guard_does_not_excuse_a_rank_that_died_before_it_spoke(make_job: Make
 
 def test_a_rank_that_does_not_exit_with_its_final_error_is_killed(make_job: MakeJob) -> None:
     job = make_job("in_place")
-    job.start()
     job.say(1, "final", text="guard: weights differ")
     job.wait(10.1)
     assert [message["do"] for message in job.since_begin(1)] == ["kill"]
@@ -202,8 +191,7 @@ def test_a_rank_that_does_not_exit_with_its_final_error_is_killed(make_job: Make
 
 
 def test_the_job_is_finished_when_every_rank_has_ended_with_0(make_job: MakeJob) -> None:
-    job = make_job("restart", pp=1)
-    job.start(2, 3)
+    job = make_job("restart", pp=1, absent=(2, 3))
     job.end(0, 0)
     assert job.code is None
     job.end(1, 0)
@@ -212,13 +200,12 @@ def test_the_job_is_finished_when_every_rank_has_ended_with_0(make_job: MakeJob)
     assert job.told[1][-1] == {"do": "leave", "code": 0}
 
 
-def test_after_a_rank_has_ended_with_0_a_failure_is_that_of_the_job(make_job: MakeJob) -> None:
+def test_after_a_rank_has_ended_with_0_a_failure_is_that_of_the_job(make_job: MakeJob, check_text: Any) -> None:
     job = make_job("restart", pp=1, nodes=(2,))
-    job.start()
     job.end(0, 0)
     job.end(1, 9)
     assert job.code == 9
-    assert "rank 0 had already ended with exit code 0" in job.records_of("gave_up")[0]["why"]
+    check_text(job.records_of("gave_up")[0]["why"])
 
 
 @pytest.mark.parametrize(
@@ -230,7 +217,6 @@ def test_a_rank_that_has_finished_is_done_however_its_process_ends(
     make_job: MakeJob, end: dict[str, Any] | None
 ) -> None:
     job = make_job("in_place", pp=1, nodes=(2,), suffix=None)
-    job.start()
     for rank in (0, 1):
         job.say(rank, "finished")
     if end is None:
@@ -244,26 +230,23 @@ def test_a_rank_that_has_finished_is_done_however_its_process_ends(
 
 def test_a_rank_that_had_not_finished_when_it_was_told_to_end_has_failed(make_job: MakeJob) -> None:
     job = make_job("in_place", pp=1, nodes=(2,))
-    job.start()
     job.end(1, 0, was_told=True)
     job.leave(0)
     assert job.failures == [(0, "died", 1)]
 
 
-def test_ranks_may_not_run_for_ever_after_the_first_has_ended(make_job: MakeJob) -> None:
+def test_ranks_may_not_run_for_ever_after_the_first_has_ended(make_job: MakeJob, check_text: Any) -> None:
     job = make_job("restart", pp=1, nodes=(2,), wait_s=30)
-    job.start()
     job.end(0, 0)
     job.wait(29)
     assert job.code is None
     job.wait(2)
     assert job.code == 1
-    assert "ranks 1 still run 30 s" in job.records_of("gave_up")[0]["why"]
+    check_text(job.records_of("gave_up")[0]["why"])
 
 
 def test_a_seat_whose_process_never_lives_long_enough_gets_no_rank(make_job: MakeJob) -> None:
     job = make_job("in_place", nodes=(2, 2, 2))
-    job.start()
     job.end(1, 1)
     for _ in range(3):
         job.take(RankEnded(1, None, None, 1, None, 1.0, False, False, None))
@@ -274,7 +257,6 @@ def test_a_seat_whose_process_never_lives_long_enough_gets_no_rank(make_job: Mak
 
 def test_deaths_of_waiting_processes_count_from_the_last_generation_that_stepped(make_job: MakeJob) -> None:
     job = make_job("in_place", pp=1, nodes=(2, 1))
-    job.start()
     for number in range(4):
         for rank in (0, 1):
             job.say(rank, "stepped", step=number)
@@ -290,8 +272,7 @@ def test_deaths_of_waiting_processes_count_from_the_last_generation_that_stepped
 
 def test_a_fence_kills_the_rank_and_ends_the_generation(make_job: MakeJob) -> None:
     job = make_job("in_place")
-    job.start()
-    job.wish("fence", 2)
+    job.ask("fence", 2)
     assert job.answers == [None]
     assert [message["do"] for message in job.since_begin(2)] == ["kill"]
     assert [message["do"] for message in job.since_begin(0)] == ["end"]
@@ -301,7 +282,7 @@ def test_a_fence_kills_the_rank_and_ends_the_generation(make_job: MakeJob) -> No
     assert job.number == 1
     (failed,) = job.records_of("failed")
     assert (failed["kind"], failed["rank"], failed["signal"]) == ("hung", 2, "SIGKILL")
-    assert failed["words"] == "it hangs (bsl watch)"
+    assert failed["words"].startswith("it hangs")
     assert job.records_of("ended")[0]["killed"] == []
 
 
@@ -310,32 +291,28 @@ def test_a_fence_for_another_generation_or_rank_is_refused(
     make_job: MakeJob, generation: int, rank: int | None
 ) -> None:
     job = make_job("in_place")
-    job.start()
-    job.wish("fence", rank, generation)
+    job.ask("fence", rank, generation)
     assert job.answers[0] is not None
     assert all(job.since_begin(seat) == [] for seat in range(4))
 
 
 def test_a_fence_that_comes_when_the_generation_ends_is_refused(make_job: MakeJob) -> None:
     job = make_job("in_place")
-    job.start()
     job.kill(0)
-    job.wish("fence", 2)
-    assert job.answers == ["it is for generation 0, and generation 0 is ending"]
+    job.ask("fence", 2)
+    assert [answer is None for answer in job.answers] == [False]
     assert [message["do"] for message in job.since_begin(2)] == ["end"]
 
 
 def test_a_restart_that_is_asked_for_blames_nobody(make_job: MakeJob) -> None:
     job = make_job("in_place")
-    job.start()
-    job.wish("restart")
+    job.ask("begin_again")
     job.leave()
     assert (job.number, job.failures) == (1, [(0, "asked", None)])
 
 
 def test_a_job_that_is_told_to_end_recovers_nothing(make_job: MakeJob) -> None:
     job = make_job("in_place")
-    job.start()
     job.take(Terminated(15))
     assert job.code == 143
     assert job.since_begin(1) == [], "Slurm tells the ranks itself, at about this time"
@@ -350,7 +327,6 @@ def test_a_job_that_is_told_to_end_recovers_nothing(make_job: MakeJob) -> None:
 
 def test_ranks_that_all_end_well_when_they_are_told_to_are_a_good_end(make_job: MakeJob) -> None:
     job = make_job("restart", pp=1, nodes=(2,))
-    job.start()
     job.take(Terminated(15))
     job.end(0, 0, was_told=True)
     job.end(1, 0, was_told=True)
@@ -359,7 +335,6 @@ def test_ranks_that_all_end_well_when_they_are_told_to_are_a_good_end(make_job: 
 
 def test_when_every_runner_has_ended_the_job_is_over(make_job: MakeJob) -> None:
     job = make_job("restart")
-    job.start()
     job.take(RunnersEnded(9))
     assert job.code == 9
     job.take(SeatLost(0, "the connection to its runner was closed"))

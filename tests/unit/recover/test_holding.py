@@ -78,8 +78,8 @@ def test_one_lost_rank_costs_nothing_and_a_lost_pair_is_named() -> None:
         pair = {lost, (lost + 1) % 4}
         left = [[] if rank in pair else each for rank, each in enumerate(manifests)]
         found = choose_version(left)
-        assert found.version is None
-        assert found.why == f"nobody holds {layout(2)[lost][0].unit} of the state after step 5"
+        assert found.version is None and found.why is not None
+        assert layout(2)[lost][0].unit in found.why and "step 5" in found.why
 
 
 def test_a_lost_node_costs_nothing_where_buddies_are_elsewhere() -> None:
@@ -94,7 +94,7 @@ def test_the_newest_state_that_is_complete_is_chosen() -> None:
     manifests = with_buddies(2, [V4])
     manifests[0] += held([V5], *layout(2)[0])
     assert choose_version(manifests).version == V4
-    assert choose_version([[], []]).why == "no rank holds a snapshot"
+    assert choose_version([[], []]).version is None
 
 
 def test_the_same_step_of_another_generation_is_another_state() -> None:

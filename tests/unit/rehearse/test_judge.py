@@ -19,6 +19,7 @@ from bigsci_launch.rehearse.judge import (
     with_left_over,
 )
 from bigsci_launch.rehearse.phases import Measured, PhaseResult, Played, decide
+from tests.support.texts import has_parts
 
 
 def seen(*losses: float, first: int = 1, recorded: bool = True, **more: Any) -> AttemptEvidence:
@@ -59,14 +60,14 @@ def test_losses_are_finite(loss: float, outcome: str) -> None:
 @pytest.mark.parametrize(
     ("after", "saved", "outcome", "words"),
     [
-        (seen(2.0, 1.0, first=3, loaded=2), 2, "ok", "losses of steps 3-4 are equal to the last bit"),
-        (seen(2.0, 1.1, first=3, loaded=2), 2, "failed", "differ from those before the kill by up to 10 %"),
+        (seen(2.0, 1.0, first=3, loaded=2), 2, "ok", "steps 3-4"),
+        (seen(2.0, 1.1, first=3, loaded=2), 2, "failed", "10 %"),
         (seen(2.0, math.nextafter(1.0, 2.0), first=3, loaded=2), 2, "failed", "differ"),
-        (seen(4.0, first=1), 2, "failed", "began with step 1, although step 2 was saved"),
+        (seen(4.0, first=1), 2, "failed", "step 1, although step 2"),
         (seen(1.0, first=4, loaded=2), 2, "failed", "began with step 4"),
         (seen(2.0, first=3, loaded=1), 2, "failed", "loaded step 1"),
-        (seen(0.5, first=5, loaded=4), 4, "not checked", "none could be compared"),
-        (seen(4.0, first=1), 0, "not checked", "no save was seen"),
+        (seen(0.5, first=5, loaded=4), 4, "not checked", "compared"),
+        (seen(4.0, first=1), 0, "not checked", "save"),
     ],
 )
 def test_a_resume_repeats_the_steps_after_the_save(
@@ -95,9 +96,9 @@ def test_a_teardown_names_the_killed_rank_and_its_code() -> None:
     ):
         assert judge_teardown(3, wrong, 2.0, 300.0).outcome == "failed", wrong
     late = judge_teardown(3, None, None, 300.0)
-    assert (late.outcome, late.evidence) == ("failed", ("the attempt still runs 300 s after rank 3 was killed",))
+    assert late.outcome == "failed" and has_parts(late.evidence[0], "300 s", "rank 3")
     stuck = judge_teardown(3, KILLED, None, 300.0)
-    assert "the attempt has ended, but not its job" in stuck.evidence[0]
+    assert stuck.outcome == "failed" and stuck.evidence[0] != late.evidence[0]
 
 
 def test_processes_that_are_left_fail_and_nodes_that_were_not_seen_are_named() -> None:
@@ -105,8 +106,8 @@ def test_processes_that_are_left_fail_and_nodes_that_were_not_seen_are_named() -
     assert with_left_over(killed, ["pid 9 (python) on n0"], ["n0", "n1"], ["n0", "n1"]).outcome == "failed"
     clean = with_left_over(killed, [], ["n0"], ["n0", "n1"])
     assert clean.outcome == "ok"
-    assert clean.evidence[1:] == ("no process left", "not looked at for processes that are left: n1")
-    assert "no process left" not in with_left_over(killed, [], [], ["n0"]).evidence
+    _, looked_at, unseen = clean.evidence
+    assert "n1" in unseen and looked_at not in with_left_over(killed, [], [], ["n0"]).evidence
 
 
 def test_a_stop_saves_within_the_margin() -> None:

@@ -126,14 +126,14 @@ def test_stages_hold_fewer_layers_where_fewer_replicas_would_not_fit_into_memory
         CONFIGS / "bloom-176b.yaml", [], working_directory=tmp_path, python="python3", local=False, pending_s=1
     )
     (layers,) = [change for change in found.changes if change.key == "model.num_layers"]
-    assert layers.after < 10 and "a rank holds more of the optimizer's state" in layers.reason
+    assert layers.after < 10 and "optimizer's state" in layers.reason
     assert not [finding for finding in found.prepared.findings if finding.rule == "memory"]
 
 
 def test_axes_that_are_gone_are_not_checked() -> None:
     before = load_run(CONFIGS / "minicluster.yaml").config
     after = before.model_copy(update={"parallelism": before.parallelism.model_copy(update={"data_parallel_size": 1})})
-    assert lost_axes(before, after) == ["dp 2 -> 1: nothing between replicas was exercised"]
+    assert ["dp 2 -> 1: " in line for line in lost_axes(before, after)] == [True]
     assert lost_axes(before, before) == []
 
 

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+from bigsci_launch.checkpoints.resume import find_next_start
 from bigsci_launch.cli.main import bsl
 from bigsci_launch.runs.layout import write_json
-from bigsci_launch.runs.resume import find_next_start
-from bigsci_launch.runs.show.ending import START
 from bigsci_launch.runs.signs import RankSign, clock_differs, judge_node
-from bigsci_launch.runs.status import read_status
 from bigsci_launch.scheduler.job import NodeInfo
+from bigsci_launch.status.ending import START
+from bigsci_launch.status.read import read_status
 from bigsci_launch.units import OTHER_CLOCK, age_s, ago
 
 HOUR = 3600.0

@@ -12,6 +12,7 @@ from click.testing import CliRunner
 
 from bigsci_launch.cli.main import bsl
 from bigsci_launch.runs.layout import write_json
+from tests.support.texts import has_parts, without_ages
 
 Install = Callable[..., Any]
 GONE = "slurm_load_jobs error: Invalid job id specified\n"
@@ -50,24 +51,20 @@ def told_to_end(trial: Any, *ranks: int) -> None:
     ends(trial, *ranks, signal="SIGTERM", terminated=trial.now - 1)
 
 
-def test_the_node_of_a_lost_batch_host_is_named(slurm: Any, trial: Any) -> None:
+def test_the_node_of_a_lost_batch_host_is_named(slurm: Any, trial: Any, check_text: Callable[..., None]) -> None:
     slurm.answer("squeue", line("NODE_FAIL"))
     told_to_end(trial, *range(2, 8))
     found = told("status")["exit"]
     assert (found["reason"], found["failed_ranks"], found["exit_code"]) == ("node_failure", [], None)
     assert (found["first_failure"]["rank"], found["first_failure"]["node"]) == (0, "n0")
-    assert found["evidence"][0] == "n0 is down*, says sinfo: Not responding"
+    assert has_parts(found["evidence"][0], "n0", "down*", "sinfo", "Not responding")
     assert not any("n1" in text for text in found["evidence"]), "n1 is down, but its ranks ended on their own"
     assert found["reconstructed"]["source"] == "records"
-    text = invoke("status")
-    assert "first failure  rank 0 (dp0 pp0 tp0) on n0: Slurm lost the node n0\n" in text
-    assert (
-        "says           worked out on " in text
-        and "next: submit it again; `bsl nodes` shows whether n0 is left out" in text
-    )
+    check_text(without_ages(invoke("status")))
     assert not trial.attempt.exit.exists()
 
 
+@pytest.mark.slow
 def test_a_run_that_slurm_has_forgotten(slurm: Any, trial: Any) -> None:
     slurm.answer("squeue", stderr=GONE, rc=1)
     told_to_end(trial, 0, 1, 2, 3, 6, 7)
@@ -78,7 +75,7 @@ def test_a_run_that_slurm_has_forgotten(slurm: Any, trial: Any) -> None:
     ends(trial, 4, 5, code=0)
     told_to_end(trial, 4, 5)
     assert told("list")["runs"][0]["state"] == "UNKNOWN"
-    assert "unknown: the script says nothing of its end" in invoke("status")
+    assert told("status")["exit"] is None
     ends(trial, *range(8), code=0)
     assert (told("list")["runs"][0]["state"], told("status")["exit"]["exit_code"]) == ("COMPLETED", 0)
 
@@ -101,20 +98,22 @@ def test_slurm_knows_what_the_ranks_do_not(slurm: Any, trial: Any, state: str, r
     assert (found["reason"], found["exit_code"]) == (reason, 0 if state == "COMPLETED" else None)
 
 
+@pytest.mark.slow
 def test_who_cancelled_the_job_is_said_or_said_to_be_unknown(
-    slurm: Any, trial: Any, fake_slurm: Install, tmp_path: Path
+    slurm: Any, trial: Any, fake_slurm: Install, tmp_path: Path, check_text: Callable[..., None]
 ) -> None:
     slurm.answer("squeue", line("CANCELLED"))
     trial.ended("cancelled", 143)
-    unknown = "cancelled by  not known: only Slurm's accounting (sacct) says it\n"
-    assert unknown in invoke("status") and told("status")["cancelled_by"] is None
+    text = invoke("status")
+    assert told("status")["cancelled_by"] is None
     (tmp_path / "fake-slurm" / "bin" / "sacct").symlink_to(Path(__file__).parents[2] / "slurm_fake" / "fake")
     slurm.answer("sacct", "CANCELLED\n")
-    assert unknown in invoke("status")
+    assert invoke("status") == text
     slurm.answer("sacct", "CANCELLED by 0\n")
-    assert "cancelled by  root\n" in invoke("status") and told("status")["cancelled_by"] == "root"
+    check_text(text, invoke("status"))
+    assert told("status")["cancelled_by"] == "root"
     slurm.answer("sacct", "CANCELLED by 4123456\n")
-    assert "cancelled by  uid 4123456\n" in invoke("status")
+    assert told("status")["cancelled_by"] == "uid 4123456"
 
 
 @pytest.mark.parametrize("state", ["RUNNING", "COMPLETING", "PENDING"])
@@ -131,7 +130,9 @@ def test_nothing_is_worked_out_while_slurm_is_silent(slurm: Any, trial: Any) -> 
     assert "ended" not in invoke("status")
 
 
-def test_the_record_that_a_full_disk_refused_is_read_from_the_output(slurm: Any, trial: Any) -> None:
+def test_the_record_that_a_full_disk_refused_is_read_from_the_output(
+    slurm: Any, trial: Any, check_text: Callable[..., None]
+) -> None:
     slurm.answer("squeue", stderr=GONE, rc=1)
     failure = {"rank": 5, "node": "n2", "coordinate": None, "code": 7, "signal": None, "error": "no space left"}
     record = {"reason": "crashed", "exit_code": 7, "attempt": "0001", "first_failure": failure}
@@ -141,11 +142,9 @@ def test_the_record_that_a_full_disk_refused_is_read_from_the_output(slurm: Any,
     found = told("status")
     assert (found["job"]["state"], found["job"]["source"]) == ("FAILED", "exit.json")
     assert (found["exit"]["exit_code"], found["exit"]["reconstructed"]["source"]) == (7, "job.out")
-    text = invoke("status")
-    assert "ended          crashed, exit code 7\n" in text and "on n2: no space left" in text
-    assert "says           job.out, where the batch script printed the record that it could not write" in text
+    check_text(without_ages(invoke("status")))
     trial.attempt.job_output.chmod(0o664)  # then anybody of the group may have written it
-    assert "job.out, where the batch script printed" not in invoke("status")
+    assert told("status")["exit"] is None
     trial.attempt.job_output.chmod(0o644)
     trial.ended("cancelled", None)  # provisional: written before the disk was full
     assert told("status")["exit"]["exit_code"] == 7

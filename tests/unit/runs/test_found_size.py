@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from bigsci_launch.checkpoints.found_size import FoundSize, read_found_size, size_of_checkpoint, write_found_size
 from bigsci_launch.runs.layout import RunDir
-from bigsci_launch.runs.show.sizes import size_document, size_facts
-from bigsci_launch.runs.sizes.record import FoundSize, read_found_size, size_of_checkpoint, write_found_size
+from bigsci_launch.status.sections import size_facts
 
 FINGERPRINT = {"model": {"num_layers": 4}, "device": {"name": "cpu", "memory": None}}
 
@@ -53,14 +54,6 @@ def test_a_checkpoint_keeps_it_without_the_history() -> None:
     assert size_of_checkpoint({"size": 4}) is None
 
 
-def test_status_says_the_size_its_room_and_its_newest_changes() -> None:
+def test_status_says_the_size_its_room_and_its_newest_changes(check_text: Callable[..., None]) -> None:
     assert size_facts(None) == []
-    assert size_document(None) is None
-    assert size_facts(grown()) == [
-        ("micro-batch", "4 (auto), 11 % of the memory free at the peak; 16 does not fit; 8 in evaluations"),
-        ("", "after step 0: 8, found: 3 trials: 8 fits; 16 does not fit: rank 2 in ForwardPass"),
-        ("", "after step 41: 8 -> 4, out of memory: rank 3 in BackwardPass"),
-    ]
-    document = size_document(grown())
-    assert document is not None
-    assert document["history"][1]["why"] == "out_of_memory"
+    check_text(*(f"{name:12}{value}" for name, value in size_facts(grown())))

@@ -13,13 +13,14 @@ from click.testing import CliRunner
 
 from bigsci_launch.cli.main import bsl
 from bigsci_launch.errors import RunDirError
-from bigsci_launch.launch.turn import find_turn, require_silent
+from bigsci_launch.launch.decide import find_turn, require_silent
 from bigsci_launch.procfs import start_ticks
 from bigsci_launch.runs.attempts import JobRecord, read_job, write_job
 from bigsci_launch.runs.chain.records import ChainRecord, NextRecord, write_chain
 from bigsci_launch.runs.layout import write_json
 from bigsci_launch.scheduler.lease import is_renewed, kept_lease
 from bigsci_launch.scheduler.local import Launcher
+from tests.support.texts import has_parts, without_ages
 
 SENTENCE = "start 0001 ended: stopped; it reached step 19"
 
@@ -73,12 +74,13 @@ def said(text: str) -> str:
     return lines[0].removeprefix("next start").strip() if lines else ""
 
 
-def test_a_running_chain(slurm: Any, trial: Any) -> None:
+@pytest.mark.slow
+def test_a_running_chain(slurm: Any, trial: Any, check_text: Callable[..., None]) -> None:
     assert said(status()) == "" and json.loads(status("--json"))["next"] is None
     write_chain(trial.attempt, chain())
-    assert said(status()) == "it starts itself again until it is finished (at most 50, slurm.chain)"
+    always = said(status())
     write_chain(trial.attempt, chain(only_preempted=True))
-    assert "after a preemption or a lost node" in said(status())
+    check_text(always, said(status()))
 
 
 def test_a_job_that_was_requeued_says_when_and_as_what_it_starts(slurm: Any, trial: Any) -> None:
@@ -86,38 +88,34 @@ def test_a_job_that_was_requeued_says_when_and_as_what_it_starts(slurm: Any, tri
     trial.ended("stopped", 0)
     decide(trial)
     slurm.answer("squeue", line("PENDING", start="2099-11-23T10:32:05"))
-    assert said(status()) == f"Slurm starts it again at 10:32:05 as 0001.r1: {SENTENCE}"
+    assert has_parts(said(status()), "10:32:05", "0001.r1", SENTENCE)
     found = json.loads(status("--json"))["next"]
     assert (found["attempt"], found["job_id"], found["submit_again"]) == ("0001.r1", "12", None)
     assert json.loads(CliRunner().invoke(bsl, ["list", "--json"]).stdout)["runs"][0]["state"] == "PENDING"
 
 
-def test_a_chain_that_stopped_says_why_and_how_to_go_on(slurm: Any, trial: Any) -> None:
+def test_a_chain_that_stopped_says_why_and_how_to_go_on(
+    slurm: Any, trial: Any, check_text: Callable[..., None]
+) -> None:
     write_chain(trial.attempt, chain())
     command(trial)
     slurm.answer("squeue", line("COMPLETED"))
     trial.ended("stopped", 0)
-    decide(trial, action="stop", sentence="this was start 2, and slurm.chain.max_starts is 2", next_attempt=None)
-    assert said(status()) == "none: this was start 2, and slurm.chain.max_starts is 2"
-    again = "bsl submit 'my run.yaml' --set training.steps=20"
-    assert status().splitlines()[-1] == f"next: {again}   (it is not known whether it has a checkpoint to resume from)"
+    decide(trial, action="stop", sentence="it is enough", next_attempt=None)
+    texts = [status()]
     slurm.answer("squeue", line("COMPLETING"))
-    assert said(status()) == "none: this was start 2, and slurm.chain.max_starts is 2"
+    texts.append(said(status()))
     slurm.answer("squeue", line("COMPLETED"))
-    decide(trial, action="stop", sentence="no step since the start before (step 19)", progress="none")
-    assert status().splitlines()[-1] == f"next: bsl logs trial   (see why it made no step); then {again}"
+    decide(trial, action="stop", sentence="no step", progress="none")
+    check_text(*texts, status())
 
 
-def test_a_refusal_of_slurm_is_shown(slurm: Any, trial: Any) -> None:
+def test_a_refusal_of_slurm_is_shown(slurm: Any, trial: Any, check_text: Callable[..., None]) -> None:
     write_chain(trial.attempt, chain())
     slurm.answer("squeue", line("COMPLETED"))
     trial.ended("preempted", 0)
     decide(trial, asked=False, words="Requested operation is presently disabled")
-    text = said(status())
-    assert (
-        text == f"none, although {SENTENCE}; Slurm did not requeue the job: Requested operation is presently disabled"
-    )
-    assert status().splitlines()[-1].startswith("next: bsl submit")
+    check_text(status())
 
 
 @pytest.mark.parametrize("reason", ["stopped", "preempted", "time_limit"])
@@ -126,39 +124,43 @@ def test_a_run_without_a_chain_is_submitted_again(slurm: Any, trial: Any, reason
     slurm.answer("squeue", line("COMPLETED"))
     trial.ended(reason, 0)
     assert said(status()) == ""
-    assert status().splitlines()[-1].startswith("next: bsl submit 'my run.yaml' --set training.steps=20")
+    assert has_parts(status().splitlines()[-1], "next: ", "bsl submit 'my run.yaml' --set training.steps=20")
     trial.attempt.cancel_mark.write_text("")
     assert "next:" not in status()
 
 
-def test_what_waits_behind_a_run_is_shown_and_cancelled_with_it(slurm: Any, trial: Any) -> None:
+@pytest.mark.slow
+def test_what_waits_behind_a_run_is_shown_and_cancelled_with_it(
+    slurm: Any, trial: Any, check_text: Callable[..., None]
+) -> None:
     write_chain(trial.attempt, chain("queue"))
     queue(trial)
     slurm.answer("squeue", line("RUNNING") + line("PENDING", "13"))
-    assert said(status()) == "job 13, attempt 0002, is queued behind it"
-    with pytest.raises(RunDirError, match=r"attempt 0002 \(job 13\) is queued already"):
+    texts = [said(status())]
+    with pytest.raises(RunDirError, match=r"0002 .*13"):
         find_turn(trial.run, chain("queue"))
     slurm.answer("squeue", line("COMPLETED") + line("PENDING", "13"))
-    assert said(status()) == "job 13, attempt 0002, is PENDING"
+    check_text(*texts, said(status()))
     slurm.answer("squeue", line("COMPLETED") + line("CANCELLED", "13"))
     assert said(status()) == "" and find_turn(trial.run, chain("queue")) is None
     assert trial.run.next_attempt_name() == "0003"
 
 
-def test_a_chain_by_queue_with_nothing_behind_it_names_the_command(slurm: Any, trial: Any) -> None:
+def test_a_chain_by_queue_with_nothing_behind_it_names_the_command(
+    slurm: Any, trial: Any, check_text: Callable[..., None]
+) -> None:
     write_chain(trial.attempt, chain("queue"))
     command(trial)
     trial.log(0, "training\n")
     decide(trial, by="queue", asked=False, words="sbatch: command not found on n0", next_attempt=None)
-    assert said(status()) == "no job is queued behind it: sbatch: command not found on n0"
-    assert status().splitlines()[-1].endswith("(queues the next attempt behind it)")
+    check_text(without_ages(status()))
 
 
 def test_only_a_chain_by_queue_may_wait_behind_an_active_attempt(slurm: Any, trial: Any) -> None:
     active = find_turn(trial.run, chain("queue"))
     assert active is not None and active.attempt.name == "0001"
     for refused in (None, chain("requeue")):
-        with pytest.raises(RunDirError, match="can have only one active attempt") as caught:
+        with pytest.raises(RunDirError, match="0001") as caught:
             find_turn(trial.run, refused)
         assert "slurm.chain.by=queue" in str(caught.value.hint)
 
@@ -170,20 +172,21 @@ def link(trial: Any, name: str, job_id: str) -> None:
     attempt.queued_mark.write_text("")
 
 
-def test_the_number_of_jobs_that_wait_is_said(slurm: Any, trial: Any) -> None:
+@pytest.mark.slow
+def test_the_number_of_jobs_that_wait_is_said(slurm: Any, trial: Any, check_text: Callable[..., None]) -> None:
     write_chain(trial.attempt, chain(by="queue", links=3))
     link(trial, "0002", "13")
     link(trial, "0003", "14")
     slurm.answer("squeue", line("RUNNING") + line("PENDING", "13") + line("PENDING", "14"))
-    assert said(status()) == "job 13, attempt 0002, is queued behind it, and 1 more behind that"
+    texts = [said(status())]
     assert json.loads(status("--json"))["next"]["num_queued"] == 2
     decide(trial, by="queue", next_attempt="0002", next_job_id="13", words="QOSMaxSubmitJobPerUserLimit")
-    assert said(status()).endswith("and 1 more behind that; no further one: QOSMaxSubmitJobPerUserLimit")
+    check_text(*texts, said(status()))
     # Two of three wait: `bsl submit` queues the third behind all of them.
     turn = find_turn(trial.run, chain(by="queue", links=3))
     assert turn is not None and (turn.attempt.name, turn.jobs) == ("0003", ("12", "13", "14"))
     assert (turn.num_starts, turn.num_waiting) == (3, 2)
-    with pytest.raises(RunDirError, match=r"0002 \(job 13\), attempt 0003 \(job 14\) are queued already"):
+    with pytest.raises(RunDirError, match=r"0002 .*13.*0003 .*14"):
         find_turn(trial.run, chain(by="queue", links=2))
 
 
@@ -194,7 +197,7 @@ def on_another_host(trial: Any) -> None:
 
 def test_an_attempt_that_may_run_on_another_host_is_followed_only_with_force(trial: Any) -> None:
     on_another_host(trial)
-    with pytest.raises(RunDirError, match=r"attempt 0001 \(pid .* on elsewhere\) may still run: .*no sign of life"):
+    with pytest.raises(RunDirError, match=r"0001 .* elsewhere"):
         find_turn(trial.run, None)
     assert find_turn(trial.run, None, force=True) is None
 
@@ -204,7 +207,7 @@ def test_one_that_renews_its_lease_is_not_followed_whatever_is_forced(
 ) -> None:
     on_another_host(trial)
     monkeypatch.setattr("bigsci_launch.scheduler.lease.RENEW_S", 0.1)
-    with kept_lease(trial.attempt.lease), pytest.raises(RunDirError, match="has just given a sign of life"):
+    with kept_lease(trial.attempt.lease), pytest.raises(RunDirError):
         require_silent(trial.run)
     assert not is_renewed(trial.attempt.lease, within_s=0.4)
     trial.ended("crashed", 1)
@@ -218,7 +221,7 @@ def test_a_job_on_a_cluster_that_was_not_asked_may_still_run(fake_slurm: Any, tr
     write_job(trial.attempt, replace(record, cluster="sun"))
     slurm.answer("squeue", "")
     slurm.answer("scontrol", "ClusterName = moon\n")
-    with pytest.raises(RunDirError, match="may still run: it is on cluster sun"):
+    with pytest.raises(RunDirError, match="cluster sun"):
         find_turn(trial.run, None)
     slurm.answer("scontrol", "ClusterName = sun\n")
     assert find_turn(trial.run, None) is None

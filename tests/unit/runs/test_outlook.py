@@ -13,6 +13,7 @@ from bigsci_launch.runs.attempts import JobRecord, write_job
 from bigsci_launch.runs.chain.outlook import NOTHING_QUEUED, Outlook, chain_outlook
 from bigsci_launch.runs.chain.records import ChainRecord, NextRecord, write_chain
 from bigsci_launch.runs.layout import AttemptDir, read_json, write_json
+from tests.support.texts import has_parts
 
 CHAIN = ChainRecord("queue", 5, None, 20, only_preempted=False, first="0001", num_starts=1, links=2)
 REFUSED = "sbatch: error: Access/permission denied"
@@ -63,15 +64,15 @@ def test_what_is_left_and_what_waits(slurm: Any, trial: Any) -> None:
 
 def test_the_last_start_is_announced(slurm: Any, trial: Any) -> None:
     attempt = trial.attempt
-    assert chain_outlook(trial.run, attempt).why_last == "the run has no slurm.chain"
+    assert "slurm.chain" in str(chain_outlook(trial.run, attempt).why_last)
     assert kinds(chain_outlook(trial.run, attempt)) == [], "nobody expects another start"
     write_chain(attempt, replace(CHAIN, num_starts=5))
     found = chain_outlook(trial.run, attempt)
-    words = "no other start follows this one: this is start 5, and slurm.chain.max_starts is 5"
-    assert [(each.kind, each.sentence) for each in found.warnings] == [("last_link", words)]
+    [warning] = found.warnings
+    assert warning.kind == "last_link" and has_parts(warning.sentence, "start 5", "slurm.chain.max_starts")
     write_chain(attempt, replace(CHAIN, max_hours=1.0))
     write_json(attempt.chain, {**read_json(attempt.chain), "started": time.time() - 7200})
-    assert "slurm.chain.max_hours, 1, have passed" in str(chain_outlook(trial.run, attempt).why_last)
+    assert "slurm.chain.max_hours" in str(chain_outlook(trial.run, attempt).why_last)
     write_chain(attempt, replace(CHAIN, only_preempted=True, by="requeue"))
     assert "slurm.chain does" in str(chain_outlook(trial.run, attempt).why_last)
 
@@ -80,7 +81,7 @@ def test_a_site_that_refuses_to_queue_is_the_last_link_and_what_was_not_tried_is
     attempt = trial.attempt
     write_chain(attempt, CHAIN)
     decide(attempt, asked=False, words=REFUSED)
-    assert chain_outlook(trial.run, attempt).why_last == f"no job is queued behind it: {REFUSED}"
+    assert REFUSED in str(chain_outlook(trial.run, attempt).why_last)
     decide(attempt, asked=False, words=NOTHING_QUEUED)
     found = chain_outlook(trial.run, attempt)
     assert (found.why_last, kinds(found)) == (None, []), "`bsl submit` may be about to queue one"
@@ -96,10 +97,9 @@ def test_jobs_that_wait_for_nothing_are_said(slurm: Any, trial: Any) -> None:
     queue(trial, "0002", "13")
     decide(trial.attempt, action="finished", sentence="the run is finished: step 20")
     [warning] = chain_outlook(trial.run, trial.attempt).warnings
-    assert warning.kind == "finished_but_queued" and "the run is finished" in warning.sentence
-    assert "(jobs 13)" in warning.sentence and "`bsl cancel trial` ends them now" in warning.sentence
+    assert warning.kind == "finished_but_queued" and has_parts(warning.sentence, "jobs 13", "`bsl cancel trial`")
     decide(trial.attempt)
-    for reason, words in (("DependencyNeverSatisfied", "can never start"), ("JobHeldUser", "scontrol release 13")):
+    for reason, words in (("DependencyNeverSatisfied", "job 13"), ("JobHeldUser", "scontrol release 13")):
         slurm.answer("squeue", waiting("13", reason))
         [warning] = chain_outlook(trial.run, trial.attempt).warnings
         assert warning.kind == "stuck_link" and words in warning.sentence
@@ -114,7 +114,7 @@ def test_two_failures_at_one_step_are_a_storm(slurm: Any, trial: Any) -> None:
     third = trial.add_attempt("0003")
     write_chain(third, CHAIN)
     [warning] = chain_outlook(trial.run, third).warnings
-    assert warning.sentence == "starts 0001 and 0002 ended at step 45: hang; a third end there stops the chain"
+    assert warning.kind == "restart_storm" and has_parts(warning.sentence, "0001", "0002", "step 45", "hang")
     decide(trial.run.attempt("0002"), progress="made", step=45)
     assert kinds(chain_outlook(trial.run, third)) == [], "it left a newer checkpoint"
     decide(trial.run.attempt("0002"), progress="none", step=45)

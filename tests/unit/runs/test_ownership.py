@@ -16,9 +16,10 @@ from click.testing import CliRunner, Result
 
 from bigsci_launch.cli.main import bsl
 from bigsci_launch.errors import RunDirError
-from bigsci_launch.launch.turn import find_turn
+from bigsci_launch.launch.decide import find_turn
 from bigsci_launch.runs.attempts import JobRecord, query_attempt, query_attempts, read_job, write_job
 from bigsci_launch.scheduler.job import JobState, format_comment
+from tests.support.texts import has_parts
 
 Install = Callable[..., Any]
 USER = pwd.getpwuid(os.getuid()).pw_name
@@ -49,8 +50,8 @@ def test_a_job_of_another_run_is_not_ours(slurm: Any, trial: Any, tmp_path: Path
     slurm.answer("squeue", line(tmp_path / "runs" / "victim"))
     job = query_attempt(trial.attempt)
     assert (job.state, job.source) == (JobState.UNKNOWN, "none")
-    assert f"job 12 is now another run's: {tmp_path}/runs/victim" in job.reason
-    assert "ended" not in invoke("status").stdout
+    assert has_parts(job.reason, "job 12", f"{tmp_path}/runs/victim")
+    assert json.loads(invoke("status", "--json").stdout)["exit"] is None
     trial.ended("finished", 0)
     job = query_attempt(trial.attempt)
     assert (job.state, job.source) == (JobState.COMPLETED, "exit.json")
@@ -79,9 +80,8 @@ def test_cancel_does_not_end_the_job_of_another_run(slurm: Any, trial: Any, tmp_
         trial.ended("finished", 0)
     slurm.answer("squeue", line(tmp_path / "runs" / "victim"))
     done = invoke("cancel", "trial")
-    assert done.exit_code == 2 and "job 12 is now another run's" in done.stderr
-    assert "bsl status --jobid 12" in done.stderr
-    assert ("has ended: COMPLETED" in done.stderr) == ended
+    assert done.exit_code == 2 and has_parts(done.stderr, "bsl status --jobid 12", f"{tmp_path}/runs/victim")
+    assert ("COMPLETED" in done.stderr) == ended
     assert not slurm.calls("scancel")
 
 
@@ -111,8 +111,7 @@ def test_without_a_comment_nobody_is_ended_on_suspicion(slurm: Any, trial: Any) 
     slurm.answer("squeue", line())
     assert query_attempt(trial.attempt).state is JobState.RUNNING
     done = invoke("cancel", "trial")
-    assert done.exit_code == 2 and "it cannot be told whose job this is" in done.stderr
-    assert "`scancel 12` ends it" in done.stderr
+    assert done.exit_code == 2 and "`scancel 12`" in done.stderr
     assert not slurm.calls("scancel")
 
 
@@ -133,7 +132,7 @@ def test_the_time_of_submission_identifies_a_job_without_a_comment(slurm: Any, t
 def test_an_unknown_job_is_not_ended(slurm: Any, trial: Any, answer: dict[str, Any]) -> None:
     slurm.answer("squeue", **answer)
     done = invoke("cancel", "trial")
-    assert done.exit_code == 2 and "was not cancelled" in done.stderr and "scancel 12" in done.stderr
+    assert done.exit_code == 2 and "scancel 12" in done.stderr
     assert not slurm.calls("scancel")
 
 
@@ -148,7 +147,7 @@ def test_another_clusters_job_is_not_ended(slurm: Any, trial: Any, has_comment: 
     submitted_to(trial, "sun")
     slurm.answer("squeue", line(trial.run.path if has_comment else "(null)", age_s=100))
     done = invoke("cancel", "trial")
-    assert done.exit_code == 2 and "job 12 is on cluster sun, and only cluster moon was asked" in done.stderr
+    assert done.exit_code == 2 and has_parts(done.stderr, "job 12", "cluster sun", "cluster moon")
     assert not slurm.calls("scancel")
     submitted_to(trial, "moon")
     assert invoke("cancel", "trial").exit_code == 0
@@ -158,7 +157,7 @@ def test_another_cluster_that_does_not_know_the_job_says_nothing_about_it(slurm:
     submitted_to(trial, "sun")
     slurm.answer("squeue", stderr="slurm_load_jobs error: Invalid job id specified\n", rc=1)
     job = query_attempt(trial.attempt)
-    assert (job.state, job.is_gone) == (JobState.UNKNOWN, False) and "it is on cluster sun" in job.reason
+    assert (job.state, job.is_gone) == (JobState.UNKNOWN, False) and "cluster sun" in job.reason
 
 
 def test_the_cluster_is_asked_for_its_name_only_if_that_decides(slurm: Any, trial: Any) -> None:
@@ -193,4 +192,4 @@ def test_a_job_id_leads_to_the_run_that_it_is_of_now(slurm: Any, make_trial: Any
 def test_stacks_of_another_runs_job_are_not_read(slurm: Any, trial: Any, tmp_path: Path) -> None:
     slurm.answer("squeue", line(tmp_path / "runs" / "victim"))
     done = invoke("spy", "trial")
-    assert done.exit_code == 4 and "job 12 is now another run's" in done.stderr
+    assert done.exit_code == 4 and has_parts(done.stderr, "job 12", f"{tmp_path}/runs/victim")

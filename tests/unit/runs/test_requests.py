@@ -6,6 +6,7 @@ import json
 import os
 import pwd
 import re
+import shutil
 import stat
 from collections.abc import Callable
 from dataclasses import replace
@@ -14,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from bigsci_launch.runs.control import requests
-from bigsci_launch.runs.control.asked import NOTHING_ASKED, Asked, StopWish, Wish, read_asked, write_asked
+from bigsci_launch.runs.control.request import WITH_STEP, Request, put_request, read_requests
 from bigsci_launch.runs.control.requests import (
     forget,
     make_control,
@@ -26,6 +27,7 @@ from bigsci_launch.runs.control.requests import (
     write_request,
 )
 from bigsci_launch.runs.layout import RunDir, open_run
+from tests.support.texts import has_parts
 
 ME = pwd.getpwuid(os.getuid()).pw_name
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can make files of another user")
@@ -103,13 +105,13 @@ def test_members_of_the_group_may_ask_and_others_may_not(run: RunDir, monkeypatc
     path.write_text("please")
     os.chown(path, nobody.pw_uid, -1)
     (refused,) = read_waiting(run)
-    assert refused.who == "nobody" and refused.wrong == "nobody is not in the run's group root"
+    assert refused.who == "nobody" and has_parts(refused.wrong or "", "nobody", "root")
     os.chown(run.path, -1, nobody.pw_gid)
     (accepted,) = read_waiting(run)
     assert (accepted.who, accepted.wrong) == ("nobody", None)
     os.chown(path, 54321, -1)
     (unknown,) = read_waiting(run)
-    assert (unknown.who, unknown.wrong) == ("uid 54321", "uid 54321 is not known on this machine")
+    assert unknown.who == "uid 54321" and "uid 54321" in (unknown.wrong or "")
 
 
 def fifo(path: Path) -> None:
@@ -217,17 +219,43 @@ def test_a_time_that_cannot_be_is_no_way_out(run: RunDir, moment: int) -> None:
     assert requests.moment_of(taken.request.key) is not None
 
 
-def test_ranks_are_asked_only_in_the_attempt_that_was_meant(run: RunDir) -> None:
+def test_processes_are_asked_only_in_the_attempt_that_was_meant(run: RunDir) -> None:
     first, second = run.attempt("0001"), run.attempt("0001.r1")
-    asked = Asked(Wish("a", 3), StopWish("b", None, "restart", "alice", "new code"))
-    write_asked(first, asked)
-    assert read_asked(first) == asked
-    second.path.mkdir()
-    second.asked.write_bytes(first.asked.read_bytes())
-    assert read_asked(second) == NOTHING_ASKED, "a requeue copies the files of its attempt"
-    for damaged in (b"", b"[]", b"{", b'{"attempt": "0001", "save": 1}', b'{"attempt": "0001", "stop": {}}', b"\xff"):
-        first.asked.write_bytes(damaged)
-        assert read_asked(first) == NOTHING_ASKED
+    asked = Request("exit-b", "exit", "alice", "new code", 3, "0001")
+    put_request(first, asked)
+    assert read_requests(first, WITH_STEP) == [asked] and read_requests(first, ["save"]) == []
+    shutil.copytree(first.requests, second.requests)
+    (found,) = read_requests(second, WITH_STEP)
+    assert found.wrong, "a requeue copies the files of its attempt"
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        *(b"", b"[]", b"{", b"\xff", b'{"attempt": "0001"}', b"[" * 70000),
+        *(b'{"key": "exit-b", "verb": "exit", "who": 1, "why": "", "attempt": "0001"}',),
+        *(b'{"key": "exit-b", "verb": "save", "who": "", "why": "", "attempt": "0001"}',),
+        *(b'{"key": "exit-b", "verb": "exit", "who": "", "why": "", "attempt": "0001", "after_step": true}',),
+    ],
+)
+def test_what_is_damaged_asks_nothing_of_processes_and_hides_nothing(run: RunDir, damage: bytes) -> None:
+    attempt = run.attempt("0001")
+    put_request(attempt, Request("save-a", "save", "alice", "", None, "0001"))
+    (attempt.requests / "exit-b.json").write_bytes(damage)
+    save, damaged = sorted(read_requests(attempt, WITH_STEP), key=lambda request: request.wrong is not None)
+    assert (save.key, save.wrong, damaged.key, damaged.verb) == ("save-a", None, "exit-b", "exit") and damaged.wrong
+
+
+def test_processes_obey_no_pipe_no_link_and_no_file_that_others_may_write(run: RunDir) -> None:
+    attempt = run.attempt("0001")
+    for name in ("kept", "exit-b"):
+        put_request(attempt, Request(name, "exit", "alice", "", None, "0001"))
+    (attempt.requests / "exit-b.json").chmod(0o664)
+    (attempt.requests / "exit-c.json").symlink_to("kept.json")
+    os.mkfifo(attempt.requests / "exit-d.json")
+    assert [bool(request.wrong) for request in read_requests(attempt, WITH_STEP)] == [True] * 3
+    attempt.requests.chmod(0o775)
+    assert read_requests(attempt, WITH_STEP) == []
 
 
 @pytest.mark.parametrize("name", ["-a1", "_", ".x-", "\x1b[31mdump", "zz" * 30])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 
+from bigsci_launch.checkpoints.folder import CheckpointRecord, write_record
 from bigsci_launch.cli.main import bsl
-from bigsci_launch.runs.checkpoints import CheckpointRecord, write_record
 from bigsci_launch.runs.layout import AttemptDir
+from tests.support.texts import has_parts, without_ages
 
 TELLER = 4
 LINE = "2026-11-21T01:02:03.123456Z  iteration {step:8d}/      60 | consumed samples: 40 | lm loss: {loss:.6E} |\n"
@@ -62,45 +63,43 @@ def test_an_attempt_that_begins_at_step_one_has_no_restart(trial: Any) -> None:
     assert restart() is None and "restart" not in status().stdout
 
 
-def test_a_smooth_restart_is_said_to_be_one(trial: Any) -> None:
+@pytest.mark.slow
+def test_a_smooth_restart_is_said_to_be_one(trial: Any, check_text: Callable[..., None]) -> None:
     train(trial, "0001", losses(1, 30))
     train(trial, "0002", losses(31, 36))
     found = restart()
     assert (found["verdict"], found["step"], found["after_attempt"]) == ("no jump", 31, "0001")
-    assert "restart  from global_step30: at the restart, step 31," in status().stdout
-    assert "within its usual movement" in found["text"] and "likely cause" not in status().stdout
+    check_text(without_ages(status().stdout))
 
 
-def test_a_spike_is_called_one_and_its_cause_is_not_invented(trial: Any) -> None:
+def test_a_spike_is_called_one_and_its_cause_is_not_invented(trial: Any, check_text: Callable[..., None]) -> None:
     train(trial, "0001", losses(1, 30))
     train(trial, "0002", losses(31, 36, rise=0.5))
     found = restart()
     assert (found["verdict"], found["causes"]) == ("spike", [])
     assert found["jump"] == pytest.approx(0.5, abs=0.1) and found["spreads"] > 5
-    text = status().stdout
-    assert "restart spike: at the restart, step 31, the loss is" in text
-    assert "not known: no record shows a changed setting" in text
+    check_text(without_ages(status().stdout))
     logs = [str(trial.run.attempt(name).log_file(TELLER)) for name in ("0001", "0002")]
     assert found["compare"][0] == f"bsl diff-weights --seam {logs[0]} {logs[1]}"
     assert found["compare"][1].endswith("checkpoints/global_step30")
 
 
-def test_changed_settings_and_findings_are_its_causes(trial: Any) -> None:
+@pytest.mark.slow
+def test_changed_settings_and_findings_are_its_causes(trial: Any, check_text: Callable[..., None]) -> None:
     train(trial, "0001", losses(1, 30))
     attempt = train(trial, "0002", losses(31, 36, rise=0.5))
-    trial.event(1, "changed", 45, key="optimizer.lr", severity="name", text="optimizer.lr is 3e-3, was 3e-4")
-    trial.event(1, "changed", 45, key="health", severity="unknown", text="health: no guard checked the state")
-    trial.event(1, "skipped", 45, step=33, skipped_step=32, began=["gradient of 4.up on rank 2 is not finite"])
-    trial.event(2, "guard", 40, step=31, check="copies", text="copies: weight on rank 2 differs")
+    trial.event(1, "changed", 45, key="optimizer.lr", severity="name", text="A SETTING")
+    trial.event(1, "changed", 45, key="health", severity="unknown", text="WHAT IS UNKNOWN")
+    trial.event(1, "skipped", 45, step=33, skipped_step=32, began=["A GRADIENT"])
+    trial.event(2, "guard", 40, step=31, check="copies", text="A FINDING")
     trial.event(3, "guard", 30, step=36, check="copies", text="much later")
     folder = trial.run.checkpoints / "global_step30"
     folder.mkdir(parents=True)
     write_record(folder, CheckpointRecord(30, 240, {}, "bf16", {}, {}))
-    skipped = "step 32 was skipped: gradient of 4.up on rank 2 is not finite"
-    differs = "copies: weight on rank 2 differs"
-    assert restart()["causes"] == ["optimizer.lr is 3e-3, was 3e-4", skipped, differs]
-    assert restart()["not_known"] == ["health: no guard checked the state"]
-    assert "likely cause  optimizer.lr is 3e-3, was 3e-4\n" in status().stdout
+    changed, skipped, finding = restart()["causes"]
+    assert (changed, finding) == ("A SETTING", "A FINDING") and has_parts(skipped, "step 32", "A GRADIENT")
+    assert restart()["not_known"] == ["WHAT IS UNKNOWN"]
+    check_text(without_ages(status().stdout))
     assert attempt.name == "0002"
 
 
@@ -109,27 +108,29 @@ def test_a_checkpoint_that_failed_its_checks_is_a_cause(trial: Any) -> None:
     train(trial, "0002", losses(31, 36, rise=0.5))
     folder = trial.run.checkpoints / "global_step30"
     folder.mkdir(parents=True)
-    health = {"passed": False, "step": 30, "findings": ["moments: 3.up on rank 1 are zero"]}
+    health = {"passed": False, "step": 30, "findings": ["A FINDING"]}
     write_record(folder, CheckpointRecord(30, 240, {}, "bf16", {}, {}, health=health))
-    sentence = "global_step30 was saved although its checks failed: moments: 3.up on rank 1 are zero"
-    assert restart()["causes"] == [sentence]
+    [cause] = restart()["causes"]
+    assert has_parts(cause, "global_step30", "A FINDING")
 
 
 def test_records_of_the_same_step_show_other_settings(trial: Any) -> None:
     train(trial, "0001", losses(1, 35))
     train(trial, "0002", losses(31, 36, rise=0.5), learning_rate=1e-3, global_batch_size=16)
     found = restart()
-    assert found["causes"][0] == "the learning rate of step 31 is 0.001, 0.0001 in attempt 0001"
-    assert found["causes"][1] == "the global batch size of step 31 is 16, 8 in attempt 0001"
+    assert has_parts(found["causes"][0], "learning rate", "step 31", "0.001, 0.0001 in attempt 0001")
+    assert has_parts(found["causes"][1], "global batch size", "step 31", "16, 8 in attempt 0001")
     assert "in attempt 0001" in found["text"]
 
 
 def test_a_run_that_counts_its_samples_otherwise_reads_other_data(trial: Any) -> None:
     train(trial, "0001", losses(1, 30))
     train(trial, "0002", losses(31, 36, rise=0.3), consumed_samples=8)
-    assert restart()["causes"] == ["step 31 begins at sample 0, but 240 were consumed before: other data"]
+    [cause] = restart()["causes"]
+    assert has_parts(cause, "step 31", "sample 0", 240)
 
 
+@pytest.mark.slow
 def test_the_losses_come_from_as_many_attempts_as_are_needed(trial: Any) -> None:
     """Attempt 2 was killed after two steps, which attempt 3 repeats."""
     train(trial, "0001", losses(1, 30))
@@ -144,16 +145,17 @@ def test_the_losses_come_from_as_many_attempts_as_are_needed(trial: Any) -> None
 def test_too_few_steps_are_not_known(trial: Any) -> None:
     train(trial, "0001", losses(1, 3))
     train(trial, "0002", losses(4, 6, rise=3.0))
-    assert restart()["verdict"] == "unknown" and "too few earlier steps" in status().stdout
-
-
-def test_earlier_attempts_without_losses_are_not_known(trial: Any) -> None:
-    train(trial, "0002", losses(31, 36))
     assert restart()["verdict"] == "unknown"
-    assert "not known if the loss jumped: no attempt has reported the losses before it" in status().stdout
+
+
+@pytest.mark.slow
+def test_earlier_attempts_without_losses_are_not_known(trial: Any, check_text: Callable[..., None]) -> None:
+    train(trial, "0002", losses(31, 36))
+    texts = [restart()["text"]]
+    assert restart()["verdict"] == "unknown"
     trial.add_attempt("0003")
     trial.event(0, "load", 20, path=str(trial.run.checkpoints / "global_step36"), checkpoint_step=36)
-    assert restart()["text"] == "not known if the loss jumped: no step since"
+    check_text(*texts, restart()["text"])
 
 
 def test_programs_that_print_their_steps_are_read_too(trial: Any) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import pwd
-import re
 import shutil
 import subprocess
 import sys
@@ -20,7 +19,8 @@ from click.testing import CliRunner, Result
 
 from bigsci_launch.cli.main import bsl
 from bigsci_launch.runs.attempts import read_job, write_job
-from bigsci_launch.runs.status import read_status
+from bigsci_launch.status.read import read_status
+from tests.support.texts import has_parts, without_ages
 
 Install = Callable[..., Any]
 USER = pwd.getpwuid(os.getuid()).pw_name
@@ -79,14 +79,8 @@ def test_a_running_training(slurm: Any, training: Any) -> None:
     assert 299 < document["checkpoint"]["age_s"] < 360
 
 
-def test_the_words_for_people(slurm: Any, training: Any) -> None:
-    text = invoke("status").stdout
-    assert "step        7/20, 1.5 s per step, 149 TFLOP/s per rank, loss 4.25" in text
-    assert "slowest     rank 5 (dp0 pp1 tp1) on n2: newest heartbeat 10 min 00 s ago, in step at step 7" in text
-    assert "checkpoint  global_step5, 5 min 00 s ago" in text
-    assert "ranks       8 of 8 started" in text
-    assert "attempt     0001 of 1, job 12, 8 ranks (tp=2,pp=2,dp=2)" in text
-    assert text.splitlines()[-1] == "next: bsl spy trial   (no rank should be silent for that long)"
+def test_the_words_for_people(slurm: Any, training: Any, check_text: Callable[..., None]) -> None:
+    check_text(without_ages(invoke("status").stdout))
 
 
 def test_context_ranks_are_named_where_the_run_has_them(slurm: Any, training: Any) -> None:
@@ -95,13 +89,11 @@ def test_context_ranks_are_named_where_the_run_has_them(slurm: Any, training: An
     pid = json.loads(training.attempt.pid_file(5).read_text())
     place = {"pp": 1, "tp": 0, "dp": 0, "cp": 1}
     training.attempt.pid_file(5).write_text(json.dumps({**pid, "coordinate": place}))
-    text = invoke("status").stdout
-    assert "8 ranks (tp=1,cp=2,pp=2,dp=2)" in text
-    assert "slowest     rank 5 (dp0 pp1 cp1 tp0) on n2" in text
+    assert has_parts(invoke("status").stdout, "(tp=1,cp=2,pp=2,dp=2)", "rank 5 (dp0 pp1 cp1 tp0)")
     training.ended("crashed", 137, first_failure={"rank": 5, "node": "n2", "coordinate": place, "signal": "SIGKILL",
                                                   "error": None})  # fmt: skip
     slurm.answer("squeue", line("FAILED"))
-    assert "first failure  rank 5 (dp0 pp1 cp1 tp0) on n2: SIGKILL" in invoke("status").stdout
+    assert has_parts(invoke("status").stdout, "rank 5 (dp0 pp1 cp1 tp0)", "SIGKILL")
 
 
 def test_ranks_that_have_ended_are_not_slow(slurm: Any, training: Any) -> None:
@@ -110,74 +102,73 @@ def test_ranks_that_have_ended_are_not_slow(slurm: Any, training: Any) -> None:
     assert status.slowest is not None and status.slowest.rank == 7
 
 
-def test_a_rank_that_has_written_nothing_is_judged_by_its_start(slurm: Any, trial: Any) -> None:
+def test_a_rank_that_has_written_nothing_is_judged_by_its_start(
+    slurm: Any, trial: Any, check_text: Callable[..., None]
+) -> None:
     trial.event(0, "heartbeat", 1, phase="init", step=0)
-    text = invoke("status").stdout
-    assert "slowest   rank 1 (dp0 pp0 tp1) on n0: no heartbeat since it started 1 min 3" in text
+    check_text(without_ages(invoke("status").stdout))
+    slowest = json.loads(invoke("status", "--json").stdout)["slowest_rank"]
+    assert slowest["rank"] == 1 and slowest["heartbeat_age_s"] > 89
 
 
-def test_a_silent_node_with_silent_ranks_is_lost_while_squeue_says_running(slurm: Any, training: Any) -> None:
+def test_a_silent_node_with_silent_ranks_is_lost_while_squeue_says_running(
+    slurm: Any, training: Any, check_text: Callable[..., None]
+) -> None:
     silence(training, 4, 130)
     slurm.answer("sinfo", "n0|allocated|none\nn2|mixed*|Not responding\n")
-    text = invoke("status").stdout
-    assert "lost node   n2 does not respond (mixed*) Not responding; newest sign of life of its ranks 2 min 1" in text
-    assert "bsl cancel trial" in text and "slurm.exclude=n2" in text
+    check_text(without_ages(invoke("status").stdout))
+    assert [node["name"] for node in json.loads(invoke("status", "--json").stdout)["lost_nodes"]] == ["n2"]
 
 
-def test_the_first_failure_after_a_crash(slurm: Any, training: Any) -> None:
+def test_the_first_failure_after_a_crash(slurm: Any, training: Any, check_text: Callable[..., None]) -> None:
     slurm.answer("squeue", line("FAILED"))
     failure = {"rank": 5, "node": "n2", "coordinate": {"pp": 1, "tp": 1, "dp": 0}, "signal": "SIGKILL", "error": None}
     training.ended("crashed", 137, first_failure=failure)
-    text = invoke("status").stdout
-    assert "ended          crashed, exit code 137" in text
-    assert "first failure  rank 5 (dp0 pp1 tp1) on n2: SIGKILL" in text
-    assert text.splitlines()[-1].startswith("next: bsl logs trial --rank 5 ")
-    assert "slowest" not in text
+    check_text(without_ages(invoke("status").stdout))
 
 
-def test_a_pending_job(slurm: Any, trial: Any) -> None:
+def test_a_pending_job(slurm: Any, trial: Any, check_text: Callable[..., None]) -> None:
     slurm.answer("squeue", line("PENDING").replace("n[0-3]", "").replace("|None|", "|Resources|"))
-    text = invoke("status").stdout
-    assert "PENDING (Resources), says squeue" in text and "slowest" not in text
-    assert "waits because  it is next, and waits until enough nodes are free" in text
+    check_text(without_ages(invoke("status").stdout))
     assert not slurm.calls("sinfo")
 
 
-def test_a_node_whose_ranks_beat_has_a_slurmd_to_wait_for(slurm: Any, training: Any) -> None:
+@pytest.mark.slow
+def test_a_node_whose_ranks_beat_has_a_slurmd_to_wait_for(
+    slurm: Any, training: Any, check_text: Callable[..., None]
+) -> None:
     slurm.answer("sinfo", "n2|mixed*|Not responding\n")
     text = invoke("status").stdout
-    assert "node        n2 does not respond (mixed*) Not responding: only its slurmd, since a rank on it gave" in text
-    assert "lost node" not in text and "cancel" not in text
-    assert text.splitlines()[-1].startswith("next: wait, and ask again: bsl status trial")
     document = json.loads(invoke("status", "--json").stdout)
     assert document["lost_nodes"] == [] and document["unreachable_nodes"][0]["fate"] == "alive"
     slurm.answer("sinfo", "n2|down*|Not responding\n")
     assert [node["name"] for node in json.loads(invoke("status", "--json").stdout)["lost_nodes"]] == ["n2"]
-    assert "Slurm has given it up" in invoke("status").stdout
+    check_text(without_ages(text), without_ages(invoke("status").stdout))
 
 
-def test_a_sign_that_may_be_from_before_the_loss_tells_nothing(slurm: Any, trial: Any) -> None:
+def test_a_sign_that_may_be_from_before_the_loss_tells_nothing(
+    slurm: Any, trial: Any, check_text: Callable[..., None]
+) -> None:
     slurm.answer("sinfo", "n2|mixed*|Not responding\n")
     trial.log(4, "up\n")
     for age_s, fate in ((0, "alive"), (30, "unknown")):
         os.utime(trial.attempt.log_file(4), (time.time() - age_s, time.time() - age_s))
         [node] = json.loads(invoke("status", "--json").stdout)["unreachable_nodes"]
         assert node["fate"] == fate
-    text = invoke("status").stdout
-    assert re.search(r"newest sign of life of its ranks \d+ s ago: unknown if it is lost", text)
-    assert "only its slurmd" not in text and "cancel" not in text
+    check_text(without_ages(invoke("status").stdout))
 
 
-def test_nobody_looks_for_a_hang_of_ranks_that_have_not_started(slurm: Any, trial: Any) -> None:
+def test_nobody_looks_for_a_hang_of_ranks_that_have_not_started(
+    slurm: Any, trial: Any, check_text: Callable[..., None]
+) -> None:
     for rank in range(8):
         trial.attempt.pid_file(rank).unlink()
     trial.attempt.job_output.write_text("loading modules\n")
     os.utime(trial.attempt.job_output, (trial.now - 500, trial.now - 500))
-    text = invoke("status").stdout
-    assert "last output  the batch script, 8 min 2" in text and "bsl spy" not in text
+    check_text(without_ages(invoke("status").stdout))
 
 
-def test_a_node_without_signs_is_not_called_lost(slurm: Any, trial: Any) -> None:
+def test_a_node_without_signs_is_not_called_lost(slurm: Any, trial: Any, check_text: Callable[..., None]) -> None:
     """Its ranks are those of another program: an old log is that of a rank that prints nothing."""
     trial.log(4, "up\n")
     os.utime(trial.attempt.log_file(4), (trial.now - 1000, trial.now - 1000))
@@ -186,46 +177,39 @@ def test_a_node_without_signs_is_not_called_lost(slurm: Any, trial: Any) -> None
         trial.attempt.pid_file(rank).write_text(json.dumps({**identity, "started": trial.now - 2000}))
     slurm.answer("sinfo", "n2|mixed*|Not responding\n")
     text = invoke("status").stdout
-    assert "newest sign of life of its ranks 16 min" in text and "unknown if it is lost" in text
     for rank in (4, 5):
         trial.attempt.pid_file(rank).unlink()
-    text = invoke("status").stdout
-    assert "its ranks left no sign of life: unknown if it is lost" in text and "cancel" not in text
+    check_text(without_ages(text), without_ages(invoke("status").stdout))
+    document = json.loads(invoke("status", "--json").stdout)
+    assert document["lost_nodes"] == [] and document["unreachable_nodes"][0]["fate"] == "unknown"
 
 
-def test_a_lost_node_of_a_job_that_slurm_requeues_needs_nobody(slurm: Any, training: Any) -> None:
+def test_a_lost_node_of_a_job_that_slurm_requeues_needs_nobody(
+    slurm: Any, training: Any, check_text: Callable[..., None]
+) -> None:
     record = read_job(training.attempt)
     assert record is not None
     write_job(training.attempt, replace(record, requeue=True))
     silence(training, 4, 700)
     slurm.answer("sinfo", "n2|mixed*|Not responding\n")
-    text = invoke("status").stdout
-    assert "lost node" in text and "cancel" not in text
-    assert text.splitlines()[-1].startswith("next: wait: Slurm requeues the job by itself")
+    check_text(without_ages(invoke("status").stdout))
 
 
-def test_a_running_job_is_not_called_ended_when_slurm_is_silent(slurm: Any, training: Any) -> None:
+def test_a_running_job_is_not_called_ended_when_slurm_is_silent(
+    slurm: Any, training: Any, check_text: Callable[..., None]
+) -> None:
     slurm.answer("squeue", stderr="slurm_load_jobs error: Unable to contact slurm controller (connect failure)\n", rc=1)
-    text = invoke("status").stdout
-    assert "UNKNOWN (squeue: Slurm is not available" in text and "ended" not in text and "died" not in text
-    assert re.search(r"loss 4\.25, .* s ago\n", text) and "ranks       8 of 8 started" in text
-    assert "slowest     rank 5 (dp0 pp1 tp1) on n2" in text
+    check_text(without_ages(invoke("status").stdout))
     document = json.loads(invoke("status", "--json").stdout)
     assert document["job"]["state"] == "UNKNOWN" and document["slowest_rank"]["rank"] == 5
     assert document["exit"] is None and 4 < document["step"]["age_s"] < 60
 
 
-def test_a_job_that_slurm_has_forgotten_has_ended(slurm: Any, training: Any) -> None:
+def test_a_job_that_slurm_has_forgotten_has_ended(slurm: Any, training: Any, check_text: Callable[..., None]) -> None:
     slurm.answer("squeue", stderr="slurm_load_jobs error: Invalid job id specified\n", rc=1)
     text = invoke("status").stdout
-    assert (
-        "ended       unknown: the script says nothing of its end: it was killed before it could write exit.json, "
-        in text
-    )
-    assert "slowest" not in text
     training.attempt.job_output.write_text("2026-11-23T01:00:00Z bsl: start attempt=0001 job=12\nnoise\n")
-    ended = "the last line of the script: 2026-11-23T01:00:00Z bsl: start attempt=0001 job=12"
-    assert ended in invoke("status").stdout
+    check_text(without_ages(text), without_ages(invoke("status").stdout))
 
 
 ITERATION = " iteration      {}/   100 | elapsed time per iteration (ms): {} | lm loss: 4.5E+00 |\n"
@@ -235,66 +219,59 @@ def stamped(moment: float, text: str) -> str:
     return f"{datetime.fromtimestamp(moment, timezone.utc):%Y-%m-%dT%H:%M:%S.%f}Z {text}"
 
 
-def test_a_program_of_its_own_that_prints_is_alive(slurm: Any, trial: Any) -> None:
+def test_a_program_of_its_own_that_prints_is_alive(slurm: Any, trial: Any, check_text: Callable[..., None]) -> None:
     for rank in range(8):
         trial.log(rank, stamped(trial.now - 80, "up\n"))
     for rank in range(7):
         os.utime(trial.attempt.log_file(rank), (trial.now - 3000, trial.now - 3000))
     trial.log(7, *(stamped(trial.now - 9 + step, ITERATION.format(step, "1000.0")) for step in (6, 7)))
-    text = invoke("status").stdout
-    assert re.search(r"step         7/20, 1 s per step, loss 4\.5, .* s ago\n", text)
-    assert "last output  rank 7 (dp1 pp1 tp1) on n3, " in text
-    assert "slowest" not in text and "bsl spy" not in text
+    check_text(without_ages(invoke("status").stdout))
     step = json.loads(invoke("status", "--json").stdout)["step"]
     assert (step["step"], step["seconds"], step["loss"], step["source"], step["every_s"]) == (7, 1.0, 4.5, "log", 1.0)
     [run] = json.loads(invoke("list", "--json").stdout)["runs"]
     assert run["step"] == 7 and run["last_sign"] > trial.now - 60
 
 
-def test_a_program_of_its_own_is_silent_if_nobody_prints(slurm: Any, trial: Any) -> None:
+def test_a_program_of_its_own_is_silent_if_nobody_prints(
+    slurm: Any, trial: Any, check_text: Callable[..., None]
+) -> None:
     for rank in (0, 7):
         trial.log(rank, ITERATION.format(6, "1000.0"), ITERATION.format(7, "1000.0"))
         os.utime(trial.attempt.log_file(rank), (trial.now - 200, trial.now - 200))
-    assert invoke("status").stdout.splitlines()[-1] == "next: bsl spy trial   (nothing was printed for that long)"
+    check_text(without_ages(invoke("status").stdout))
     trial.log(7, ITERATION.format(8, "100000.0"))
     os.utime(trial.attempt.log_file(7), (trial.now - 200, trial.now - 200))
     assert "bsl spy" not in invoke("status").stdout, "a step takes 100 s: 200 s are not long"
 
 
-def test_a_fresh_log_is_a_sign_of_a_rank_with_an_old_heartbeat(slurm: Any, training: Any) -> None:
+def test_a_fresh_log_is_a_sign_of_a_rank_with_an_old_heartbeat(
+    slurm: Any, training: Any, check_text: Callable[..., None]
+) -> None:
     training.log(5, "still converting\n")
-    text = invoke("status").stdout
-    assert "in step at step 7; its newest output" in text and "bsl spy" not in text
+    check_text(without_ages(invoke("status").stdout))
 
 
-def test_a_batch_host_that_died_left_no_exit_record(slurm: Any, trial: Any) -> None:
+def test_a_batch_host_that_died_left_no_exit_record(slurm: Any, trial: Any, check_text: Callable[..., None]) -> None:
     slurm.answer("squeue", line("NODE_FAIL"))
-    text = invoke("status").stdout
-    assert re.search("^ended +node_failure$", text, re.MULTILINE) and "first failure" not in text
-    assert "worked out on " in text and "from the records of the ranks" in text
+    check_text(without_ages(invoke("status").stdout))
     assert not trial.attempt.exit.exists()
 
 
-def test_a_job_that_was_cancelled_before_it_started_lost_no_host(slurm: Any, trial: Any) -> None:
+def test_a_job_that_was_cancelled_before_it_started_lost_no_host(
+    slurm: Any, trial: Any, check_text: Callable[..., None]
+) -> None:
     for rank in range(8):
         trial.attempt.pid_file(rank).unlink()
     slurm.answer("squeue", line("CANCELLED"))
     text = invoke("status").stdout
-    assert "nothing shows that it started" in text and "batch host" not in text
     trial.attempt.job_output.write_text("bsl: start attempt=0001\n")
-    assert "or was lost with its host; the last line of the script: bsl: start" in invoke("status").stdout
+    check_text(without_ages(text), without_ages(invoke("status").stdout))
 
 
-def test_what_the_record_explains_is_shown(slurm: Any, trial: Any) -> None:
+def test_what_the_record_explains_is_shown(slurm: Any, trial: Any, check_text: Callable[..., None]) -> None:
     slurm.answer("squeue", line("FAILED"))
     trial.ended("launch_failed", 127, cause="module: command not found", evidence=["one", "two"])
-    lines = invoke("status").stdout.splitlines()
-    assert lines[-4:] == [
-        "cause     module: command not found",
-        "evidence  one",
-        "evidence  two",
-        "next: bsl logs trial",
-    ]
+    check_text(without_ages(invoke("status").stdout))
     trial.ended("cancelled", 143, cause=None, evidence=[])
     assert "next:" not in invoke("status").stdout
     may_differ, matters = "ranks started at other times: the times of failures are not corrected", "it is not certain"
@@ -327,12 +304,12 @@ def test_a_job_leads_to_its_run(slurm: Any, make_trial: Any) -> None:
 def test_a_job_that_left_the_queue_is_found_by_its_record(slurm: Any, trial: Any) -> None:
     slurm.answer("squeue", stderr="slurm_load_jobs error: Invalid job id specified\n", rc=1)
     trial.ended("finished", 0)
-    assert "COMPLETED, says exit.json" in invoke("status", "--jobid", "12").stdout
+    assert has_parts(invoke("status", "--jobid", "12").stdout, "COMPLETED", "exit.json")
 
 
-def test_a_foreign_job_gets_slurms_part_only(slurm: Any, trial: Any) -> None:
+def test_a_foreign_job_gets_slurms_part_only(slurm: Any, trial: Any, check_text: Callable[..., None]) -> None:
     slurm.answer("squeue", line("RUNNING", job_id="99"))
-    assert "99 (trial), not submitted by bsl" in invoke("status", "--jobid", "99").stdout
+    check_text(without_ages(invoke("status", "--jobid", "99").stdout))
     document = json.loads(invoke("status", "--jobid", "99", "--json").stdout)
     assert document["run"] is None and document["job"]["hostlist"] == "n[0-3]"
 
@@ -340,7 +317,7 @@ def test_a_foreign_job_gets_slurms_part_only(slurm: Any, trial: Any) -> None:
 def test_the_run_directory_of_a_job_is_gone(slurm: Any, trial: Any) -> None:
     slurm.answer("squeue", line("RUNNING", job_id="99", comment="bsl:/no/such/run"))
     done = invoke("status", "--jobid", "99")
-    assert done.exit_code == 2 and "/no/such/run: not a run directory" in done.stderr
+    assert done.exit_code == 2 and has_parts(done.stderr, "/no/such/run")
 
 
 @pytest.mark.parametrize("argument", ["trial", "runs/trial", "./runs/trial/"])
@@ -358,25 +335,13 @@ def test_runs_are_looked_up_under_bsl_runs(
     assert invoke("status", "trial").exit_code == 0
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (("status", "nope"), "no run 'nope' under runs"),
-        (("status", "./nope"), "not a run directory"),
-        (("logs", "nope"), "no run 'nope'"),
-        (("cancel", "nope"), "no run 'nope'"),
-        (("status", "trial", "--jobid", "12"), "not both"),
-    ],
-)
-def test_what_is_not_there_is_one_clear_error(slurm: Any, trial: Any, words: tuple[str, ...], message: str) -> None:
-    done = invoke(*words)
-    assert done.exit_code == 2 and message in done.stderr
-
-
-def test_a_run_without_attempts(slurm: Any, trial: Any) -> None:
+def test_what_is_not_there_is_one_clear_error(slurm: Any, trial: Any, check_text: Callable[..., None]) -> None:
+    words = ("status nope", "status ./nope", "logs nope", "cancel nope", "status trial --jobid 12")
+    refused = [invoke(*each.split()) for each in words]
     trial.run.attempts_folder.rename(trial.run.path / "away")
-    done = invoke("status", "trial")
-    assert done.exit_code == 2 and "nothing has been submitted yet" in done.stderr
+    refused.append(invoke("status", "trial"))
+    assert {done.exit_code for done in refused} == {2}
+    check_text(*(done.stderr for done in refused))
 
 
 def test_list_asks_slurm_once_and_not_about_the_dead(slurm: Any, make_trial: Any) -> None:
@@ -410,6 +375,7 @@ def as_somebody_else(*words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
 
 
+@pytest.mark.slow
 def test_a_run_that_may_not_be_read_is_one_line_of_the_list(make_trial: Any) -> None:
     trials = {name: make_trial(name) for name in ("open", "folder", "attempts", "attempt", "records")}
     closed = [

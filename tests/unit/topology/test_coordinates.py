@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 
 import pytest
 from hypothesis import given
@@ -75,7 +76,7 @@ def test_order_is_tensor_then_data_then_pipeline() -> None:
     assert topology.group("tp", 5) == (4, 5)
     assert topology.group("dp", 5) == (5, 7)
     assert topology.group("pp", 5) == (1, 5)
-    assert topology.numbering == "tp fastest, then dp, then pp"
+    assert re.findall(r"\b[a-z]p\b", topology.numbering) == ["tp", "dp", "pp"]
 
 
 def test_context_and_expert_ranks_are_between_tensor_and_data() -> None:
@@ -84,8 +85,8 @@ def test_context_and_expert_ranks_are_between_tensor_and_data() -> None:
     assert str(topology.coordinate(1 + 2 + 8)) == "dp1 pp0 ep0 cp1 tp1"
     assert topology.coordinate(11).as_dict() == {"pp": 0, "tp": 1, "dp": 1, "cp": 1, "ep": 0}
     assert [topology.group(axis, 0)[1] for axis in ("tp", "cp", "ep", "dp", "pp")] == [1, 2, 4, 8, 16]
-    assert topology.product == "tp 2 x cp 2 x ep 2 x pp 2 x dp 2"
-    assert topology.numbering == "tp fastest, then cp, then ep, then dp, then pp"
+    assert topology.product.split(" x ") == ["tp 2", "cp 2", "ep 2", "pp 2", "dp 2"]
+    assert re.findall(r"\b[a-z]p\b", topology.numbering) == ["tp", "cp", "ep", "dp", "pp"]
 
 
 @pytest.mark.parametrize(
@@ -106,7 +107,7 @@ def test_bad_topologies_are_refused(text: str) -> None:
 
 @pytest.mark.parametrize("make", [Topology, Coordinate.at, Topology().rank_at, Topology().resized])
 def test_an_unknown_axis_is_refused_by_name(make: type[Topology]) -> None:
-    with pytest.raises(ValueError, match="'sp' is not an axis; axes are tp, cp, ep, dp, pp"):
+    with pytest.raises(ValueError, match=r"'sp' .*tp, cp, ep, dp, pp"):
         make(sp=2)
 
 

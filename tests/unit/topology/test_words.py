@@ -115,12 +115,11 @@ def test_a_long_list_is_cut_in_a_sentence() -> None:
 def test_a_list_of_ranks_stays_short(ranks: set[int]) -> None:
     text = name_ranks(ranks)
     assert len(text) <= MAX_LIST + 20
-    numbers = re.sub(r"^[0-9]+ ranks \((.*),\.\.\.\)$|^ranks? ", r"\1", text)
-    assert set(expand_ranks(numbers)) <= ranks
+    assert set(expand_ranks(re.sub(r"^[0-9]+ ranks \((.*),\.\.\.\)$|^ranks? ", r"\1", text))) <= ranks
 
 
 def test_verbs_agree_with_their_ranks() -> None:
-    assert [agree("does not get out", ranks) for ranks in ([0], [0, 1])] == ["does not get out", "do not get out"]
+    assert [agree("does not leave", ranks) for ranks in ([0], [0, 1])] == ["does not leave", "do not leave"]
     assert agree("is still in", 2) == "are still in" and agree("has", [3]) == "has"
     assert agree("goes on", 7) == "go on" and agree("was", 0) == "were" and agree("holds its x", 2) == "hold their x"
     assert [counted(count, "waits") for count in (0, 1, 7)] == ["0 ranks wait", "1 rank waits", "7 ranks wait"]

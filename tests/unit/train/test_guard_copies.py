@@ -6,33 +6,28 @@ import numpy as np
 import pytest
 
 from bigsci_launch.topology import Topology
-from bigsci_launch.train.guards.copies import (
-    Column,
-    CopyChecker,
-    Violation,
-    by_cause,
-    copy_groups,
-    describe,
-    find_split,
-    holders,
-    merge,
-)
+from bigsci_launch.train.guards.copies import CopyChecker, Violation, Watched, by_cause, counted_once, find_split, merge
+from bigsci_launch.train.guards.places import Places, places_of
+from bigsci_launch.train.rank.bits import as_bits
+
+pytestmark = pytest.mark.torch
 
 SHAPE = Topology(tp=2, pp=2, dp=2)
 TIED = "tied_modules.embedding.weight"
 
 
-def columns_of(rank: int) -> list[Column]:
+def watched_by(rank: int) -> list[Watched]:
+    places = Places.of_topology(SHAPE, rank)
     stage = SHAPE.coordinate(rank).pp_rank
     return [
-        Column(TIED, ("dp", "pp")),
-        Column(f"{stage}.norm", ("dp", "tp")),
-        Column(f"{stage}.matrix", ("dp",)),
-        Column(f"gradient of {TIED}", ("pp",), is_gradient=True),
+        Watched(TIED, places.copies("dp", "pp")),
+        Watched(f"{stage}.norm", places.copies("dp", "tp")),
+        Watched(f"{stage}.matrix", places.copies("dp")),
+        Watched(f"gradient of {TIED}", places.copies("pp"), "tied gradients"),
     ]
 
 
-COLUMNS = [columns_of(rank) for rank in range(8)]
+WATCHED = [watched_by(rank) for rank in range(8)]
 
 
 def healthy() -> np.ndarray:
@@ -46,7 +41,7 @@ def healthy() -> np.ndarray:
 
 
 def test_copies_that_are_equal_give_nothing() -> None:
-    assert CopyChecker(COLUMNS, SHAPE).find_unequal(healthy()) == []
+    assert CopyChecker(WATCHED).find_unequal(healthy()) == []
 
 
 @pytest.mark.parametrize(
@@ -61,17 +56,10 @@ def test_copies_that_are_equal_give_nothing() -> None:
 def test_one_copy_that_differs_is_named(rank: int, column: int, checks: set[str]) -> None:
     table = healthy()
     table[rank, column] ^= 1
-    violations = CopyChecker(COLUMNS, SHAPE).find_unequal(table)
+    violations = CopyChecker(WATCHED).find_unequal(table)
     assert {violation.check for violation in violations} == checks
-    assert {violation.tensor for violation in violations} == {COLUMNS[rank][column].name}
+    assert {violation.tensor for violation in violations} == {WATCHED[rank][column].name}
     assert all(rank in violation.ranks or f"rank {rank}" in violation.text for violation in violations)
-
-
-def test_groups_are_as_many_as_copies() -> None:
-    """Each tied weight of 8 has dp and pp partners: 4 + 4 groups; norms 4 dp + 4 tp; matrices 4; gradients 4."""
-    groups = copy_groups(COLUMNS, SHAPE)
-    assert len(groups) == 24
-    assert {len(places) for places in groups.values()} == {2}
 
 
 @pytest.mark.parametrize(
@@ -94,17 +82,31 @@ def test_more_than_half_of_the_copies_decide(
     assert find_split(dict.fromkeys(range(4), "a")) is None
 
 
+def replicas(dp: int) -> CopyChecker:
+    """Copies over dp alone, of a weight and of a setting."""
+    copies = (("dp", tuple(range(dp))),)
+    return CopyChecker([[Watched("matrix", copies), Watched("lr", copies, "optimizer settings", True)]] * dp)
+
+
+def differing(dp: int, rank: int, column: int, value: int) -> np.ndarray:
+    table = np.array([[1, as_bits(1e-3)]] * dp)
+    table[rank, column] = value
+    return table
+
+
+@pytest.mark.parametrize("dp", [3, 4])
 @pytest.mark.parametrize("rank", range(4))
-def test_of_four_replicas_the_corrupt_one_is_accused(rank: int) -> None:
-    shape = Topology(dp=4)
-    table = np.ones((4, 1), np.int64)
-    table[rank, 0] = 2
-    (found,) = CopyChecker([[Column("matrix", ("dp",))]] * 4, shape).find_unequal(table)
-    assert (found.ranks, found.accused) == ((rank,), (rank,))
+def test_of_several_replicas_the_corrupt_one_is_accused(dp: int, rank: int) -> None:
+    rank %= dp
+    (found,) = replicas(dp).find_unequal(differing(dp, rank, 0, 2))
+    assert (found.check, found.ranks, found.accused) == ("data-parallel copies", (rank,), (rank,))
+    (found,) = replicas(dp).find_unequal(differing(dp, rank, 1, as_bits(3e-3)))
+    assert (found.check, found.accused) == ("optimizer settings", (rank,))
+    assert found.text == f"is 0.003 on rank {rank} and 0.001 on rank {int(rank == 0)}"
 
 
 def test_of_two_replicas_none_is_accused() -> None:
-    (found,) = CopyChecker([[Column("matrix", ("dp",))]] * 2, Topology(dp=2)).find_unequal(np.array([[1], [2]]))
+    (found,) = replicas(2).find_unequal(differing(2, 1, 0, 2))
     assert (found.ranks, found.accused) == ((0, 1), ())
 
 
@@ -113,7 +115,7 @@ def test_copies_along_other_axes_decide_between_two(rank: int) -> None:
     """A norm has two copies along dp and two along tp, four in all: three that agree leave one that is wrong."""
     table = healthy()
     table[rank, 1] ^= 1
-    found = CopyChecker(COLUMNS, SHAPE).find_unequal(table)
+    found = CopyChecker(WATCHED).find_unequal(table)
     assert {(each.check, each.accused) for each in found} == {
         ("data-parallel copies", (rank,)),
         ("tensor-parallel copies", (rank,)),
@@ -129,16 +131,27 @@ def test_a_value_that_all_ranks_have_computed_accuses_none_if_all_miss_it() -> N
     assert [each.accused for each in each_its_own] == [(0, 1)]
 
 
-def test_the_first_stage_holds_a_tied_tensor() -> None:
-    assert holders(COLUMNS, SHAPE) == {
-        TIED: 0, "0.norm": 0, "0.matrix": 0, "1.norm": 1, "1.matrix": 1, f"gradient of {TIED}": 0,
-    }  # fmt: skip
+def test_a_sum_over_ranks_counts_each_shard_once() -> None:
+    gradient = f"gradient of {TIED}"
+    assert counted_once(WATCHED, SHAPE, 0) == {TIED, "0.norm", "0.matrix", gradient}
+    assert counted_once(WATCHED, SHAPE, 1) == {TIED, "0.matrix", gradient}
+    assert [counted_once(WATCHED, SHAPE, rank) for rank in (4, 5)] == [{"1.norm", "1.matrix"}, {"1.matrix"}]
 
 
-def test_a_violation_names_ranks_and_their_place() -> None:
-    one, stage = Violation("load", "1.norm", (3,), "is lost"), Violation("load", "1.norm", (4, 5, 6, 7), "is lost")
-    assert describe(one, SHAPE) == "load: 1.norm on rank 3 (dp1 pp0 tp1): is lost"
-    assert describe(stage, SHAPE) == "load: 1.norm on ranks 4-7 (pp1): is lost"
+def test_ranks_are_named_with_their_place() -> None:
+    for places in (Places.of_topology(SHAPE, 3), places_of(3, Places.of_topology(SHAPE, 3).members)):
+        assert places.topology == SHAPE
+        assert places.describe([3]) == "rank 3 (dp1 pp0 tp1)"
+        assert places.describe([4, 5, 6, 7]) == "ranks 4-7 (pp1)"
+
+
+def test_ranks_that_are_numbered_otherwise_still_have_a_place() -> None:
+    members = [{"tp": (0, 2), "dp": (0, 1)}, {"tp": (1, 3), "dp": (0, 1)}]
+    members += [{"tp": (0, 2), "dp": (2, 3)}, {"tp": (1, 3), "dp": (2, 3)}]
+    places = places_of(0, members)
+    assert places.topology is None
+    assert places.describe([1]) == "rank 1 (dp1 pp0 tp0)"
+    assert places.describe([1, 3]) == "ranks 1,3"
 
 
 def test_causes_come_before_effects() -> None:

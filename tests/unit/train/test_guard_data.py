@@ -8,9 +8,9 @@ import pytest
 
 from bigsci_launch.data.fingerprint import DataFingerprint
 from bigsci_launch.topology import Topology
-from bigsci_launch.train.guards.data import compare_fingerprints, find_wrong_data, probed_micro_batch
-from bigsci_launch.train.guards.step_word import DataWord, decode, encode
-from bigsci_launch.train.guards.step_word import StepWord as Word
+from bigsci_launch.train.guards.engine.data import compare_fingerprints, find_wrong_data, probed_micro_batch
+from bigsci_launch.train.steps.word import DataWord, decode, encode
+from bigsci_launch.train.steps.word import StepWord as Word
 
 
 def words(topology: Topology) -> list[DataWord]:

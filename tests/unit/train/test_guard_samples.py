@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from bigsci_launch.train.guards.flow.samples import VECTORS, signs
+from bigsci_launch.train.guards.engine.samples import VECTORS, signs
 
 pytestmark = pytest.mark.torch
 

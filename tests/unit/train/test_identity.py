@@ -9,7 +9,7 @@ import pytest
 from bigsci_launch.config.schema.run import RunConfig
 from bigsci_launch.errors import ConfigError
 from bigsci_launch.topology import Topology
-from bigsci_launch.train.identity import parse_identity, require_topology
+from bigsci_launch.train.rank.identity import parse_identity, require_topology
 
 ENVIRONMENT = {
     "RANK": "3",

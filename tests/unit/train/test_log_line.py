@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from bigsci_launch.train.log_line import StepResult, format_step, step_record
+from bigsci_launch.train.steps.log_line import StepResult, format_step, step_record
 
 RESULT = StepResult(
     step=805,

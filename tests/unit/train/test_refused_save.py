@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
+from bigsci_launch.checkpoints.folder import CheckpointsDir
 from bigsci_launch.errors import SaveError
-from bigsci_launch.runs.checkpoints import CheckpointsDir
 
 pytestmark = pytest.mark.torch
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bigsci_launch.train.sampler import SampleOrder, Share, num_samples, split_samples
+from bigsci_launch.train.samples.sampler import SampleOrder, Share, num_samples, split_samples
 
 
 @given(st.integers(1, 300), st.integers(0, 2**64), st.integers(0, 3))

@@ -54,6 +54,7 @@ def engine_that_fails(error: RuntimeError) -> Any:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("error", SHORT, ids=str)
 def test_a_shortage_is_known_whoever_asked_for_the_memory(error: RuntimeError, traffic: Traffic) -> None:
     assert says_shortage(error)

@@ -1,4 +1,4 @@
-"""What rank 0 reads in asked.json: each wish once, and training never waits for the file."""
+"""What rank 0 is asked: each request is granted once, and training never waits for the file."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from bigsci_launch.runs.control.asked import Asked, StopWish, Wish, write_asked
+from bigsci_launch.runs.control.request import Request, put_request, withdraw
 from bigsci_launch.runs.layout import AttemptDir, RunDir
-from bigsci_launch.train import stop
-from bigsci_launch.train.guards.step_word import AskedWord, DataWord, StepWord, decode, encode
-from bigsci_launch.train.stop import Wishes, watched_wishes
+from bigsci_launch.train.rank import stop
+from bigsci_launch.train.rank.stop import Wishes, watched_wishes
+from bigsci_launch.train.steps.word import AskedWord, DataWord, StepWord, decode, encode
 
 
 @pytest.fixture
@@ -22,6 +22,10 @@ def attempt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AttemptDir:
     found = RunDir(tmp_path).attempt("0001")
     found.make()
     return found
+
+
+def ask(attempt: AttemptDir, verb: str, key: str, after_step: int | None = None) -> None:
+    put_request(attempt, Request(f"{verb}-{key}", verb, "alice", "new code", after_step, attempt.name))
 
 
 def wait_until_due(wishes: Wishes, step: int) -> None:
@@ -34,28 +38,30 @@ def wait_until_due(wishes: Wishes, step: int) -> None:
 def test_each_save_is_due_once_and_a_late_one_at_once(attempt: AttemptDir) -> None:
     with watched_wishes(attempt, 0) as wishes:
         assert not wishes.save_due(1)
-        write_asked(attempt, Asked(save=Wish("a")))
+        ask(attempt, "save", "a")
         wait_until_due(wishes, 2)
-        assert wishes.save_key == "a" and not wishes.save_due(3)
-        write_asked(attempt, Asked(save=Wish("b", 7)))
+        assert wishes.save_key == "save-a" and not wishes.save_due(3)
+        ask(attempt, "save", "b", 7)
         time.sleep(0.2)
         assert [wishes.save_due(step) for step in (5, 6, 7, 8)] == [False, False, True, False]
-        write_asked(attempt, Asked(save=Wish("c", 6)))
+        ask(attempt, "save", "c", 6)
         wait_until_due(wishes, 9)
-        assert wishes.save_key == "c"
+        assert wishes.save_key == "save-c"
 
 
 def test_a_stop_that_was_told_to_the_ranks_remains_and_is_written_down_if_its_step_was_named(
     attempt: AttemptDir,
 ) -> None:
     with watched_wishes(attempt, 0) as wishes:
-        write_asked(attempt, Asked(Wish("seen"), StopWish("a", 7, "restart", "alice", "new code")))
+        ask(attempt, "restart", "a", 7)
+        ask(attempt, "save", "seen")
         wait_until_due(wishes, 1)
         assert wishes.stop_due(6) is None
         wishes.record_stop()
         assert not attempt.ended_by.exists()
         assert wishes.stop_due(7) is not None
-        write_asked(attempt, Asked(Wish("seen again")))
+        withdraw(attempt, "restart-a")
+        ask(attempt, "save", "seen-again")
         wait_until_due(wishes, 7)
         assert wishes.stop_due(8) is not None, "other ranks are on their way to the save"
         wishes.record_stop()
@@ -64,7 +70,8 @@ def test_a_stop_that_was_told_to_the_ranks_remains_and_is_written_down_if_its_st
 
 
 def test_only_rank_0_looks(attempt: AttemptDir) -> None:
-    write_asked(attempt, Asked(Wish("a"), StopWish("b")))
+    ask(attempt, "save", "a")
+    ask(attempt, "exit", "b")
     with watched_wishes(attempt, 1) as wishes:
         time.sleep(0.2)
         assert not wishes.save_due(1) and wishes.stop_due(1) is None
@@ -72,7 +79,7 @@ def test_only_rank_0_looks(attempt: AttemptDir) -> None:
 
 @pytest.mark.timeout(10)
 def test_a_file_that_hangs_whoever_reads_it_stops_no_step(attempt: AttemptDir) -> None:
-    os.mkfifo(attempt.asked)
+    os.mkfifo(attempt.requests / "save-a.json")
     with watched_wishes(attempt, 0) as wishes:
         time.sleep(0.1)
         began = time.monotonic()

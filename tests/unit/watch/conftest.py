@@ -16,10 +16,10 @@ from bigsci_launch.runs.attempts import JobRecord, write_job
 from bigsci_launch.runs.layout import AttemptDir, RunDir, write_json
 from bigsci_launch.topology import Topology
 from bigsci_launch.watch.judge.course import Course
-from bigsci_launch.watch.judge.expected import Expected
+from bigsci_launch.watch.judge.sighting import Sighting
 from bigsci_launch.watch.judge.silence import Noticed, Silence
-from bigsci_launch.watch.sighting import Sighting
-from tests.generation_records import GenerationRecords
+from bigsci_launch.watch.judge.state import Expected
+from tests.support.generation_records import GenerationRecords
 
 STEP_S = 100.0
 

@@ -19,15 +19,16 @@ import pytest
 from bigsci_launch.procfs import start_ticks
 from bigsci_launch.runs.attempts import JobRecord, write_job
 from bigsci_launch.runs.control import requests
-from bigsci_launch.runs.control.asked import NOTHING_ASKED, StopWish, Wish, read_asked
+from bigsci_launch.runs.control.request import WITH_STEP, Request, read_requests
 from bigsci_launch.runs.control.requests import taken_up, waiting, write_request
 from bigsci_launch.runs.layout import RunDir, write_json
 from bigsci_launch.runs.watching.beat import Health, own_beat, write_beat
 from bigsci_launch.runs.watching.ledger import Act, read_acts
 from bigsci_launch.scheduler.job import format_comment
 from bigsci_launch.scheduler.local import Launcher
-from bigsci_launch.watch.act.desk import Desk
+from bigsci_launch.watch.act.desk import Desk, patience_s
 from bigsci_launch.watch.act.jobs import how_ended
+from tests.support.texts import has_parts
 
 from ..other_users import AS_ROOT, MALLORY
 
@@ -87,6 +88,9 @@ class Office:
     def last(self, what: str) -> Act:
         return [act for act in read_acts(self.run) if act.what == what][-1]
 
+    def asked(self) -> list[Request]:
+        return read_requests(self.attempt, WITH_STEP)
+
     def saved(self, key: str, step: int) -> None:
         event = {"kind": "save", "step": step, "path": "p", "seconds": 1.25, "request": key}
         self.attempt.event_file(0).write_text(json.dumps(event) + "\n")
@@ -106,15 +110,14 @@ def test_a_save_that_the_disk_refuses_is_answered_with_the_reason(office: Office
     desk = office.desk()
     office.ask("save")
     office.serve(desk)
-    asked = read_asked(office.attempt).save
-    assert asked is not None
+    (asked,) = office.asked()
     refused = {"kind": "save_refused", "step": 5, "text": "p: No space left on device (ENOSPC)", "request": asked.key}
     office.attempt.event_file(0).write_text(json.dumps(refused) + "\n")
     office.serve(desk)
     answer = office.last("save")
     assert answer.state == "failed" and refused["text"] in answer.words
     office.serve(desk)
-    assert read_asked(office.attempt) == NOTHING_ASKED
+    assert office.asked() == []
 
 
 def test_a_save_is_done_when_its_checkpoint_is_there(office: Office) -> None:
@@ -123,36 +126,33 @@ def test_a_save_is_done_when_its_checkpoint_is_there(office: Office) -> None:
     office.ask("save")
     office.ask("save", after_step=9)
     office.serve(desk)
-    first = read_asked(office.attempt).save
-    assert first is not None and first.after_step is None
+    first, second = sorted(office.asked(), key=lambda request: request.after_step or 0)
+    assert (first.after_step, second.after_step) == (None, 9)
     assert office.serve(desk, 10, rounds=3) == []
     office.saved(first.key, 5)
-    assert office.serve(desk) == ["save done: saved p after step 5 in 1.2 s"]
-    second = read_asked(office.attempt).save
-    assert second is not None and (second.after_step, second.key != first.key) == (9, True)
+    (said,) = office.serve(desk)
+    assert has_parts(said, "save done: ", "step 5", "1.2 s")
+    assert office.asked() == [second]
     assert office.serve(desk, PATIENCE_S, rounds=5) == [], "step 9 may be far away"
     office.step = 9
     office.serve(desk)
-    said = office.serve(desk, PATIENCE_S)
-    assert said == ["save failed: no step ended with a save in 1 min 00 s: the last one was 9"]
-    assert read_asked(office.attempt) == NOTHING_ASKED
+    (said,) = office.serve(desk, PATIENCE_S)
+    assert has_parts(said, "save failed: ", "1 min 00 s", "9")
+    assert office.asked() == []
 
 
 @pytest.mark.parametrize(
-    ("verb", "after_step", "attempt", "why"),
-    [
-        ("exit", 4, "0001", "step 4 is past: 4 steps are done"),
-        ("exit", None, "0000", "it was asked of attempt 0000, which has ended; now 0001 runs"),
-        ("stop", None, "0001", "'stop' is no verb: save, exit, restart, dump, kill"),
-    ],
+    ("verb", "after_step", "attempt"),
+    [("exit", 4, "0001"), ("exit", None, "0000"), ("stop", None, "0001")],
+    ids=["past step", "other attempt", "no verb"],
 )
 def test_what_cannot_come_true_is_refused(
-    office: Office, verb: str, after_step: int | None, attempt: str, why: str
+    office: Office, verb: str, after_step: int | None, attempt: str, check_text: Callable[..., None]
 ) -> None:
     process = office.local()
     desk = office.desk()
     office.ask(verb, after_step, attempt=attempt)
-    assert office.serve(desk) == [f"{verb} refused: {why}"]
+    check_text(*office.serve(desk))
     assert office.serve(desk, PATIENCE_S, rounds=5) == []
     assert (waiting(office.run), office.attempt.ended_by.exists(), process.poll()) == ([], False, None)
 
@@ -168,8 +168,9 @@ def test_a_plain_file_from_before_the_attempt_does_not_stop_it(office: Office) -
     later.make()
     office.local()
     said = office.serve(office.desk())
-    assert said[0] == "exit refused: it was asked before attempt 0002 began, of an attempt that has ended"
-    assert read_asked(later).stop == StopWish(office.last("restart").key, None, "restart", ME, "please")
+    assert has_parts(said[0], "exit refused: ", "0002")
+    (stop,) = office.asked()
+    assert (stop.key, stop.verb, stop.who, stop.why) == (office.last("restart").key, "restart", ME, "please")
 
 
 def test_an_attempt_that_has_ended_is_asked_nothing(office: Office) -> None:
@@ -179,10 +180,9 @@ def test_an_attempt_that_has_ended_is_asked_nothing(office: Office) -> None:
     office.serve(desk)
     write_json(office.attempt.exit, {"reason": "crashed", "exit_code": 1})
     (office.run.control / "kill").write_text("too late")
-    assert office.serve(desk) == [
-        "kill refused: attempt 0001 has ended: crashed",
-        "save failed: not saved: attempt 0001 has ended: crashed",
-    ]
+    said = office.serve(desk)
+    assert [line.partition(":")[0] for line in said] == ["kill refused", "save failed"]
+    assert all(has_parts(line, "0001", "crashed") for line in said)
 
 
 def test_an_empty_file_may_be_filled_in_a_moment(office: Office) -> None:
@@ -202,21 +202,22 @@ def test_ranks_that_do_not_stop_are_looked_at_and_ended_and_the_newest_request_c
     desk = office.desk()
     office.ask("exit", after_step=50)
     office.serve(desk)
-    assert read_asked(office.attempt).stop == StopWish(office.last("exit").key, 50, "exit", ME, "why not")
+    (stop,) = office.asked()
+    assert (stop.key, stop.after_step, stop.verb, stop.why) == (office.last("exit").key, 50, "exit", "why not")
     assert not office.attempt.ended_by.exists(), "before step 50, the attempt may end for another reason"
     office.now += 1
     office.ask("restart")
-    assert office.serve(desk)[0] == f"exit refused: restart of {ME} counts instead"
+    assert has_parts(office.serve(desk)[0], "exit refused: ", f"restart of {ME}")
     assert json.loads(office.attempt.ended_by.read_text())["continues"] is True
     assert office.serve(desk, PATIENCE_S / 2, rounds=2) == [], "they have time"
     assert (office.looks, process.poll()) == (0, None)
     looking, ended = office.serve(desk, PATIENCE_S / 2)
-    assert looking == "restart begun: looking at the ranks"
-    assert ended.startswith("restart begun: not stopped 1 min 00 s after they were asked to: rank 1 is hung (stacks: ")
+    assert looking.startswith("restart begun: ")
+    assert has_parts(ended, "restart begun: ", "1 min 00 s", "rank 1 is hung")
     assert process.wait(10) == -signal.SIGTERM
     by = json.loads(office.attempt.ended_by.read_text())
     assert (by["act"], by["continues"], by["bundle"]) == ("restart", True, str(office.run.bundles / "1"))
-    assert office.serve(desk)[0].startswith("restart done: attempt 0001 has ended")
+    assert has_parts(office.serve(desk)[0], "restart done: ", "0001")
 
 
 def test_requests_of_a_watcher_that_is_gone_are_taken_over_and_those_of_a_living_one_are_not(office: Office) -> None:
@@ -233,7 +234,7 @@ def test_requests_of_a_watcher_that_is_gone_are_taken_over_and_those_of_a_living
     assert [taken.watcher for taken in taken_up(office.run)] == ["first"], "its clock may be late"
     office.serve(second, 50, rounds=2)
     assert [taken.watcher for taken in taken_up(office.run)] == ["second"]
-    assert read_asked(office.attempt).save == Wish(office.last("save").key)
+    assert [request.key for request in office.asked()] == [office.last("save").key]
 
 
 def test_on_slurm_only_the_step_of_the_ranks_is_touched(office: Office, fake_slurm: Install) -> None:
@@ -254,10 +255,7 @@ def test_on_slurm_only_the_step_of_the_ranks_is_touched(office: Office, fake_slu
     assert calls == [["--signal=URG", "77.1"], ["--signal=TERM", "77.1"], ["77.1"]]
     assert office.last("exit").stage == "killed"
     office.serve(desk, 200)
-    assert (office.last("exit").state, office.last("exit").words) == (
-        "failed",
-        "ranks are still there 120 s after KILL",
-    )
+    assert office.last("exit").state == "failed" and has_parts(office.last("exit").words, "120 s", "KILL")
 
 
 def test_a_job_that_is_not_known_to_be_ours_is_left_alone(office: Office, fake_slurm: Install) -> None:
@@ -290,13 +288,14 @@ def test_a_save_of_a_program_that_is_not_ours_is_refused(office: Office) -> None
     office.local(total_steps=None)
     office.ask("save")
     (said,) = office.serve(office.desk())
-    assert said.startswith("save refused: the program is not `bsl train`")
+    assert has_parts(said, "save refused: ", "`bsl train`")
 
 
 CHANGES = ("os.mkdir", "os.rename", "os.link", "os.remove", "os.chmod", "os.kill")
 WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT
 
 
+@pytest.mark.slow
 def test_a_watcher_that_is_killed_at_any_call_forgets_nothing_and_repeats_nothing(tmp_path: Path) -> None:
     num_kills = 0
     while True:
@@ -374,8 +373,8 @@ def test_a_flood_of_one_user_delays_nobody(office: Office, monkeypatch: pytest.M
     (office.run.control / "exit").hardlink_to(office.run.control / ".x")
     office.ask("save")
     said = office.serve(desk)
-    assert said[0] == "requests refused: 290 were removed unread: at most 10 of one user are taken at once (said once)"
-    assert "save begun: taken up by agent" in said
+    assert has_parts(said[0], "requests refused: ", 290, 10)
+    assert any(line.startswith("save begun: ") for line in said)
     refused = [act.who for act in read_acts(office.run) if act.state == "refused" and act.what != "requests"]
     assert sorted(refused) == sorted([f"uid {MALLORY}", f"uid {MALLORY}", ME, f"uid {MALLORY + 1}"])
     assert len(waiting(office.run)) == 5 and len(list(office.run.control.iterdir())) == 9
@@ -411,3 +410,9 @@ def test_only_some_files_are_looked_at_in_one_look_and_all_have_their_turn(
     desk = office.desk()
     office.serve(desk, rounds=60)
     assert waiting(office.run) == []
+
+
+def test_what_was_measured_counts_more_than_what_is_expected() -> None:
+    assert patience_s({"step": 100.0, "save": 40.0, "eval": 720.0}.get, None) == 30 + 300 + 80 + 1440
+    assert patience_s({"step": 100.0}.get, None) == 30 + 300 + 2 * 60, "no save was seen yet"
+    assert patience_s({}.get, None) == 30 + 3 * 120 + 2 * 60, "a watcher that has just begun must not end a step"

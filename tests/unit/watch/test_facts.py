@@ -10,14 +10,15 @@ from pathlib import Path
 
 import pytest
 
+from bigsci_launch.checkpoints.folder import CheckpointRecord, write_record
 from bigsci_launch.config.load import load_resolved
-from bigsci_launch.runs.checkpoints import CheckpointRecord, write_record
 from bigsci_launch.runs.layout import AttemptDir, RunDir, write_json
 from bigsci_launch.scheduler.job import JobInfo, JobState, NodeInfo
 from bigsci_launch.scheduler.reservations import Maintenance, parse_reservation
-from bigsci_launch.watch import facts
-from bigsci_launch.watch.facts import Tempo
-from bigsci_launch.watch.job import JobView
+from bigsci_launch.watch.facts import standing as facts
+from bigsci_launch.watch.facts.job import JobView
+from bigsci_launch.watch.facts.standing import Tempo
+from tests.support.texts import has_parts
 
 CONFIGS = Path(__file__).parents[3] / "configs"
 RESERVATION = (
@@ -56,8 +57,7 @@ def test_ranks_that_ended_long_ago_in_a_running_job_are_a_finding_and_the_first_
     end(attempt, 2, ago_s=300, code=1)
     (found,) = facts.dead_ranks(attempt, running())
     assert found.kind == "dead"
-    assert "ranks 2-3" in found.sentence
-    assert "rank 3 on n1 ended with SIGKILL" in found.sentence
+    assert has_parts(found.sentence, "ranks 2-3", "rank 3 on n1", "SIGKILL")
 
 
 @pytest.mark.parametrize("case", ["just now", "told to end, and still there", "the job is over", "nobody has ended"])
@@ -97,7 +97,7 @@ def test_a_maintenance_before_the_next_save_is_found_and_a_later_one_is_not() ->
     assert "maintenance maint-7 begins in" in found.sentence
     assert not list(facts.near_limits(None, running(maintenance=(soon,)), Tempo(49, 100.0, 40.0, 50)))
     (unknown,) = facts.near_limits(None, running(maintenance=(soon,)), Tempo())
-    assert "when a save comes is not known" in unknown.sentence
+    assert has_parts(unknown.sentence, "maint-7", "not known")
     later = Maintenance("maint-8", time.time() + 9000, None, frozenset({"n0"}))
     assert not list(facts.near_limits(None, running(maintenance=(later,)), Tempo()))
 
@@ -120,7 +120,7 @@ def test_a_limit_that_comes_before_the_next_save_is_found(attempt: AttemptDir) -
     # Ranks that are told in time save by themselves, unless a step and a save take longer than they have.
     attempt.script.write_text("#!/bin/bash\n#SBATCH --signal=B:USR2@120\n")
     (cut_off,) = facts.near_limits(attempt, running(ends=time.time() + 9000), slow)
-    assert "a step and a save take 140 s" in cut_off.sentence
+    assert "140 s" in cut_off.sentence
     quick = Tempo(step=45, step_s=10.0, save_s=40.0, save_interval=50)
     assert not list(facts.near_limits(attempt, running(ends=time.time() + 300), quick))
 
@@ -146,8 +146,7 @@ def test_a_node_that_may_be_alive_is_not_called_lost(attempt: AttemptDir) -> Non
     down, silent = NodeInfo("n1", "down*", "Not responding"), NodeInfo("n0", "idle*", "")
     lost, unknown = facts.lost_nodes(attempt, running(silent_nodes=(down, silent)))
     assert ["n1" in each.sentence for each in lost] == [True]
-    assert len(unknown) == 1
-    assert "not known if it is lost" in unknown[0]
+    assert ["n0" in each for each in unknown] == [True]
 
 
 @pytest.mark.parametrize(("step", "is_told"), [(990_000, False), (999_990, True), (1_000_100, False)])

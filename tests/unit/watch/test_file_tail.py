@@ -45,9 +45,9 @@ def test_a_rotated_file_is_read_from_its_beginning(log: Path) -> None:
     tail = FileTail(log)
     tail.read()
     log.rename(log.with_suffix(".1"))
-    log.write_text("a new file, longer than the old one\n")
+    log.write_text((line := "a new file, longer than the old one") + "\n")
     found = tail.read()
-    assert (found.lines, found.is_new_file) == (("a new file, longer than the old one",), True)
+    assert (found.lines, found.is_new_file) == ((line,), True)
 
 
 def test_a_rotated_file_may_begin_as_the_old_one(log: Path) -> None:

@@ -11,8 +11,8 @@ import pytest
 
 from bigsci_launch.runs.attempts import JobRecord, write_job
 from bigsci_launch.runs.layout import RunDir
-from bigsci_launch.watch import job
-from bigsci_launch.watch.job import JobPoller
+from bigsci_launch.watch.facts import job
+from bigsci_launch.watch.facts.job import JobPoller
 from bigsci_launch.watch.watched import watched_run
 
 SQUEUE = (

@@ -17,6 +17,7 @@ from bigsci_launch.runs.layout import RunDir, write_json
 from bigsci_launch.runs.watching.beat import Health, own_beat, write_beat
 from bigsci_launch.runs.watching.ledger import Act, RunFinding, clear_finding, raise_finding, record_act
 from bigsci_launch.watch.show.live import StyledLine, live_lines, plain_line, read_live_view, sparkline
+from tests.support.texts import has_parts
 
 from .conftest import beat, lose_a_node
 
@@ -41,8 +42,8 @@ def test_384_ranks_fit_on_a_small_terminal(bloom: RunDir) -> None:
     assert rows[2] == "pp2   .... .... .... .eTE x... .... .... ...."
     assert len(rows) == 12 and sum(row.count(".") for row in rows) == 380
     assert [style for text, style in lines[shown.index(rows[2])] if text == "TE"] == [{"fg": "red", "bold": True}]
-    assert ". step  e eval  x ended  capital (T: step): no heartbeat for 7 min 02 s" in shown
-    assert any(line.startswith("hang: no step for 7 min") for line in shown)
+    assert any(has_parts(line, "e eval", "x ended", "(T: step)", "7 min 02 s") for line in shown)
+    assert any(line.startswith("hang: ") for line in shown)
 
 
 def test_more_stages_than_lines_share_a_row_that_shows_the_odd_rank(bloom: RunDir) -> None:
@@ -60,20 +61,18 @@ def test_no_size_is_too_small(bloom: RunDir, width: int, height: int) -> None:
 
 def test_steps_come_from_the_rank_that_reports_them(bloom: RunDir) -> None:
     shown = texts(live_lines(read_live_view(bloom), 120, 40))
-    assert shown[2].startswith("step 100/200  loss 4.91  105 s per step  150 TFLOP/s  ")
-    assert re.fullmatch(r"s per step [▁█]{50} 105 to 106", shown[4])
+    assert has_parts(shown[2], "step 100/200", "loss 4.91", "105 s per step", "150 TFLOP/s")
+    assert re.search(r" [▁█]{50} 105 to 106$", shown[4])
 
 
 def test_a_recovery_is_a_line_while_it_lasts_and_when_it_is_over(bloom: RunDir) -> None:
     records = lose_a_node(bloom)
     shown = texts(live_lines(read_live_view(bloom), 120, 40))
-    assert shown[3] == "generation 1 began after node n5 was lost: back at step 73 after 1 min 35 s"
+    assert has_parts(shown[3], "generation 1 ", "node n5 ", "step 73 ", "1 min 35 s")
     records.clock = time.time() - 4
     records.fails("died", 77, "n19", signal="SIGKILL")
     line = texts(live_lines(read_live_view(bloom), 140, 40))[3]
-    assert re.match(
-        r"recovering for \d\.\d s since rank 77 \(dp3 pp2 tp1\) on n19 died \(SIGKILL\); the ranks leave", line
-    )
+    assert re.match(r"recovering for \d\.\d s", line) and has_parts(line, "rank 77 (dp3 pp2 tp1) on n19", "SIGKILL")
 
 
 def test_steps_of_a_foreign_program_come_from_its_log(bloom: RunDir) -> None:
@@ -95,11 +94,10 @@ def test_nobody_watching_and_a_dead_watcher_are_not_healthy(bloom: RunDir) -> No
     fields = {"every_s": 30.0, "sentence": "steps as usual", "attempt": "0002", "may_act": False}
     here = own_beat("agent", health=Health.HEALTHY, **fields)
     write_beat(bloom, here)
-    assert texts(live_lines(read_live_view(bloom), 100, 30))[1].startswith("healthy: steps as usual  (agent, ")
-    write_beat(bloom, replace(here, start_ticks=1))
-    assert texts(live_lines(read_live_view(bloom), 100, 30))[1].startswith("unknown: watcher agent on ")
-    write_beat(bloom, replace(here, ended=True))
-    assert texts(live_lines(read_live_view(bloom), 100, 30))[1].startswith("unknown: watcher agent left and said")
+    assert texts(live_lines(read_live_view(bloom), 100, 30))[1].startswith(f"healthy: {here.sentence}  (agent, ")
+    for gone in (replace(here, start_ticks=1), replace(here, ended=True)):
+        write_beat(bloom, gone)
+        assert texts(live_lines(read_live_view(bloom), 100, 30))[1].startswith("unknown: watcher agent ")
 
 
 def test_acts_are_shown_once_and_cleared_findings_not(bloom: RunDir) -> None:
@@ -114,7 +112,7 @@ def test_acts_are_shown_once_and_cleared_findings_not(bloom: RunDir) -> None:
 def test_the_plain_line_is_the_same_while_nothing_happens(bloom: RunDir) -> None:
     view = read_live_view(bloom)
     line = plain_line(view)
-    assert line == "bloom UNKNOWN, step 100/200  loss 4.91  105 s per step  150 TFLOP/s; not watched"
+    assert has_parts(line, "bloom UNKNOWN", "step 100/200", "not watched")
     assert plain_line(replace(view, asked=view.asked + 500)) == line
 
 

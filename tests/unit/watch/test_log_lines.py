@@ -6,8 +6,8 @@ import math
 
 import pytest
 
+from bigsci_launch.watch.judge.sighting import Sighting
 from bigsci_launch.watch.read.log_lines import LineReader
-from bigsci_launch.watch.sighting import Sighting
 
 BLOOM = (
     "[default7]: iteration    31219/  115311 | consumed samples:     47778736 | consumed tokens:  97850851328 | "
@@ -123,7 +123,8 @@ def test_errors_are_failures(line: str) -> None:
 
 
 def test_the_end_of_a_program_is_one() -> None:
-    assert read("[exiting program after 1190.03 minutes] datetime: 2022-04-30 20:20:20").kind == "end"
+    line = "[exiting program after 1190.03 minutes] datetime: 2022-04-30 20:20:20"
+    assert read(line).kind == "end"
 
 
 @pytest.mark.parametrize(

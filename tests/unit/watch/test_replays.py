@@ -28,6 +28,7 @@ def test_an_incident_is_noticed_as_the_page_says(incident: Incident) -> None:
     assert line_of(row) in PAGE
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("normal", [each for each in NORMAL if each.make not in SLOW], ids=lambda each: each.what)
 def test_a_healthy_run_shows_nothing(normal: Normal) -> None:
     seen = replay(normal.make())

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from bigsci_launch.watch.judge.durations import GENEROUS_S, GENEROUS_STEPS
+from bigsci_launch.watch.judge.sighting import Sighting
 from bigsci_launch.watch.judge.silence import Pace
-from bigsci_launch.watch.sighting import Sighting
+from tests.support.texts import has_parts
 
 from .conftest import STEP_S, Watched
 
@@ -26,9 +27,7 @@ def test_a_step_of_four_times_its_median_is_not_usual(watch: Watch) -> None:
     ]
     found = watched.silent(4 * STEP_S)
     assert (found.phase, found.step, found.usual_s) == ("step", 8, STEP_S)
-    assert found.sentence == (
-        "nothing new since step 8 for 6 min 40 s: step 9 has not ended; steps usually take 1 min 40 s"
-    )
+    assert has_parts(found.sentence, "step 8 ", "6 min 40 s", "step 9 ", "1 min 40 s")
 
 
 def test_a_known_evaluation_may_take_its_time_but_not_four_times(watch: Watch) -> None:
@@ -53,7 +52,7 @@ def test_the_first_evaluation_is_unknown_until_a_generous_bound(watch: Watch) ->
     assert [pace(watched, seconds) for seconds in (1.9 * STEP_S, 2.1 * STEP_S, bound - 1, bound)] == [
         *(Pace.USUAL, Pace.UNKNOWN, Pace.UNKNOWN, Pace.TOO_LONG)
     ]
-    assert "how long an evaluation takes is not known yet" in watched.silent(500.0).sentence
+    assert has_parts(watched.silent(500.0).sentence, "evaluation", "not known")
 
 
 def test_without_known_intervals_any_step_may_be_followed_by_an_evaluation(watch: Watch) -> None:
@@ -180,7 +179,7 @@ def test_an_error_that_was_printed_is_worth_a_look(watch: Watch) -> None:
     texts = ("Traceback (most recent call last):", "RuntimeError: CUDA error: unknown error", "srun: error: and so on")
     watched.see(*(Sighting("failed", text=text) for text in texts))
     assert (pace(watched, 50.0), pace(watched, 61.0)) == (Pace.USUAL, Pace.LONG)
-    assert "an error was printed: RuntimeError: CUDA error" in watched.silent(61.0).sentence
+    assert "RuntimeError: CUDA error" in watched.silent(61.0).sentence
     watched.steps(9, 9)
     assert pace(watched, 61.0) is Pace.USUAL, "it went on"
 
@@ -239,7 +238,7 @@ def test_a_silence_means_nothing_while_the_log_cannot_be_read(watch: Watch) -> N
     watched.steps(1, 8)
     watched.course.take([], watched.now + 450.0, blind=["main_log.txt: Stale file handle"])
     found = watched.silent(450.0)
-    assert (found.pace, "not seen: main_log.txt: Stale file handle" in found.sentence) == (Pace.UNKNOWN, True)
+    assert (found.pace, "main_log.txt: Stale file handle" in found.sentence) == (Pace.UNKNOWN, True)
     watched.course.take([], watched.now + 460.0)
     assert pace(watched, 460.0) is Pace.TOO_LONG
 
@@ -280,7 +279,7 @@ def test_the_ranks_that_are_behind_are_named(watch: Watch) -> None:
     watched.see(*(beat(rank, "step", 9, 2000.0) for rank in (0, 2, 3)), after=STEP_S)
     found = watched.silent(4 * STEP_S)
     assert found.step == 7
-    assert found.sentence.endswith("; rank 1 is behind: step 8, while ranks 0,2-3 are at step 9")
+    assert has_parts(found.sentence.rpartition(";")[2], "rank 1 ", "step 8", "ranks 0,2-3 ", "step 9")
 
 
 def test_the_first_evaluation_with_heartbeats_is_unknown(watch: Watch) -> None:

@@ -104,6 +104,7 @@ def test_history_is_read_from_the_logs_that_have_steps(attempt: AttemptDir) -> N
     assert kinds(tail.read()) == [(5, "step", 1001)]
 
 
+@pytest.mark.slow
 def test_a_flood_between_two_looks_is_not_read_as_history(attempt: AttemptDir) -> None:
     append(attempt.log_file(0), iteration(1))
     tail = AttemptTail(attempt)

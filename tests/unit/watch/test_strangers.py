@@ -21,7 +21,7 @@ from bigsci_launch.errors import RunDirError
 from bigsci_launch.launch.cancel import cancel_run
 from bigsci_launch.procfs import start_ticks
 from bigsci_launch.runs.attempts import JobRecord, write_job
-from bigsci_launch.runs.control.asked import read_asked
+from bigsci_launch.runs.control.request import WITH_STEP, read_requests
 from bigsci_launch.runs.control.requests import make_control, write_request
 from bigsci_launch.runs.layout import RunDir, write_json
 from bigsci_launch.runs.watching.beat import Health, own_beat, read_all_beats, read_beats, write_beat
@@ -39,7 +39,8 @@ from bigsci_launch.runs.watching.outbox import Notice, queue_notice, read_pendin
 from bigsci_launch.runs.watching.read import read_watching
 from bigsci_launch.scheduler.local import Launcher
 from bigsci_launch.watch.act.desk import Desk
-from tests.listening import table
+from tests.support.listening import table
+from tests.support.texts import has_parts
 
 pytestmark = [
     pytest.mark.skipif(os.geteuid() != 0, reason="only root can become two other users"),
@@ -140,8 +141,8 @@ def test_a_colleague_asks_and_the_owner_s_watcher_does_it(shared: Shared) -> Non
     assert shared.serve() == ""
     asked = {(act.what, act.who, act.why, act.state) for act in read_acts(shared.run)}
     assert asked == {("exit", "bin", "NaN", "begun"), ("save", "bin", "for the night", "begun")}
-    stop = read_asked(shared.attempt).stop
-    assert stop is not None and (stop.act, stop.who) == ("exit", "bin") and list(shared.run.control.iterdir()) == []
+    passed_on = {(request.verb, request.who, request.wrong) for request in read_requests(shared.attempt, WITH_STEP)}
+    assert passed_on == {("exit", "bin", None), ("save", "bin", None)} and list(shared.run.control.iterdir()) == []
 
 
 @pytest.mark.parametrize("umask", [0o022, 0o002])
@@ -167,7 +168,7 @@ def test_links_that_a_colleague_puts_into_control_lead_nowhere(shared: Shared, u
     if umask == 0o022:
         assert "SECRET" not in shared.published() and list(shared.run.control.iterdir()) == []
         refused = {act.what: act.words for act in read_acts(shared.run) if act.state == "refused"}
-        assert refused["exit"] == "it is a link" and refused["kill"] == "it is not a plain file"
+        assert "a link" in refused["exit"] and "plain file" in refused["kill"]
 
 
 def test_control_itself_as_a_link_is_not_followed(shared: Shared) -> None:
@@ -182,6 +183,7 @@ def test_control_itself_as_a_link_is_not_followed(shared: Shared) -> None:
     assert read_acts(shared.run) == []
 
 
+@pytest.mark.slow
 def test_a_colleague_cannot_write_the_ledger_nor_claim_nor_act(shared: Shared) -> None:
     run = shared.run
     act = Act("kill-1-1", "kill", "bin", "", "done", attempt="0001")
@@ -191,7 +193,7 @@ def test_a_colleague_cannot_write_the_ledger_nor_claim_nor_act(shared: Shared) -
         lambda: claim(run, "end_ranks:0001:1", "bin"),
         lambda: queue_notice(run, notice, ["command"]),
     ):
-        assert "only daemon may write it" in run_as(COLLEAGUE, work)
+        assert "only daemon" in run_as(COLLEAGUE, work)
     for path in (run.acts, run.findings, run.watch / "claims" / "x", run.requests / "kill-1-1.1"):
         assert (
             "PermissionError" in run_as(COLLEAGUE, lambda path=path: path.open("a").close()) or not path.parent.exists()
@@ -209,10 +211,7 @@ def test_a_colleague_s_watcher_is_heard_under_its_own_name_and_nothing_is_done(s
     assert modes == [row[2], row[3], row[3]]
     assert read_findings(run) == [] and [beat.name for beat in read_beats(run)] == ["agent"]
     (seen,) = read_all_findings(run)
-    assert (seen.sentence, seen.details) == (
-        "rank 3 hangs",
-        ("noticed by a watcher of bin, which nothing is done about",),
-    )
+    assert (seen.sentence, ["watcher of bin" in detail for detail in seen.details]) == (FINDING.sentence, [True])
     theirs = next(beat for beat in read_all_beats(run) if beat.name != "agent")
     assert (theirs.name, theirs.may_act) == ("agent-0001 of bin", False)
     assert run_as(OWNER, lambda: raise_finding(run, FINDING)) == ""
@@ -254,27 +253,26 @@ def test_a_ledger_that_others_may_write_or_have_made_is_not_believed(shared: Sha
     file.write_text(json.dumps({**act, "event": "raised", **asdict(FINDING)}) + "\n")
     os.chown(file, COLLEAGUE.pw_uid, -1)
     seen = read_watching(shared.run, shared.attempt, time.time())
-    assert (seen.findings, seen.acts, seen.remarks) == ((), (), (f"{file}: not read: it is bin's, not daemon's",))
+    (theirs,) = seen.remarks
+    assert (seen.findings, seen.acts, has_parts(theirs, file, "bin's", "daemon's")) == ((), (), True)
     os.chown(file, OWNER.pw_uid, -1)
     file.chmod(0o664)
     seen = read_watching(shared.run, shared.attempt, time.time())
-    assert (seen.findings, seen.acts, seen.remarks) == (
-        (),
-        (),
-        (f"{file}: not read: others may write it: chmod go-w {file}",),
-    )
+    (open_to_others,) = seen.remarks
+    assert (seen.findings, seen.acts, f"chmod go-w {file}" in open_to_others) == ((), (), True)
 
 
+@pytest.mark.slow
 def test_cancel_signals_only_the_process_of_the_attempt_and_only_for_its_owner(shared: Shared) -> None:
     assert "RunDirError" in (said := run_as(COLLEAGUE, lambda: cancel_run(shared.run)))
-    assert said.endswith("belongs to daemon, and only daemon may cancel it")
-    with pytest.raises(RunDirError, match="only daemon may cancel it"):
+    assert "only daemon " in said
+    with pytest.raises(RunDirError, match="only daemon"):
         cancel_run(shared.run)  # root neither
     other = subprocess.Popen(["sleep", "60"], user=OWNER.pw_uid, group=OWNER.pw_gid)
     named = Launcher(other.pid, start_ticks(other.pid) or 0, socket.gethostname())
     run_as(OWNER, lambda: write_job(shared.attempt, JobRecord("local", time.time(), launcher=named)))
     said = run_as(OWNER, lambda: cancel_run(shared.run))
-    assert said.endswith(f"its command does not name {shared.attempt.path}") and other.poll() is None
+    assert said.endswith(str(shared.attempt.path)) and other.poll() is None
     other.kill()
     other.wait()
     run_as(OWNER, lambda: write_job(shared.attempt, JobRecord("local", time.time(), launcher=shared.launcher())))

@@ -29,6 +29,7 @@ from bigsci_launch.watch.tell.told import deliver_waiting
 from bigsci_launch.watch.tell.ways import CommandWay, NotTold, WebhookWay, post, run_command
 from bigsci_launch.watch.tell.words import notice_of_finding, subject, text
 from bigsci_launch.watch.watched import WatchedRun
+from tests.support.texts import has_parts
 
 ROOT = Path(__file__).parents[3]
 SECRET = "/services/T0SECRET/B0SECRET"
@@ -131,11 +132,8 @@ def test_a_program_gets_text_subject_and_document(make_run: Callable[..., RunDir
     [delivery] = tell(run, NOTICE)
     assert delivery.ok, delivery
     head, *lines, document = out.read_text().splitlines()
-    assert head == "Subject: bloom: rank 3 hangs in an all-reduce"
-    assert lines[0] == "bloom: rank 3 hangs in an all-reduce"
-    assert {"run: /runs/bloom, attempt 0002, step 1234", "evidence: /runs/bloom/spy/1", "next: bsl status bloom"} <= {
-        *lines
-    }
+    assert head == f"Subject: {lines[0]}" and lines[0].startswith("bloom: rank 3 ")
+    assert has_parts("\n".join(lines), "/runs/bloom, attempt 0002, step 1234", "/runs/bloom/spy/1", "bsl status bloom")
     assert json.loads(document)["what"] == "hang"
 
 
@@ -182,10 +180,8 @@ def test_what_fails_is_tried_again_after_a_pause_and_each_way_alone(
     run = make_run(shell(f"echo called >> {calls}"), f"webhook={hook.url}")
     hook.answers = [answer(500, "try later"), answer(200)]
     assert [(each.way, each.ok) for each in tell(run, NOTICE)] == [("command", True), ("webhook", False)]
-    assert not_told(run, time.time()) == [
-        f"1 message not delivered by webhook, after 1 try, last on {os.uname().nodename}: "
-        "127.0.0.1 answered 500: try later"
-    ]
+    (waiting,) = not_told(run, time.time())
+    assert has_parts(waiting, "1 message ", "webhook, ", "1 try, ", os.uname().nodename, "500: try later")
     assert deliver(run) == []  # too soon
     now = time.time()
     monkeypatch.setattr(time, "time", lambda: now + 60)
@@ -361,7 +357,7 @@ def test_notify_says_what_came_of_each_way(
     done = CliRunner().invoke(bsl, ["notify", "bloom", "--json"])
     deliveries = json.loads(done.output)["deliveries"]
     assert done.exit_code == 1 and [each["ok"] for each in deliveries] == [True, False]
-    assert deliveries[1]["words"] == "TEAM_HOOK is not set in this environment"
+    assert "TEAM_HOOK" in deliveries[1]["words"]
 
 
 def test_notify_without_a_way_says_what_to_set(make_run: Callable[..., RunDir]) -> None:
@@ -371,27 +367,31 @@ def test_notify_without_a_way_says_what_to_set(make_run: Callable[..., RunDir]) 
 
 
 @pytest.mark.parametrize(
-    ("keys", "text"),
+    "keys",
     [
-        (["command=[]"], "must begin with a program"),
-        (["command=[./tell.sh]"], "write an absolute path"),
-        (["webhook=hooks.slack.com/T0SECRET"], "must be a URL"),
-        (["webhook_variable=https://hooks.slack.com/T0SECRET"], "must be the name of an environment variable"),
-        (["webhook=https://x/T0SECRET", "webhook_variable=HOOK"], "exclude each other"),
-        (["command=null"], "names nobody to tell"),
+        ["command=[]"],
+        ["command=[./tell.sh]"],
+        ["webhook=hooks.slack.com/T0SECRET"],
+        ["webhook_variable=https://hooks.slack.com/T0SECRET"],
+        ["webhook=https://x/T0SECRET", "webhook_variable=HOOK"],
+        ["command=null"],
     ],
+    ids=["no program", "relative program", "no URL", "no variable", "two hooks", "no way"],
 )
-def test_nonsense_is_refused_and_not_quoted(make_run: Callable[..., RunDir], keys: list[str], text: str) -> None:
+def test_nonsense_is_refused_and_not_quoted(
+    make_run: Callable[..., RunDir], keys: list[str], check_text: Callable[..., None]
+) -> None:
     with pytest.raises(ConfigError) as error:
         make_run(*keys)
-    said = " ".join(str(problem) for problem in error.value.problems)
-    assert text in said and "SECRET" not in said
+    said = [str(problem).replace(f"{ROOT}/", "") for problem in error.value.problems]
+    assert "SECRET" not in " ".join(said)
+    check_text(*said)
 
 
 def test_a_url_in_the_file_warns_and_is_not_shown() -> None:
     file = str(ROOT / "configs" / "demo.yaml")
     done = CliRunner().invoke(bsl, ["config", "show", file, "--set", "monitor.notify.webhook=https://x/T0SECRET"])
-    assert "webhook: <secret>" in done.output.replace('"', "") and "your group may read it" in done.output
+    assert "webhook: <secret>" in done.output.replace('"', "") and "your group" in done.output
     assert done.exit_code == 0 and "SECRET" not in done.output
 
 

@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterable
 
 import pytest
 
+from bigsci_launch.watch.judge.sighting import Sighting
 from bigsci_launch.watch.judge.slower import RECENT
-from bigsci_launch.watch.sighting import Sighting
+from tests.support.texts import has_parts
 
 from .conftest import Watched
 
@@ -69,8 +70,7 @@ def test_blooms_loss_spike_is_noticed_at_its_first_high_loss_and_its_end_too(wat
         *(("grad_spike", 31216, False), ("loss_spike", 31216, True), ("grad_spike", 31216, True))
     ]
     rise, *_, end, calm = watched.noticed
-    assert rise.sentence == "the loss rises at step 31216: 2.595 instead of about 2.2"
-    assert "that rose at step 31216, up to 5.098, is usual again" in end.sentence
+    assert has_parts(rise.sentence, "31216", "2.595", "2.2") and has_parts(end.sentence, "31216", "5.098")
     assert "up to 960.4" in calm.sentence
 
 
@@ -81,8 +81,7 @@ def test_blooms_slow_node_is_noticed_once_with_its_beginning(watch: Watch) -> No
     slow = [(106.25, 2.11, 0.144), (110.17, 2.12, 0.135), *take(30, healthy(seconds=111.0, noise=0.001))]
     run(watched, 42782, slow[:RECENT])
     assert found(watched) == [("slower", 42783, False)]
-    assert watched.noticed[0].sentence.startswith("since step 42783, steps take 111")
-    assert "instead of 105.2 s, 5." in watched.noticed[0].sentence
+    assert has_parts(watched.noticed[0].sentence, "step 42783, ", " 111", " 105.2 s", " 5.")
     step = run(watched, 42790, slow[RECENT:])
     run(watched, step, take(20, healthy(seconds=105.2, noise=0.001)))
     assert found(watched) == [("slower", 42783, False), ("slower", 42783, True)]
@@ -167,7 +166,7 @@ def test_steps_that_fp16_skips_at_first_are_no_finding_but_later_many_in_a_row_a
     assert found(watched) == []
     skip(watched, 54, 6)
     assert found(watched) == [("nan", 54, False)]
-    assert watched.noticed[0].sentence == "5 steps in a row are skipped since step 54"
+    assert has_parts(watched.noticed[0].sentence, "5 steps", "step 54")
 
 
 def test_losses_of_small_batches_that_differ_by_factors_are_no_spikes(watch: Watch) -> None:

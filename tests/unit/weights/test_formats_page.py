@@ -11,6 +11,7 @@ from typing import get_args
 import pytest
 
 from bigsci_launch.weights.files.sources import FileFormat
+from bigsci_launch.weights.formats.table import BY_NAME, format_of
 from bigsci_launch.weights.locate.locate import open_weights
 
 ROOT = Path(__file__).parents[3]
@@ -33,10 +34,13 @@ def test_the_page_has_the_rows_that_are_measured(writers: ModuleType) -> None:
 
 @pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")
 def test_every_reader_of_files_has_a_row(writers: ModuleType, tmp_path: Path) -> None:
-    """A reader that no row writes a file for is missing on the page."""
-    used = set()
+    """A reader, or a format of the table, that no row writes a file for is missing on the page."""
+    used, read = set(), set()
     for number, row in enumerate(writers.ROWS):
         if row.name != SLOW:
             path = row.write(tmp_path / str(number), False)
-            used |= {source.format for source in open_weights(path).sources}
+            sources = open_weights(path).sources
+            used |= {source.format for source in sources}
+            read |= {format_of(source).name for source in sources}
     assert used == set(get_args(FileFormat))
+    assert read == set(BY_NAME)

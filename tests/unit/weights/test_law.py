@@ -29,6 +29,7 @@ def law() -> ModuleType:
         return importlib.import_module("weights_law")
 
 
+@pytest.mark.slow
 @given(seed=st.integers(0, 2**32))
 @settings(max_examples=40, deadline=None, phases=(Phase.explicit, Phase.reuse, Phase.generate))
 def test_no_change_is_equal_and_the_same_is(

@@ -1,0 +1,1 @@
+"""Who left the common schedule of collectives, learned from the past of the ranks."""

@@ -53,6 +53,7 @@ def by_section(chronicle: list[Measurement]) -> list[tuple[Measurement, float, f
     return found
 
 
+@pytest.mark.long
 def test_time_of_sections_left_out(by_section: list[tuple[Measurement, float, float, bool]]) -> None:
     figures = error_figures((row.seconds, seconds) for row, seconds, _, _ in by_section if row.seconds)
     assert figures.mean is not None and figures.mean < 2.7
@@ -60,6 +61,7 @@ def test_time_of_sections_left_out(by_section: list[tuple[Measurement, float, fl
     assert figures.p90 is not None and figures.p90 < 7
 
 
+@pytest.mark.long
 def test_order_inside_sections_left_out(by_section: list[tuple[Measurement, float, float, bool]]) -> None:
     sections: dict[str, list[tuple[float, float]]] = {}
     for row, seconds, _, _ in by_section:
@@ -71,6 +73,7 @@ def test_order_inside_sections_left_out(by_section: list[tuple[Measurement, floa
     assert figures.regret is not None and figures.regret < 0.2
 
 
+@pytest.mark.long
 def test_memory_of_sections_left_out(by_section: list[tuple[Measurement, float, float, bool]]) -> None:
     figures = error_figures((row.memory_gib, memory) for row, _, memory, _ in by_section if row.memory_gib)
     assert figures.mean is not None and figures.mean < 3.3
@@ -79,6 +82,7 @@ def test_memory_of_sections_left_out(by_section: list[tuple[Measurement, float, 
     assert said == {row.name for row, _, _, _ in by_section if row.ran_out_of_memory} == {"r640", "r730", "r731"}
 
 
+@pytest.mark.slow
 def test_half_of_another_cluster_predicts_its_other_half(vtrain: list[Measurement]) -> None:
     timed = [measurement for measurement in vtrain if measurement.seconds]
     means, taus = [], []
@@ -96,6 +100,7 @@ def test_half_of_another_cluster_predicts_its_other_half(vtrain: list[Measuremen
     assert sum(taus) / len(taus) > 0.74
 
 
+@pytest.mark.slow
 def test_the_constants_are_physical(jean_zay: Calibration) -> None:
     constants = jean_zay.constants
     assert find_excesses(constants, jean_zay.gpu) == []
@@ -108,6 +113,7 @@ def test_the_constants_are_physical(jean_zay: Calibration) -> None:
         assert low < getattr(constants, constant.name) < high
 
 
+@pytest.mark.slow
 def test_the_day_on_which_the_cluster_changed(chronicle: list[Measurement], vtrain: list[Measurement]) -> None:
     timed = [measurement for measurement in chronicle if measurement.seconds]
     assert find_drift(timed, A100) == date(2022, 2, 25)
@@ -120,6 +126,7 @@ def test_no_drift_is_seen_where_there_is_none(chronicle: list[Measurement]) -> N
     assert find_drift(before, A100) is None
 
 
+@pytest.mark.slow
 def test_a_slower_cluster_is_seen_as_slower(chronicle: list[Measurement], jean_zay: Calibration) -> None:
     slow = [replace(row, seconds=2 * row.seconds if row.seconds else None) for row in chronicle]
     other = fit_calibration(slow, A100)
@@ -210,13 +217,13 @@ def test_a_file_of_version_1_says_how_to_make_a_new_one(tmp_path: Path, jean_zay
     path.write_text(json.dumps({"kind": "bsl plan calibration", "schema_version": 1, "sources": ["rows.csv"]}))
     with pytest.raises(DataError, match="of version 1") as found:
         read_calibration(path)
-    assert found.value.hint == f"`bsl plan calibrate rows.csv --site NAME -o {path}` makes a new one"
+    assert f"`bsl plan calibrate rows.csv --site NAME -o {path}`" in (found.value.hint or "")
 
 
 def test_a_calibration_is_for_one_gpu(jean_zay: Calibration) -> None:
     h100 = model_named("NVIDIA H100 80GB HBM3")
     assert h100
-    with pytest.raises(DataError, match=r"for A100-SXM4-80GB, but site new has H100-SXM5-80GB") as found:
+    with pytest.raises(DataError, match=r"A100-SXM4-80GB.* site new .*H100-SXM5-80GB") as found:
         jean_zay.at_site("new", h100)
     assert "--site new" in (found.value.hint or "")
 
@@ -276,11 +283,10 @@ def test_the_shipped_calibration_is_the_one_that_its_command_makes(root: Path, j
     assert shipped.drift_from == jean_zay.drift_from
 
 
+@pytest.mark.slow
 def test_the_report_names_every_constant_and_what_is_missing(jean_zay: Calibration, vtrain: list[Measurement]) -> None:
     assert [cells[0] for cells in constant_cells(jean_zay)] == [constant.name for constant in CONSTANTS]
-    text = "\n".join(fit_lines(jean_zay))
-    assert "2022-02-25" in text
-    assert "each predicted from all others" in text
+    assert "2022-02-25" in "\n".join(fit_lines(jean_zay))
     other = "\n".join(fit_lines(calibrate(vtrain[::4], A100)))
     assert "drift: none" in other
     assert "base_gib is hardly measured" in other

@@ -14,6 +14,7 @@ from bigsci_launch.plan.calibrate.sources import read_sources
 from bigsci_launch.plan.shape.parameters import Experts, ModelShape
 from bigsci_launch.plan.shape.setup import Technique
 from bigsci_launch.topology import Topology
+from tests.support.texts import has_parts
 
 Read = Callable[[str], Measurement]
 
@@ -160,25 +161,22 @@ EXPERTS = {"num_experts": "8", "moe_token_dispatcher_type": "alltoall"}
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"multi_latent_attention": "True"}, "multi_latent_attention: True is not modelled"),
-        ({"hybrid_override_pattern": "M-M*-"}, "hybrid_override_pattern: M-M*- is not modelled"),
-        ({"mtp_num_layers": "1"}, "mtp_num_layers: 1 is not modelled"),
-        ({"window_size": "(4096, 0)"}, "window_size: (4096, 0) is not modelled"),
-        ({"fp4": "e2m1"}, "fp4: e2m1 is not modelled"),
+        ({"multi_latent_attention": "True"}, "multi_latent_attention: True"),
+        ({"hybrid_override_pattern": "M-M*-"}, "hybrid_override_pattern: M-M*-"),
+        ({"mtp_num_layers": "1"}, "mtp_num_layers: 1"),
+        ({"window_size": "(4096, 0)"}, "window_size: (4096, 0)"),
+        ({"fp4": "e2m1"}, "fp4: e2m1"),
         (
             {"use_megatron_fsdp": "True", "data_parallel_sharding_strategy": "hybrid"},
-            "data_parallel_sharding_strategy: hybrid is not modelled",
+            "data_parallel_sharding_strategy: hybrid",
         ),
-        ({"optimizer_cpu_offload": "True"}, "optimizer_cpu_offload: True is not modelled"),
-        ({"recompute_modules": "['moe_act']"}, "recompute_modules: ['moe_act'] is not modelled"),
+        ({"optimizer_cpu_offload": "True"}, "optimizer_cpu_offload: True"),
+        ({"recompute_modules": "['moe_act']"}, "recompute_modules: ['moe_act']"),
         ({**EVERY_LAYER, "recompute_method": "uniform"}, "recompute_num_layers: 3 with recompute_method uniform"),
-        (EXPERTS, "expert_tensor_parallel_size: 4 is not modelled"),
-        (
-            {**EXPERTS, "expert_tensor_parallel_size": "1", "moe_layer_freq": "2"},
-            "moe_layer_freq: 2 is not modelled",
-        ),
-        ({"position_embedding_type": "mrope"}, "positions 'mrope' is not modelled"),
-        ({"context_parallel_size": "2", "cp_comm_type": "['a2a']"}, "cp_comm_type: ['a2a'] is not modelled"),
+        (EXPERTS, "expert_tensor_parallel_size: 4"),
+        ({**EXPERTS, "expert_tensor_parallel_size": "1", "moe_layer_freq": "2"}, "moe_layer_freq: 2"),
+        ({"position_embedding_type": "mrope"}, "positions 'mrope'"),
+        ({"context_parallel_size": "2", "cp_comm_type": "['a2a']"}, "cp_comm_type: ['a2a']"),
         ({"num_attention_heads": "None", "seq_length": "None"}, "no num_attention_heads, seq_length"),
     ],
 )
@@ -189,8 +187,7 @@ def test_what_megatron_does_and_is_not_modelled_is_refused_by_name(
 
 
 def test_megatron_that_does_not_say_what_it_recomputes(refusal: Callable[[str], str]) -> None:
-    text = megatron_log().replace("recompute_granularity", "something_else")
-    assert "do not say what is recomputed" in refusal(text)
+    assert "recompute" in refusal(megatron_log().replace("recompute_granularity", "something_else"))
 
 
 def test_megatron_deepspeed_of_2023(read: Read, refusal: Callable[[str], str]) -> None:
@@ -272,8 +269,9 @@ def test_torchtitan_with_a_pipeline_and_several_copies(read: Read, refusal: Call
     )
     assert setup.layers_per_stage == (8 + 8, 9 + 7)
     zero_bubble = text.replace("Interleaved1F1B", "ZBVZeroBubble") + TITAN_STEPS
-    assert "pipeline_parallel_schedule: ZBVZeroBubble is not modelled" in refusal(zero_bubble)
-    assert "enable_cpu_offload" in refusal(text + "Applied CPU Offloading to the model\n" + TITAN_STEPS)
+    assert "pipeline_parallel_schedule: ZBVZeroBubble" in refusal(zero_bubble)
+    offloaded = text + "Applied CPU Offloading to the model\n" + TITAN_STEPS
+    assert "enable_cpu_offload" in refusal(offloaded)
 
 
 def test_the_configuration_of_torchtitan_fills_what_its_lines_leave_out(read: Read) -> None:
@@ -294,11 +292,9 @@ def test_the_configuration_of_torchtitan_fills_what_its_lines_leave_out(read: Re
 
 def test_torchtitan_without_sizes_or_with_another_model_says_so(refusal: Callable[[str], str]) -> None:
     other = TITAN.replace("Building llama3 8B", "Building deepseek_v3 16B") + TITAN_STEPS
-    assert "model deepseek_v3 16B is not modelled" in refusal(other)
+    assert "model deepseek_v3 16B" in refusal(other)
     silent = "\n".join(line for line in TITAN.splitlines() if "ModelArgs" not in line) + "\n" + TITAN_STEPS
-    reason = refusal(silent)
-    assert "does not say nlayers, nhidden, nheads, vocab; it says framework torchtitan" in reason
-    assert "row of a CSV file" in reason
+    assert has_parts(refusal(silent), *("nlayers", "nhidden", "nheads", "vocab"), "torchtitan")
 
 
 # The form of NeMo 1's log is that of NVIDIA/NeMo#5819, with the number of the rank before each line.
@@ -381,8 +377,8 @@ def test_progress_bars_of_nemo_count_too(read: Read) -> None:
 
 def test_nemo_without_a_configuration_says_what_is_missing(refusal: Callable[[str], str]) -> None:
     reason = refusal(NEMO_STEPS)
-    assert "this log of NeMo does not say nlayers, nhidden, nheads, seq, vocab, dp, tp, pp, mbs" in reason
-    assert "it says framework megatron, sec_per_it 1.506, gbs 128" in reason
+    unsaid, said = ("nlayers", "nhidden", "nheads", "seq", "vocab", "dp", "tp", "pp", "mbs"), ("1.506", "gbs 128")
+    assert has_parts(reason, "NeMo", ", ".join(unsaid), "framework megatron", *said)
 
 
 # The lines are those of DeepSpeed 0.9.5.
@@ -411,5 +407,5 @@ DEEPSPEED = "".join(
 )
 def test_deepspeed_says_what_it_knows(refusal: Callable[[str], str], steps: list[str]) -> None:
     reason = refusal(DEEPSPEED + "".join(steps))
-    assert "this log of DeepSpeed does not say nlayers, nhidden, nheads, seq, vocab, tp, pp" in reason
-    assert "dp 2, mbs 4, gbs 32, zero 3, precision bf16, sec_per_it 1.25" in reason
+    unsaid = ("nlayers", "nhidden", "nheads", "seq", "vocab", "tp", "pp")
+    assert has_parts(reason, "DeepSpeed", ", ".join(unsaid), "dp 2", "mbs 4", "gbs 32", "zero 3", "bf16", "1.25")

@@ -16,6 +16,7 @@ from bigsci_launch.plan.calibrate.own_runs import calibrate_on_runs
 from bigsci_launch.plan.price.calibration import UNCALIBRATED_BAND
 from bigsci_launch.plan.price.hardware import A100
 from bigsci_launch.runs.layout import AttemptDir, RunDir, write_json
+from tests.support.texts import has_parts
 
 WriteRun = Callable[..., RunDir]
 
@@ -67,6 +68,7 @@ def test_ten_steps_on_gpus_of_the_site_count(write_run: WriteRun, tmp_path: Path
     assert (found.calibration.site, found.calibration.framework) == ("uncalibrated", "deepspeed")
 
 
+@pytest.mark.slow
 def test_runs_that_cannot_be_are_not_used(write_run: WriteRun, tmp_path: Path) -> None:
     for number in range(12):
         write_run(f"run{number}", seconds=20.0)
@@ -93,5 +95,4 @@ def test_plan_says_on_which_runs_it_rests(
     assert "uncalibrated: every time" in CliRunner().invoke(bsl, asked).output
     write_run("one", seconds=150.0)
     output = CliRunner().invoke(bsl, asked).output
-    assert f"calibrated on 1 run under {runs}, too few to know the error" in output
-    assert f"±{100 * UNCALIBRATED_BAND:.0f}%" in output
+    assert has_parts(output, f"1 run under {runs}", f"±{100 * UNCALIBRATED_BAND:.0f}%")

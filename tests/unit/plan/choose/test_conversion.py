@@ -8,13 +8,14 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from bigsci_launch.checkpoints.folder import list_files, write_record
+from bigsci_launch.checkpoints.resume import describe_run
 from bigsci_launch.cli.main import bsl
 from bigsci_launch.config.load import load_run
 from bigsci_launch.errors import CheckpointError
 from bigsci_launch.plan.choose.conversion import Conversion, plan_conversion, require_room
-from bigsci_launch.runs.checkpoints import list_files, write_record
-from bigsci_launch.runs.resume import describe_run
 from bigsci_launch.topology import Topology
+from tests.support.texts import has_parts
 
 DEMO = Path(__file__).parents[4] / "configs/demo.yaml"
 SAVED = Topology(tp=2, pp=2, dp=2)
@@ -53,8 +54,8 @@ def test_progress_and_revision_are_kept_and_the_vocabulary_is_padded_anew(tmp_pa
     ("topology", "kept", "warning"),
     [
         ("tp=1,pp=2,dp=2", True, None),
-        ("tp=2,pp=1,dp=2", False, "dropout 0.1 draws different numbers"),
-        ("tp=2,pp=2,dp=1", False, "dropout 0.1 draws different numbers"),
+        ("tp=2,pp=1,dp=2", False, "dropout 0.1"),
+        ("tp=2,pp=2,dp=1", False, "dropout 0.1"),
     ],
 )
 def test_random_states_outlive_a_change_of_tp_alone(
@@ -68,11 +69,7 @@ def test_random_states_outlive_a_change_of_tp_alone(
 
 
 @pytest.mark.parametrize(
-    ("topology", "text"),
-    [
-        ("tp=3", r"tp 3 does not divide the model's attention heads \(4\)"),
-        ("pp=6", "stage 0 would hold VocabularyEmbedding, LearnedPositions: no layer norm"),
-    ],
+    ("topology", "text"), [("tp=3", r"tp 3 .*heads \(4\)"), ("pp=6", "stage 0 .*VocabularyEmbedding, LearnedPositions")]
 )
 def test_what_could_not_train_is_refused(tmp_path: Path, topology: str, text: str) -> None:
     with pytest.raises(CheckpointError, match=text):
@@ -87,7 +84,7 @@ def test_a_cut_by_price_is_made_again_for_other_stages(tmp_path: Path) -> None:
 
 def test_nothing_is_begun_without_room(tmp_path: Path) -> None:
     conversion = plan(checkpoint(tmp_path, num_bytes=1 << 43), "tp=1")
-    with pytest.raises(CheckpointError, match=r"GiB are free, but the result may take 10.0 TiB"):
+    with pytest.raises(CheckpointError, match=r"GiB .*10\.0 TiB"):
         require_room(conversion, tmp_path / "out")
     with pytest.raises(CheckpointError, match="global_step20: already exists"):
         require_room(conversion, tmp_path)
@@ -99,6 +96,5 @@ def test_a_dry_run_says_what_changes_and_writes_nothing(tmp_path: Path) -> None:
     command = ["checkpoint", "convert", str(saved), "--tp", "1", "--dp", "1", "-o", str(tmp_path / "out"), "--dry-run"]
     done = CliRunner().invoke(bsl, command)
     assert (done.exit_code, done.stdout) == (0, f"would write {tmp_path}/out/global_step20, about 1000 B\n")
-    assert "topology tp=2,pp=2,dp=2 -> tp=1,pp=2,dp=1" in done.stderr
-    assert "dropout 0.1 draws different numbers" in done.stderr
+    assert has_parts(done.stderr, "tp=2,pp=2,dp=2 -> tp=1,pp=2,dp=1", "dropout 0.1")
     assert not (tmp_path / "out").exists()

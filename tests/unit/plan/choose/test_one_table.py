@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -62,11 +63,7 @@ MODEL = section(
 )
 RAMP = {"start": 192, "increment": 16, "samples": 9765625}
 TRAINING = section(
-    {
-        "micro_batch_size": [1, 2, 3],
-        "global_batch_size": [2048, 2049],
-        "rampup": [None, RAMP, {**RAMP, "start": 193}],
-    }
+    {"micro_batch_size": [1, 2, 3], "global_batch_size": [2048, 2049], "rampup": [None, RAMP, {**RAMP, "start": 193}]}
 )
 SLURM = section({"nodes": [8, 3, 48], "spare_nodes": [0, 1]})
 
@@ -84,6 +81,7 @@ def requires_keys_that_exist(finding: Finding) -> None:
         assert found is not None and name in found.model_fields, key
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(RUN, PARALLELISM, MODEL, TRAINING, SLURM, st.sampled_from([1, 2]))
 def test_both_refuse_the_same_layouts_for_the_same_reason(

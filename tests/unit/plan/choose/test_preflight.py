@@ -17,6 +17,7 @@ from bigsci_launch.plan.choose.answer import configured_setup
 from bigsci_launch.plan.choose.check import check_plan
 from bigsci_launch.plan.choose.preflight import find_stage_refusals, preflight, remedy
 from bigsci_launch.plan.shape.parameters import ModelShape, pipeline_layers
+from tests.support.texts import has_parts
 
 DEMO = Path(__file__).parents[4] / "configs/demo.yaml"
 LAYER, NORM, TABLE, POSITIONS = "TransformerLayer", "FinalNorm", "VocabularyEmbedding", "LearnedPositions"
@@ -60,8 +61,7 @@ def test_the_prequels_hang_is_refused_with_a_remedy() -> None:
     config: RunConfig = demo(4, 4).config
     (refusal,) = preflight(config)
     assert refusal.rule == "equal parameter groups"
-    assert refusal.text == "stage 3 would hold VocabularyEmbedding: no layer norm and no bias"
-    assert "would hang" in refusal.price
+    assert has_parts(refusal.text, "stage 3", "VocabularyEmbedding: ") and "would hang" in refusal.price
     assert remedy(config).startswith("set parallelism.pipeline_parallel_size to 3, ")
     assert preflight(config, 3) == []
 
@@ -82,14 +82,13 @@ def test_a_tied_norm_without_gradient_on_the_last_stage_is_refused() -> None:
     loaded, config = with_tied_norm(2)
     (refusal,) = preflight(config)
     assert refusal.rule == "tied gradients on every holder"
-    assert refusal.text == "stage 1 makes no gradient for the tied norm.weight, the tied norm.bias"
-    assert "would crash" in refusal.price
-    assert remedy(config).startswith("tie only the weight")
+    assert has_parts(refusal.text, "stage 1", "tied norm.weight", "tied norm.bias") and "would crash" in refusal.price
+    assert remedy(config).startswith("tie only")
     precision = config.training.model_copy(update={"precision": "fp32"})
     (waits,) = preflight(config.model_copy(update={"training": precision}))
     assert "would wait forever" in waits.price
     (finding,) = refusals(config, loaded.site)
-    assert (finding.rule, finding.severity) == ("preflight: tied gradients on every holder", "error")
+    assert (finding.rule, finding.severity) == (f"preflight: {refusal.rule}", "error")
     assert finding.text.endswith(remedy(config))
     assert finding.text.startswith(f"{refusal.rule}: {refusal.text}; ")
 

@@ -19,24 +19,16 @@ from bigsci_launch.config.rules.table import LAYOUT_RULES
 from bigsci_launch.config.schema.run import RunConfig
 from bigsci_launch.config.schema.technique import Framework
 from bigsci_launch.config.site import Site, load_site
-from bigsci_launch.plan.choose.answer import Answer, calibration_of, find_plans, request_plans
+from bigsci_launch.plan.choose.answer import Answer, find_plans, request_plans
 from bigsci_launch.plan.choose.screen import METHODS, axes_of, micro_batches
 from bigsci_launch.plan.choose.search import search, with_free_heads, with_free_layers
 from bigsci_launch.plan.price.balance import PRICED_METHODS, settle_method
-from bigsci_launch.plan.price.calibration import UNCALIBRATED_BAND, Calibration
+from bigsci_launch.plan.price.calibration import UNCALIBRATED_BAND, Calibration, calibration_of
 from bigsci_launch.plan.shape.parameters import ModelShape
 from bigsci_launch.plan.shape.setup import Setup
 from bigsci_launch.topology import Topology
 
-
-@pytest.fixture(scope="module")
-def bloom_run(root: Path) -> tuple[RunConfig, Site]:
-    config, site, _ = resolve_run(root / "configs/bloom-176b-2022.yaml")
-    return config, site
-
-
-def changed(config: RunConfig, section: str, **values: object) -> RunConfig:
-    return config.model_copy(update={section: getattr(config, section).model_copy(update=values)})
+from ..conftest import changed
 
 
 def found(config: RunConfig, site: Site, nodes: str | None = None) -> Answer:
@@ -77,6 +69,7 @@ def test_every_plan_of_bloom_is_legal_by_the_checks_of_run_files(bloom_run: tupl
         assert not independently_legal(config, site, plan.setup), plan.setup
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(
     st.integers(1, 6),
@@ -159,6 +152,7 @@ def test_context_and_expert_parallelism_stay_as_configured(bloom: Setup) -> None
         assert setup.global_batch_size % (setup.micro_batch_size * 2 * setup.topology.dp) == 0
 
 
+@pytest.mark.slow
 def test_the_search_reports_its_progress(bloom: Setup) -> None:
     reported: list[int] = []
     search(
@@ -172,6 +166,7 @@ def test_the_search_reports_its_progress(bloom: Setup) -> None:
     assert reported == [0, 10, 20, 30, 40, 50, 60, 70, 80, 90]
 
 
+@pytest.mark.slow
 def test_half_a_thousand_node_counts_of_a_405b_model_take_seconds() -> None:
     """33 of the counts from 512 to 1024; before layouts were counted instead of made, one took 4 seconds."""
     shape = ModelShape(
@@ -232,6 +227,7 @@ def test_free_layers_and_heads_stay_near(bloom: Setup) -> None:
     assert heads == [56, 64, 112, 128, 224]
 
 
+@pytest.mark.slow
 def test_the_whole_search_on_48_nodes_takes_less_than_a_processor_second(bloom: Setup, jean_zay: Calibration) -> None:
     """The fastest of three runs counts, so that other work on the machine does not matter."""
     seconds = []

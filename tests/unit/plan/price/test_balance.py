@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from bigsci_launch.plan.price.balance import PRICED_METHODS, price_stages, settle_method, share_out_layers
 from bigsci_launch.plan.price.calibration import Calibration
+from bigsci_launch.plan.price.count import count_work
 from bigsci_launch.plan.price.memory import predict_stage_memory
 from bigsci_launch.plan.price.step_time import predict_step
-from bigsci_launch.plan.price.work.count import count_work
 from bigsci_launch.plan.shape.partition import Layer, Stages, cut_balanced, cut_layers
 from bigsci_launch.plan.shape.setup import Setup
 from bigsci_launch.topology import Topology
@@ -55,7 +55,7 @@ def test_no_other_cut_has_a_cheaper_dearest_stage(case: tuple[int, list[list[int
 
 
 def test_too_few_layers_are_refused() -> None:
-    with pytest.raises(ValueError, match="2 layers cannot fill 3 pipeline stages"):
+    with pytest.raises(ValueError, match=r"2 layers .* 3 pipeline stages"):
         share_out_layers(2, [float] * 3)
 
 
@@ -87,8 +87,7 @@ def test_the_planner_knows_no_better_cut(small: Setup, method: str, tied: bool) 
     found = dearest_stage(settled, method)
     others = (replace(setup, partition_method=f"{method}:{','.join(map(str, cut))}") for cut in all_cuts(12, 4))
     assert found == pytest.approx(min(dearest_stage(other, method) for other in others), rel=1e-12)
-    even = dearest_stage(replace(setup, partition_method="type:transformer|embedding"), method)
-    assert found < even
+    assert found < dearest_stage(replace(setup, partition_method="type:transformer|embedding"), method)
 
 
 def test_the_head_has_its_time_and_both_tables_their_memory(small: Setup) -> None:
@@ -113,9 +112,9 @@ def test_counts_are_cut_before_transformer_layers() -> None:
     cut: Stages = cut_layers(layers, "time:1,3", 2)
     assert cut.bounds == (0, 3, 8)
     assert cut.transformer_layers_per_stage == (1, 3)
-    with pytest.raises(ValueError, match="names 5 layers on 2 stages; there are 4 on 2"):
+    with pytest.raises(ValueError, match=r"5 layers on 2 stages.* 4 on 2"):
         cut_layers(layers, "memory:1,4", 2)
-    with pytest.raises(ValueError, match="not one of uniform"):
+    with pytest.raises(ValueError, match="uniform"):
         cut_layers(layers, "time:1,0", 2)
 
 

@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bigsci_launch.plan.price.constants import PRIOR
+from bigsci_launch.plan.price.count import count_work
 from bigsci_launch.plan.price.hardware import A100
 from bigsci_launch.plan.price.step_time import drift_on, predict_step, step_seconds
-from bigsci_launch.plan.price.work.count import count_work
-from bigsci_launch.plan.price.work.terms import LAUNCHES, TERMS, rates_of
+from bigsci_launch.plan.price.terms import LAUNCHES, TERMS, rates_of
 from bigsci_launch.plan.shape.parameters import ModelShape
 from bigsci_launch.plan.shape.setup import Setup, Technique
 from bigsci_launch.topology import Topology

@@ -9,12 +9,12 @@ import pytest
 
 from bigsci_launch.config.load import load_run
 from bigsci_launch.plan.price.constants import priors_for
+from bigsci_launch.plan.price.count import count_work
 from bigsci_launch.plan.price.hardware import A100, GpuModel, model_named
 from bigsci_launch.plan.price.memory import count_memory
+from bigsci_launch.plan.price.products import product_peak
 from bigsci_launch.plan.price.step_time import StepTime, predict_step
-from bigsci_launch.plan.price.work.count import count_work
-from bigsci_launch.plan.price.work.products import product_peak
-from bigsci_launch.plan.price.work.terms import TERMS
+from bigsci_launch.plan.price.terms import TERMS
 from bigsci_launch.plan.shape.parameters import Experts, ModelShape, count_active_parameters, count_parameters
 from bigsci_launch.plan.shape.setup import Setup, Technique
 from bigsci_launch.topology import Topology
@@ -81,8 +81,7 @@ def test_long_sequences_fit_with_a_fused_kernel(h100: GpuModel) -> None:
     setup = Setup(shape, Topology(dp=8), 1, 16, 8, "type:transformer", framework="fsdp", technique=fsdp)
     terms = count_memory(setup, 0)
     assert terms.resident_gib + 14 * terms.optimizer_gib_per_byte + terms.kept_gib + terms.working_gib < 79
-    unfused = count_memory(with_technique(setup, attention="unfused"), 0)
-    assert unfused.working_gib > 600
+    assert count_memory(with_technique(setup, attention="unfused"), 0).working_gib > 600
 
 
 def test_context_parallelism_divides_the_sequence(llama: Setup, h100: GpuModel) -> None:
@@ -215,8 +214,7 @@ def test_experts_beyond_the_domain_use_the_network(h100: GpuModel) -> None:
         replace(MIXTRAL, experts=Experts(64, 8, 1792)), Topology(dp=64), 1, 64, 8, "type:transformer",
         framework="megatron", expert_shards=8,
     )  # fmt: skip
-    far = replace(near, expert_shards=64)
-    assert term(far, h100, "network") > 2 * term(near, h100, "network")
+    assert term(replace(near, expert_shards=64), h100, "network") > 2 * term(near, h100, "network")
 
 
 def test_fp8_doubles_the_rate_of_products_only(llama: Setup, h100: GpuModel) -> None:

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from bigsci_launch.config.finding import Finding
 from bigsci_launch.config.rules.layout import Limits
 from bigsci_launch.config.rules.table import LAYOUT_RULES, find_refusal
 from bigsci_launch.plan.shape.advice import advise
@@ -13,16 +14,28 @@ from bigsci_launch.plan.shape.parameters import Experts, ModelShape
 from bigsci_launch.plan.shape.partition import PartitionRule
 from bigsci_launch.plan.shape.setup import Setup, Technique
 from bigsci_launch.topology import Topology
+from tests.support.texts import has_parts
 
 NO_LIMITS = Limits()
-
-
 SIZES = (70, 14336, 112, 57344, 2048, 250680)
+
+
+def refused(setup: Setup, limits: Limits = NO_LIMITS) -> Finding:
+    refusal = find_refusal(setup, limits)
+    assert refusal is not None
+    return refusal
 
 
 def test_bloom_is_legal_and_needs_no_advice(bloom: Setup) -> None:
     assert find_refusal(bloom, Limits(48, range(192, 2048, 16))) is None
     assert advise(bloom) == ()
+
+
+INTERLEAVED = {"technique": Technique(schedule="interleaved", chunks_per_rank=2)}
+MEGATRON = {"framework": "megatron", "partition_method": "type:transformer"}
+TITAN = {"framework": "torchtitan"}
+GQA = ModelShape(*SIZES, num_key_value_heads=8)
+MOE = replace(GQA, experts=Experts(64, 8, 2048))
 
 
 @pytest.mark.parametrize(
@@ -39,26 +52,7 @@ def test_bloom_is_legal_and_needs_no_advice(bloom: Setup) -> None:
         ("batch", {"micro_batch_size": 3}, "2048"),
         ("empty stage", {"topology": Topology(tp=4, pp=96, dp=1)}, "stage"),
         ("empty stage", {"partition_method": "type:mamba"}, "matches no layer"),
-    ],
-)
-def test_hard_rules(bloom: Setup, rule: str, change: dict[str, object], text: str) -> None:
-    refusal = find_refusal(replace(bloom, **change), NO_LIMITS)  # type: ignore[arg-type]
-    assert refusal is not None
-    assert refusal.rule == rule
-    assert text in refusal.text
-
-
-INTERLEAVED = {"technique": Technique(schedule="interleaved", chunks_per_rank=2)}
-MEGATRON = {"framework": "megatron", "partition_method": "type:transformer"}
-TITAN = {"framework": "torchtitan"}
-GQA = ModelShape(*SIZES, num_key_value_heads=8)
-MOE = replace(GQA, experts=Experts(64, 8, 2048))
-
-
-@pytest.mark.parametrize(
-    ("rule", "change", "text"),
-    [
-        ("batch", {"topology": Topology(tp=4, pp=12, dp=8, ep=3)}, "micro batch 2 x dp x ep 24"),
+        ("batch", {"topology": Topology(tp=4, pp=12, dp=8, ep=3)}, "dp x ep 24"),
         ("context parallel", {**MEGATRON, "topology": Topology(tp=4, pp=10, dp=8, cp=2048)}, "4096 chunks"),
         ("context parallel", {**TITAN, "topology": Topology(tp=4, pp=10, dp=8, cp=2048)}, "4096 chunks"),
         (
@@ -69,33 +63,32 @@ MOE = replace(GQA, experts=Experts(64, 8, 2048))
         (
             "sequence parallel",
             {"technique": Technique(sequence_parallel=True), "shape": replace(GQA, sequence_length=2050)},
-            "2050 tokens of a rank are not a multiple of tp 4",
+            "2050 tokens",
         ),
-        ("experts", {"expert_shards": 8}, "no experts to spread over 8 ranks"),
-        ("experts", {"expert_shards": 24, "shape": MOE}, "64 experts are not a multiple of 24"),
-        ("experts", {"expert_shards": 64, "shape": MOE}, "do not divide the 32 ranks of a stage"),
+        ("experts", {"expert_shards": 8}, "8 ranks"),
+        ("experts", {"expert_shards": 24, "shape": MOE}, "64 experts"),
+        ("experts", {"expert_shards": 64, "shape": MOE}, "32 ranks"),
         ("experts", {"shape": replace(GQA, experts=Experts(4, 8, 2048))}, "8 experts per token"),
-        ("experts", {"shape": replace(GQA, experts=Experts(8, 2, 2048, dense_layers=70))}, "leave none with experts"),
-        ("zero stage", {"technique": Technique(zero_stage=2)}, "pp 12 does not work with ZeRO stage 2"),
+        ("experts", {"shape": replace(GQA, experts=Experts(8, 2, 2048, dense_layers=70))}, "experts"),
+        ("zero stage", {"technique": Technique(zero_stage=2)}, "ZeRO stage 2"),
         ("zero stage", {"framework": "deepspeed", "technique": Technique(zero_stage=3)}, "ZeRO stage 3"),
-        ("shard group", {**TITAN, "technique": Technique(zero_stage=3, shard_group_size=3)}, "do not divide dp 8"),
-        ("pipeline", {"framework": "fsdp"}, "FSDP alone has no pipeline"),
+        ("shard group", {**TITAN, "technique": Technique(zero_stage=3, shard_group_size=3)}, "dp 8"),
+        ("pipeline", {"framework": "fsdp"}, "FSDP"),
         (
             "pipeline",
             {**MEGATRON, "topology": Topology(tp=8, pp=1, dp=48), "technique": Technique(schedule="zero_bubble")},
-            "zero_bubble needs a pipeline",
+            "zero_bubble",
         ),
         ("pipeline", {**MEGATRON, "technique": Technique(chunks_per_rank=2)}, "2 with 1f1b"),
-        ("layers", {**MEGATRON, "topology": Topology(tp=4, pp=16, dp=8)}, "neither 70 layers nor 72 with embedding"),
+        ("layers", {**MEGATRON, "topology": Topology(tp=4, pp=16, dp=8)}, "70 layers nor 72"),
         ("layers", {**MEGATRON, **INTERLEAVED, "topology": Topology(tp=4, pp=10, dp=8)}, "pp 10 x 2 chunks"),
         ("layers", {**TITAN, "topology": Topology(tp=4, pp=96, dp=1)}, "fewer than pp 96"),
         ("interleaving", {**MEGATRON, **INTERLEAVED, "topology": Topology(tp=4, pp=6, dp=8)}, "128 micro batches"),
-        ("interleaving", {**TITAN, **INTERLEAVED, "topology": Topology(tp=4, pp=6, dp=8)}, "not a multiple of 21"),
+        ("interleaving", {**TITAN, **INTERLEAVED, "topology": Topology(tp=4, pp=6, dp=8)}, " 21"),
     ],
 )
-def test_hard_rules_on_techniques(bloom: Setup, rule: str, change: dict[str, object], text: str) -> None:
-    refusal = find_refusal(replace(bloom, **change), NO_LIMITS)  # type: ignore[arg-type]
-    assert refusal is not None
+def test_hard_rules(bloom: Setup, rule: str, change: dict[str, object], text: str) -> None:
+    refusal = refused(replace(bloom, **change))  # type: ignore[arg-type]
     assert (refusal.rule, text in refusal.text) == (rule, True), refusal.text
 
 
@@ -124,8 +117,7 @@ def test_what_another_program_can_do_is_legal(bloom: Setup, change: dict[str, ob
 def test_copied_key_value_heads_are_megatrons(bloom: Setup) -> None:
     wide = replace(bloom, topology=Topology(tp=8, pp=6, dp=8), shape=ModelShape(*SIZES, num_key_value_heads=4))
     for framework in ("bsl", "deepspeed", "torchtitan"):
-        refusal = find_refusal(replace(wide, framework=framework), NO_LIMITS)
-        assert refusal is not None and "4 key/value heads" in refusal.text
+        assert "4 key/value heads" in refused(replace(wide, framework=framework)).text
 
 
 def test_interleaving_holds_on_the_ramp_too(bloom: Setup) -> None:
@@ -133,8 +125,7 @@ def test_interleaving_holds_on_the_ramp_too(bloom: Setup) -> None:
         bloom,
         **{**MEGATRON, **INTERLEAVED, "topology": Topology(tp=8, pp=5, dp=8), "global_batch_size": 2000},  # type: ignore[arg-type]
     )
-    refusal = find_refusal(setup, Limits(None, (96,)))
-    assert refusal is not None and "6 micro batches of batch 96" in refusal.text
+    assert has_parts(refused(setup, Limits(None, (96,))).text, "6 micro batches", "96")
 
 
 def test_the_row_that_was_removed_upstream(bloom: Setup) -> None:
@@ -146,23 +137,17 @@ def test_the_row_that_was_removed_upstream(bloom: Setup) -> None:
         partition_method="type:transformer",
         partition_rule=PartitionRule.FILL,
     )
-    refusal = find_refusal(failed, NO_LIMITS)
-    assert refusal is not None
-    assert refusal.rule == "empty stage"
+    assert refused(failed).rule == "empty stage"
     assert find_refusal(replace(failed, partition_rule=PartitionRule.BALANCE), NO_LIMITS) is None
 
 
 def test_every_batch_of_the_ramp_counts(bloom: Setup) -> None:
-    refusal = find_refusal(bloom, Limits(None, (192, 200)))
-    assert refusal is not None
-    assert refusal.rule == "ramp-up"
-    assert "200" in refusal.text
+    refusal = refused(bloom, Limits(None, (192, 200)))
+    assert refusal.rule == "ramp-up" and "200" in refusal.text
 
 
 def test_the_reserve_of_the_site(bloom: Setup) -> None:
-    refusal = find_refusal(bloom, Limits(47))
-    assert refusal is not None
-    assert "48 nodes" in refusal.text
+    assert "48 nodes" in refused(bloom, Limits(47)).text
 
 
 @pytest.mark.parametrize(
@@ -175,7 +160,7 @@ def test_the_reserve_of_the_site(bloom: Setup) -> None:
         ({"global_batch_size": 128}, "192"),
         (
             {"topology": Topology(tp=1, pp=8, dp=8), "technique": Technique(sequence_parallel=True)},
-            "sequence parallelism has no effect with tp 1",
+            "tp 1",
         ),
         ({"framework": "megatron", "shape": ModelShape(70, 14336, 112, 57344, 4096, 250680)}, "softmax"),
         ({"framework": "megatron", "micro_batch_size": 1, "shape": ModelShape(70, 13824, 72, 4 * 13824, 2048, 250680)},
@@ -199,9 +184,7 @@ def test_the_documents_rule_for_heads_is_too_strict(bloom: Setup) -> None:
     )
     assert not any("softmax" in remark for remark in advise(heads_24))
     heads_108 = replace(heads_24, shape=replace(heads_24.shape, num_attention_heads=108))
-    refusal = find_refusal(heads_108, NO_LIMITS)
-    assert refusal is not None
-    assert refusal.rule == "tp divides"
+    assert refused(heads_108).rule == "tp divides"
 
 
 def test_a_replica_across_nodes_can_run_but_is_not_proposed(bloom: Setup) -> None:

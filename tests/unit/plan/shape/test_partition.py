@@ -57,8 +57,7 @@ def test_the_early_2022_partitioner_leaves_stages_empty(num_layers: int, pp: int
 @pytest.mark.parametrize("rule", PartitionRule)
 def test_embeddings_alone_on_their_stages(rule: PartitionRule) -> None:
     # The document wished for this at TP1 PP96, but DeepSpeed cannot run it: neither end has a transformer block.
-    stages = layers_per_stage(94, 96, SLOTS, rule)
-    assert stages == (0, *(1,) * 94, 0)
+    assert layers_per_stage(94, 96, SLOTS, rule) == (0, *(1,) * 94, 0)
 
 
 def test_vectors_recorded_from_the_old_rule() -> None:

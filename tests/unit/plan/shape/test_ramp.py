@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from bigsci_launch.config.schema.run import RampupSection, TrainingSection
 from bigsci_launch.plan.shape.ramp import count_samples, filling_batch_size, phases_of
-from bigsci_launch.train.schedule import BatchSize
+from bigsci_launch.train.steps.schedule import BatchSize
 
 
 def training(steps: int, start: int, increment: int, samples: int, full: int) -> TrainingSection:

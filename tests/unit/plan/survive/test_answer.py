@@ -12,7 +12,7 @@ from bigsci_launch.config.load import resolve_run
 from bigsci_launch.config.schema.run import RunConfig
 from bigsci_launch.config.site import Site
 from bigsci_launch.errors import ConfigError, DataError, SlurmUnavailable
-from bigsci_launch.plan.choose.answer import calibration_of
+from bigsci_launch.plan.price.calibration import calibration_of
 from bigsci_launch.plan.show.survival import expected_lines, head_lines, replay_cells, strategy_cells, trace_lines
 from bigsci_launch.plan.survive import answer as answering
 from bigsci_launch.plan.survive.answer import (
@@ -29,6 +29,7 @@ from bigsci_launch.plan.survive.loss import plan_loss
 from bigsci_launch.plan.survive.replica import Replica
 from bigsci_launch.plan.survive.survival import Survival, plan_survival
 from bigsci_launch.plan.survive.trace import regular
+from tests.support.texts import has_parts
 
 UNDONE_S = 5000.0
 """Seconds of work since the last checkpoint."""
@@ -37,12 +38,6 @@ UNDONE_S = 5000.0
 @pytest.fixture(scope="module")
 def toy(toy_replica: Callable[..., Replica]) -> Survival:
     return plan_survival(toy_replica(1), 12)
-
-
-@pytest.fixture
-def bloom_run(root: Path) -> tuple[RunConfig, Site]:
-    config, site, _ = resolve_run(root / "configs/bloom-176b-2022.yaml")
-    return config, site
 
 
 def answer_of(survival: Survival, mtbf: float | None, **more: object) -> SurvivalAnswer:
@@ -105,9 +100,9 @@ def test_a_site_without_a_gpu_is_refused(root: Path) -> None:
 def test_layouts_are_refused_as_plan_refuses_them(bloom_run: tuple[RunConfig, Site]) -> None:
     config, site = bloom_run
     for axes, text in (
-        ({"pipeline_parallel_size": 5}, "does not fit the site"),
-        ({"tensor_parallel_size": 16, "pipeline_parallel_size": 3}, "tp 16 does not divide the 8 ranks"),
-        ({"pipeline_parallel_size": 96, "data_parallel_size": 1}, "would have no layer"),
+        ({"pipeline_parallel_size": 5}, "site"),
+        ({"tensor_parallel_size": 16, "pipeline_parallel_size": 3}, "tp 16 .*8 ranks"),
+        ({"pipeline_parallel_size": 96, "data_parallel_size": 1}, "no layer"),
     ):
         wrong = config.model_copy(update={"parallelism": config.parallelism.model_copy(update=axes)})
         with pytest.raises(ConfigError, match=text):
@@ -116,18 +111,15 @@ def test_layouts_are_refused_as_plan_refuses_them(bloom_run: tuple[RunConfig, Si
 
 def test_an_unknown_rate_of_failures_is_said_and_not_guessed(toy: Survival) -> None:
     answer = answer_of(toy, None)
-    assert list(expected_lines(answer)) == [
-        "the site does not say how often a node fails (site.node_mtbf_h), so the expected time is not known"
-    ]
+    assert ["site.node_mtbf_h" in line for line in expected_lines(answer)] == [True]
     assert strategy_cells(answer) == []
     assert all(compared.expected is None for compared in answer.strategies)
 
 
 def test_unknown_host_memory_is_said(toy: Survival) -> None:
-    said = "the host memory of a node is not known (site.node_memory_gib): the copies of shards may not fit"
-    assert said in list(head_lines(answer_of(toy, None)))
+    assert any("site.node_memory_gib" in line for line in head_lines(answer_of(toy, None)))
     known = plan_survival(replace(toy.replica, node_memory_gib=1000.0), 12)
-    assert said not in list(head_lines(answer_of(known, None)))
+    assert not any("site.node_memory_gib" in line for line in head_lines(answer_of(known, None)))
 
 
 def test_whole_replicas_that_do_not_fit_at_full_size_have_no_row(
@@ -137,7 +129,7 @@ def test_whole_replicas_that_do_not_fit_at_full_size_have_no_row(
     assert replica.whole_seconds(6) is None, "2 nodes do not hold a replica even of 6"
     answer = answer_of(toy, 1000.0)
     assert [row[0] for row in strategy_cells(answer)] == ["templates"]
-    assert "not compared: whole replicas cannot train on 12 nodes" in list(expected_lines(answer))
+    assert any(has_parts(line, "whole replicas", "12 nodes") for line in expected_lines(answer))
     compared = compare_strategies(toy, 1000.0, 24.0, regular(12, 3, 3600.0), UNDONE_S)
     assert [each.strategy for each in compared if each.replayed] == ["templates"]
 
@@ -165,7 +157,7 @@ def test_a_loss_of_state_costs_the_work_since_the_checkpoint(
         assert strategy.pause_s(12, 11) >= REBUILD_S + UNDONE_S
     assert strategies_of(toy, UNDONE_S)[0].pause_s(12, 11) < UNDONE_S
     answer = answer_of(without_copies, 1000.0)
-    assert any("goes back to a checkpoint, on average 1 h 23 min of work" in line for line in expected_lines(answer))
+    assert any(has_parts(line, "checkpoint", "1 h 23 min") for line in expected_lines(answer))
 
 
 @pytest.mark.parametrize(
@@ -174,7 +166,7 @@ def test_a_loss_of_state_costs_the_work_since_the_checkpoint(
         ("", "no events"),
         ("seconds,event,node\n", "nothing to replay"),
         ("seconds,event,node\n0,add,a\n0,add,b\n", "nothing to replay"),
-        ("seconds,event,node\n0,add,a\n5,explode,a\n", ":3: 'explode' is neither add nor remove"),
+        ("seconds,event,node\n0,add,a\n5,explode,a\n", ":3: 'explode'"),
         ("\ufffd,1", "2 cells, not 3"),
     ],
 )
@@ -198,7 +190,7 @@ def test_a_trace_below_n0_stops_the_run_and_is_said(toy: Survival) -> None:
     trace = regular(2, 1, 3600.0)
     answer = replace(answer_of(toy, None), strategies=compare_strategies(toy, None, 24.0, trace, UNDONE_S), trace=trace)
     assert replay_cells(answer) == []
-    assert "not replayed: templates cannot train on 2 nodes" in list(trace_lines(answer))
+    assert any(has_parts(line, "templates", "2 nodes") for line in trace_lines(answer))
     some = compare_strategies(toy, None, 24.0, regular(12, 12, 3600.0), UNDONE_S)
     assert some[0].replayed is not None
     assert some[0].replayed.stopped_s > 0

@@ -158,7 +158,7 @@ def test_every_pipeline_works(one_stage: OneStage) -> None:
     Its nodes would then be held for nothing, and without gradients its layers cannot take part in the mean.
     """
     assert split_batch([one_stage(1, 1), one_stage(1000, 1)], 20) == (19, 1)
-    with pytest.raises(ValueError, match="1 micro batches cannot give 2 pipelines one each"):
+    with pytest.raises(ValueError, match=r"1 micro batches .* 2 pipelines"):
         split_batch([one_stage(1, 1), one_stage(1, 1)], 1)
 
 

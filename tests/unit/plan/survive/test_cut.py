@@ -64,8 +64,7 @@ def test_no_cut_of_a_small_model_is_faster(
     hop: float,
 ) -> None:
     cut = find_cut(model_of(layers, limits, hop), len(limits), num_micro_batches)
-    best = best_of_all_cuts(layers, limits, num_micro_batches, hop)
-    assert (cut.seconds if cut else None) == best
+    assert (cut.seconds if cut else None) == best_of_all_cuts(layers, limits, num_micro_batches, hop)
     if cut:
         assert sum(cut.counts) == len(layers)
         assert all(0 < count <= limit for count, limit in zip(cut.counts, limits, strict=True))

@@ -41,6 +41,7 @@ def require_sound(survival: Survival, nodes: list[str], loss: Loss) -> None:
     assert any({*loss.composition.sizes} <= {*tier.templates} for tier in fits)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("failures", range(4))
 def test_bloom_loses_any_nodes(bloom_plan: Callable[[int], Survival], failures: int) -> None:
     survival = bloom_plan(failures)
@@ -93,7 +94,7 @@ def test_a_node_named_twice_is_lost_once(toy: Survival) -> None:
 
 
 def test_an_unknown_node_is_named(toy: Survival) -> None:
-    with pytest.raises(ConfigError, match="--lose node13: the run has no such node") as caught:
+    with pytest.raises(ConfigError, match="--lose node13: ") as caught:
         plan_loss(toy, NODES[:12], ["node3", "node13"])
     assert caught.value.hint == "its nodes: node1 to node12, 12"
 
@@ -108,7 +109,7 @@ def test_f_falls_and_then_the_run_stops(bloom_plan: Callable[[int], Survival]) -
     assert plan_loss(survival, NODES, NODES[14:]).failures_left == 1
     assert plan_loss(survival, NODES, NODES[13:]).failures_left == 0
     assert plan_loss(survival, NODES, NODES[10:]).failures_left == 0
-    with pytest.raises(ConfigError, match="9 nodes are left, and a replica needs 10; the run stops"):
+    with pytest.raises(ConfigError, match=r"9 nodes .* 10"):
         plan_loss(survival, NODES, NODES[9:])
 
 
@@ -148,6 +149,5 @@ def test_pipelines_too_few_for_their_shards_are_not_formed(bloom_plan: Callable[
     one, two, three = plan.tiers
     survival = replace(plan, tiers=(one, two.with_sizes([10]), three.with_sizes([6])))
     for num_left in (15, 16, 17):
-        loss = plan_loss(survival, NODES, NODES[num_left:])
-        assert loss.composition.sizes != (6, 6)
+        assert plan_loss(survival, NODES, NODES[num_left:]).composition.sizes != (6, 6)
     assert plan_loss(survival, NODES, NODES[18:]).composition.sizes == (6, 6, 6)

@@ -158,9 +158,9 @@ def test_eight_nodes_become_thirteen() -> None:
 
 
 def test_too_few_nodes() -> None:
-    with pytest.raises(TooFewNodes, match="2 nodes are left; one replica needs 3"):
+    with pytest.raises(TooFewNodes, match=r"2 nodes .* 3"):
         reconfigure(laid_out([3, 3]), lost(0, 1, 2, 3), (3, 4), 1)
-    with pytest.raises(TooFewNodes, match="5 nodes cannot form 2 pipelines"):
+    with pytest.raises(TooFewNodes, match=r"5 nodes .* 2 pipelines"):
         recompose(laid_out([3, 2]), (3, 4), 2)
 
 
@@ -223,6 +223,7 @@ def test_of_equal_moves_few_sizes_change(old: list[int], growth: int, replicas: 
         assert cost(tuple(nearest_sizes(old, growth, sizes[1:], replicas))) == min(map(cost, options))
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(st.data())
 def test_every_survivor_has_one_place_and_the_replicas_are_kept(data: st.DataObject) -> None:

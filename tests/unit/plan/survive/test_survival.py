@@ -73,7 +73,7 @@ def test_few_micro_batches_leave_nodes_idle(toy_replica: Callable[..., Replica],
 
 
 def test_fewer_micro_batches_than_replicas_are_refused(toy_replica: Callable[..., Replica]) -> None:
-    with pytest.raises(ConfigError, match="2 micro batches do not give 3 replicas one each"):
+    with pytest.raises(ConfigError, match=r"2 micro batches .* 3 replicas"):
         plan_survival(toy_replica(2, batch=2), 20)
 
 
@@ -117,6 +117,7 @@ def test_an_extra_template_is_worth_it(bloom_plan: Plans) -> None:
     assert all(mean(extra) < mean() * 0.998 for extra in survival.extra_sizes)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("failures", [5, 9, 12, 40])
 def test_too_many_failures_name_the_f_that_works(bloom_replica: Replica, failures: int) -> None:
     for num_nodes in (20, 9):
@@ -133,7 +134,7 @@ def test_too_many_failures_name_the_f_that_works(bloom_replica: Replica, failure
 
 def test_a_model_that_fits_no_number_of_nodes(bloom_replica: Replica) -> None:
     setup = replace(bloom_replica.setup, shape=replace(bloom_replica.setup.shape, num_layers=1))
-    with pytest.raises(ConfigError, match="no number of nodes holds one") as caught:
+    with pytest.raises(ConfigError, match="no number of nodes") as caught:
         plan_survival(replace(bloom_replica, setup=setup), 48)
     assert "tensor_parallel_size" in str(caught.value.hint)
 

@@ -72,8 +72,7 @@ def test_no_template_is_made_that_nothing_could_use() -> None:
 
     With 11 nodes in one pipeline the other would have 2, fewer than n0. Two sizes are enough for every number of nodes.
     """
-    artifact = tuple(range(3, 13 - 1 + 1))
-    assert len(artifact) == 10
+    assert len(tuple(range(3, 13 - 1 + 1))) == 10
     assert tuple(usable_sizes(3, 1, 13)) == tuple(range(3, 11))
     assert smallest_number_of_sizes(3, 1) == 2
     assert sufficient_sizes(3, 1, 13) == (3, 4)
@@ -134,5 +133,4 @@ def test_seconds_never_fall_and_are_never_below_the_rate(stages: list[tuple[floa
 
 @pytest.mark.parametrize("seconds", [0.0, 2.9, 3.0, 11.9, 12.0, 300.0])
 def test_most_micro_batches_is_the_inverse_of_seconds(seconds: float) -> None:
-    template = template_of([(1.0, 2.0)], 0.0)
-    assert template.most_micro_batches(seconds) == int(seconds / 3)
+    assert template_of([(1.0, 2.0)], 0.0).most_micro_batches(seconds) == int(seconds / 3)

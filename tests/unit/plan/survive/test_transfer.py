@@ -205,10 +205,10 @@ def test_a_unit_for_one_node_comes_in_equal_parts_from_all_replicas() -> None:
 @pytest.mark.parametrize(
     ("before", "after", "lost", "message"),
     [
-        (pipelines("ab"), pipelines("ab"), "b", "b is lost, but is in a pipeline afterwards"),
+        (pipelines("ab"), pipelines("ab"), "b", "b is lost"),
         (pipelines("ab"), pipelines("aa"), "b", "a is used twice"),
         (pipelines("ab"), (), "b", "there is no pipeline"),
-        (pipelines("abcd"), pipelines("ab"), "", "no template has 4 nodes"),
+        (pipelines("abcd"), pipelines("ab"), "", "4 nodes"),
     ],
 )
 def test_refusals(before: Pipelines, after: Pipelines, lost: str, message: str) -> None:
@@ -217,9 +217,9 @@ def test_refusals(before: Pipelines, after: Pipelines, lost: str, message: str) 
 
 
 def test_a_template_that_does_not_fit_is_refused() -> None:
-    with pytest.raises(ValueError, match="has 2 stages and 6 layers; it needs 4 stages and 6 layers"):
+    with pytest.raises(ValueError, match=r"2 stages and 6 layers.* 4 stages and 6 layers"):
         plan(pipelines("ab"), pipelines("ab"), "", stages_per_node=2)
-    with pytest.raises(ValueError, match="has 2 stages and 5 layers; it needs 2 stages and 6 layers"):
+    with pytest.raises(ValueError, match=r"2 stages and 5 layers.* 2 stages and 6 layers"):
         plan_transfer(pipelines("ab"), pipelines("ab"), set(), {2: (3, 2)}, 1, MODEL, 1)
 
 
@@ -369,8 +369,7 @@ def test_totals_agree(case: Case) -> None:
     for phase in (found.now, found.afterwards):
         assert sum(phase.bytes_in.values()) == sum(phase.bytes_out.values()) == phase.num_bytes
         assert phase.num_bytes == sum(send.num_bytes for send in phase.sends)
-        busiest = max([0, *phase.bytes_in.values(), *phase.bytes_out.values()])
-        assert phase.seconds(4) == busiest / 4
+        assert phase.seconds(4) == max([0, *phase.bytes_in.values(), *phase.bytes_out.values()]) / 4
     assert found.failures_left == min(case.failures, len(case.after) - 1)
 
 

@@ -19,6 +19,7 @@ from bigsci_launch.spy.judge.facts import elapsed_s, frames_moved, still_s, stoo
 from bigsci_launch.spy.judge.verdict import judge
 from bigsci_launch.spy.show.document import to_document
 from bigsci_launch.spy.taxonomy import State
+from tests.support.texts import has_parts
 
 RECORDED = Path(__file__).parents[1] / "recordings" / "one-look"
 ALL_REDUCE = "all_reduce (torch/distributed/distributed_c10d.py:2501)"
@@ -140,7 +141,7 @@ def test_the_ranks_without_a_recorder_are_named(tmp_path: Path) -> None:
     for rank in (1, 2):
         (tmp_path / "some" / f"nccl_trace_rank_{rank}").unlink()
     conclusion = judge(open_evidence([tmp_path / "some"]).evidence("dp=4"))
-    assert "the flight recorder of ranks 1-2" in conclusion.missing
+    assert any(has_parts(line, "recorder", "ranks 1-2") for line in conclusion.missing)
 
 
 @pytest.mark.parametrize(
@@ -171,8 +172,7 @@ def test_members_that_gloo_does_not_list_are_assumed(tmp_path: Path) -> None:
     assert not graph.is_certain
     assert graph.surely_awaited <= {0, 2, 3}
     conclusion = judge(evidence)
-    assert "(its members are assumed)" in conclusion.claim
-    assert any("no recorder lists them, so they are assumed" in line for line in conclusion.missing)
+    assert "assumed)" in conclusion.claim and any("assumed" in line for line in conclusion.missing)
 
 
 def test_who_never_used_an_assumed_group_is_not_accused(tmp_path: Path) -> None:
@@ -190,8 +190,7 @@ def test_who_never_used_an_assumed_group_is_not_accused(tmp_path: Path) -> None:
 def test_a_rank_whose_recorder_has_a_call_open_is_in_that_call() -> None:
     """Rank 1 is in `Work.wait()`, which its stack does not show; rank 3 has left."""
     evidence = open_evidence([RECORDED / "async-3"]).evidence()
-    case = JobCase.of(evidence)
-    assert case.communicates(evidence.ranks[1]) is True
+    assert JobCase.of(evidence).communicates(evidence.ranks[1]) is True
     assert judge(evidence).look_first[0].rank == 3
 
 

@@ -54,7 +54,7 @@ def test_the_rank_that_is_behind_is_the_one_the_others_wait_for(tmp_path: Path, 
     assert {str(calls[0]) for calls in waiting.values()} == {"all_reduce number 10"}
     conclusion = judge(evidence)
     assert (conclusion.state.value, conclusion.suspects) == ("unknown", ()), "a report is one look"
-    assert conclusion.claim.startswith("if this job hangs: ")
+    assert conclusion.if_hang is not None
     assert conclusion.look_first[0].rank == culprit
 
 
@@ -72,7 +72,7 @@ def test_a_rank_that_does_not_answer_is_known_of(tmp_path: Path) -> None:
     gone = [missing(1, 1), missing(2, 2, dead=True)]
     (tmp_path / "ras.json").write_text(report(communicator("0xa", ranks, gone)))
     evidence = open_evidence([tmp_path]).evidence()
-    assert evidence.ranks[1].why_unreadable == "it does not answer NCCL's RAS"
+    assert "RAS" in (evidence.ranks[1].why_unreadable or "")
     assert evidence.ranks[2].is_gone
     assert not evidence.ranks[1].is_gone
 
@@ -89,11 +89,11 @@ def test_the_comma_that_nccl_forgets(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ('{"communicators": [{}]}', "a report of NCCL's RAS, but damaged"),
-        ('{"communicators": [', "starts like JSON, but is broken"),
-        ('{"entries": ' * 100000, "starts like JSON, but is broken"),
+        ('{"communicators": [{}]}', "RAS, but damaged"),
+        ('{"communicators": [', "JSON"),
+        ('{"entries": ' * 100000, "JSON"),
         ('{"a": 1}\n{"a": 2}\n', "not evidence"),
-        ('{"communicators": []}', "it contains no rank"),
+        ('{"communicators": []}', "no rank"),
         ('{"something": "else"}', "not evidence"),
         ("", "not evidence"),
     ],

@@ -8,7 +8,7 @@ from typing import Any
 from bigsci_launch.spy.evidence.bundle import Bundle
 from bigsci_launch.spy.evidence.ranks import Evidence
 
-from ..conftest import Document, rank_of
+from ..conftest import Document, ended, rank_of
 
 WORLD = "all_reduce@c10d:10 < step@/src/train.py:5"
 TENSOR = "all_reduce@c10d:1 < all_reduce@tensor:33 < step@/src/loop.py:5"
@@ -90,20 +90,14 @@ def a_key_of_a_known_rank(keys: Sequence[str] = ("round/0", "round/1")) -> Evide
 
 
 def all_told_to_end_with_rings() -> Evidence:
-    exits = [
-        {"rank": rank, "node": "n0", "pid": 9, "code": None, "signal": "SIGTERM", "time": 1.0, "terminated": 0.5}
-        for rank in (0, 1)
-    ]
+    exits = [ended(rank, signal="SIGTERM", terminated=0.5) for rank in (0, 1)]
     call = (9.0, None, "barrier", "0: 0,1", None, 4, 0)
     rings = [{"rank": rank, "ring": ring_of(call)} for rank in (0, 1)]
     return job([], world_size=2, exits=exits, rings=rings, is_over=True)
 
 
 def all_told_and_lost_a_peer() -> Evidence:
-    exits = [
-        {"rank": rank, "node": "n0", "pid": 9, "code": 1, "signal": None, "time": 1.0, "terminated": 0.5}
-        for rank in (0, 1)
-    ]
+    exits = [ended(rank, 1, terminated=0.5) for rank in (0, 1)]
     errors = [{"rank": rank, "node": "n0", "type": "RuntimeError", "message": LOST, "time": 0.9} for rank in (0, 1)]
     return job([], world_size=2, exits=exits, errors=errors, is_over=True, ending="cancelled")
 
@@ -173,18 +167,7 @@ def sleeps_alone(frame: str = "stall@/src/train.py:7", without: Sequence[int] = 
 
 def one_aborted(last: Sequence[str] = ("all_reduce [[8]]",), **ring: Any) -> Evidence:
     """All ranks have aborted, rank 0 first. They reduced and broadcast in turn, and rank 1 made `last` in the end."""
-    exits = [
-        {
-            "rank": rank,
-            "node": "n0",
-            "pid": 9,
-            "code": None,
-            "signal": "SIGABRT",
-            "time": 1.0 + rank,
-            "terminated": None,
-        }
-        for rank in range(3)
-    ]
+    exits = [ended(rank, signal="SIGABRT", time=1.0 + rank) for rank in range(3)]
     rings = []
     for rank in range(3):
         calls = ["all_reduce [[4]]", "broadcast [[1]]"] * 4 + list(last if rank == 1 else ("all_reduce [[4]]",))
@@ -204,19 +187,19 @@ def nothing_there() -> Evidence:
 
 
 def all_lost_a_peer() -> Evidence:
-    ended = [{"rank": rank, "node": "n0", "pid": 9, "code": 1, "signal": None, "time": 1.0} for rank in (0, 1)]
+    exits = [ended(rank, 1) for rank in (0, 1)]
     errors = [{"rank": rank, "node": "n0", "type": "RuntimeError", "message": LOST, "time": 0.0} for rank in (0, 1)]
-    return job([], world_size=2, exits=ended, errors=errors)
+    return job([], world_size=2, exits=exits, errors=errors)
 
 
 def one_died_and_one_may_wait() -> Evidence:
-    exits = [{"rank": 3, "node": "n0", "pid": 9, "code": None, "signal": "SIGKILL", "time": 1.0}]
+    exits = [ended(3, signal="SIGKILL")]
     ranks = [rank_of(0, TENSOR), rank_of(1, HANDLE), rank_of(2, HANDLE)]
     return job(ranks, "tp=2,dp=2", world_size=4, exits=exits)
 
 
 def one_died_and_the_rest_stand_apart() -> Evidence:
-    exits = [{"rank": 3, "node": "n0", "pid": 9, "code": None, "signal": "SIGKILL", "time": 1.0}]
+    exits = [ended(3, signal="SIGKILL")]
     return job([rank_of(rank, f"work@/src/p.py:{rank}", **SLEEPING) for rank in range(3)], world_size=4, exits=exits)
 
 

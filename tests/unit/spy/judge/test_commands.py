@@ -16,7 +16,7 @@ DUMP = on_node("n1", "py-spy dump --pid 7")
 
 
 def line(command: str, **collection: Any) -> str:
-    return typed(command, Bundle({"slurm_job": "34", **collection}, (NODE,)).evidence())
+    return typed(command, Bundle({"scheduler": "Slurm", "job_id": "34", **collection}, (NODE,)).evidence())
 
 
 @pytest.mark.parametrize(
@@ -24,7 +24,7 @@ def line(command: str, **collection: Any) -> str:
     [
         (DUMP, {"py_spy": "/env/bin/py-spy"}, f"{STEP} py-spy dump --pid 7"),
         (DUMP, {}, f"{STEP} /env/bin/py-spy dump --pid 7"),
-        (DUMP, {"slurm_job": None}, "py-spy dump --pid 7  # on n1"),
+        (DUMP, {"scheduler": None}, "py-spy dump --pid 7  # on n1"),
         (DUMP, {"het_groups": {"n1": 1}}, f"{STEP} /env/bin/py-spy dump --pid 7".replace("=34", "=34 --het-group=1")),
         (on_node("n1", "ls /proc/7/fd", "who holds it"), {}, f"{STEP} ls /proc/7/fd  # who holds it"),
         ("bsl spy --settle 10  # wait", {"asked": "--jobid 6_1"}, "bsl spy --jobid 6_1 --settle 10  # wait"),

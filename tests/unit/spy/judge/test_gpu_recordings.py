@@ -34,5 +34,4 @@ def test_the_rank_that_does_not_come_is_looked_at_first(name: str) -> None:
 
 @pytest.mark.parametrize(("name", "number"), WORDS.items())
 def test_words_about_others_are_recognised(name: str, number: int) -> None:
-    lines = (RECORDINGS / name).read_text().splitlines()
-    assert sum(map(says_lost_peer, lines)) >= number
+    assert sum(map(says_lost_peer, (RECORDINGS / name).read_text().splitlines())) >= number

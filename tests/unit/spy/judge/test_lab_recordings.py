@@ -14,6 +14,7 @@ from bigsci_launch.spy.evidence.bundle import Bundle
 from bigsci_launch.spy.judge.conclusion import Conclusion
 from bigsci_launch.spy.judge.verdict import judge
 from bigsci_launch.spy.taxonomy import HangClass
+from tests.support.texts import has_parts
 
 from ..conftest import an_hour_later
 
@@ -112,12 +113,9 @@ def with_short_rings(document: Document, rng: random.Random) -> Document:
 def test_the_prequel_in_one_sentence() -> None:
     """An optimizer whose parameter groups differ per stage: one stage leaves the gradient norm an all-reduce early."""
     conclusion = judge_document(read("prequel-8"))
-    assert conclusion.claim == (
-        "ranks 0-5 (pp0-2) are in all_reduce number 3 of the model-parallel group at _model_parallel_all_reduce "
-        "(stage_1_and_2.py:2646), in the gradient norm; ranks 6-7 (pp3) have made only 2 there, left the norm and "
-        "are in broadcast number 1 of the pipeline-parallel group at _aggregate_total_loss (engine.py:619): the "
-        "stages disagree about the number of all-reduces in the norm, one for each parameter group of the optimizer"
-    )
+    here, there = conclusion.claim.split("; ", 1)
+    assert has_parts(here, "ranks 0-5 (pp0-2)", "all_reduce number 3", "(stage_1_and_2.py:2646)", "gradient norm")
+    assert has_parts(there, "ranks 6-7 (pp3)", "broadcast number 1", "_aggregate_total_loss (engine.py:619)", "norm")
     assert [side.ranks for side in conclusion.sides] == [(6, 7), (0, 1, 2, 3, 4, 5)]
     assert conclusion.confidence > 0.7
     assert any("bsl plan check" in command for command in conclusion.next)
@@ -125,31 +123,28 @@ def test_the_prequel_in_one_sentence() -> None:
 
 def test_the_prequel_without_a_recorder_is_the_same_finding() -> None:
     conclusion = judge_document(without(read("prequel-8"), "recorder"))
-    assert "the stages disagree about the number of all-reduces in the norm" in conclusion.claim
+    assert conclusion.hang_class is HangClass.PHASES_SPLIT and "all-reduces in the norm" in conclusion.claim
 
 
 def test_two_roots_are_named() -> None:
     claim = judge_document(read("H06-3")).claim
-    assert claim.startswith("the ranks disagree about the root of broadcast number 20 of the world")
-    assert "for rank 3 (dp1 pp0 tp1) it is rank 0; for ranks 0-2 it is rank 3" in claim
+    assert has_parts(claim, "broadcast number 20", "(dp1 pp0 tp1) it is rank 0", "ranks 0-2 it is rank 3")
 
 
 def test_both_ends_of_messages_that_do_not_meet_are_named() -> None:
     claim = judge_document(read("H08-0")).claim
-    assert "rank 0 (dp0 pp0 tp0) in recv from rank 2" in claim
-    assert "rank 2 (dp1 pp0 tp0) in recv from rank 0" in claim
+    assert has_parts(claim, "tp0) in recv from rank 2", "tp0) in recv from rank 0")
     claim = judge_document(read("H09-3")).claim
-    assert "rank 3 (dp1 pp0 tp1) in send to rank 1 with tag 7" in claim
-    assert "rank 1 (dp0 pp0 tp1) in recv from rank 3 with tag 8" in claim
+    assert has_parts(claim, "(dp1 pp0 tp1) in send", "to rank 1", "tag 7", "in recv from rank 3", "tag 8")
 
 
 def test_an_abort_over_an_amount_says_both_amounts_and_accuses_nobody() -> None:
     conclusion = judge_document(read("H04-0"))
-    assert "received a message of 512 bytes where 256 were expected" in conclusion.claim
+    assert has_parts(conclusion.claim, "512 bytes", "256")
     assert [side.ranks for side in conclusion.sides] == [(1,), (0, 2, 3)]
 
 
 def test_the_past_of_the_few_speaks_against_the_many() -> None:
     conclusion = judge_document(read("H03-majority-1"))
     assert {side.ranks for side in conclusion.sides} == {(1,), (0, 2, 3)}
-    assert any("ranks 0,2-3 had never issued this" in line for line in conclusion.evidence)
+    assert any(has_parts(line, "ranks 0,2-3", "never") for line in conclusion.evidence)

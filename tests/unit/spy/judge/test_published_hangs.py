@@ -15,6 +15,7 @@ from bigsci_launch.spy.judge.conclusion import Reason
 from bigsci_launch.spy.judge.verdict import judge
 from bigsci_launch.spy.known.library import name_hang, read_library
 from bigsci_launch.spy.taxonomy import HangClass
+from tests.support.texts import has_parts
 
 ROOT = Path(__file__).parents[4]
 PAGE = ROOT / "docs" / "explanation" / "published-hangs.md"
@@ -24,19 +25,15 @@ EXPECTED = {
         [],
         "loss-broadcast-left-behind",
         (
-            "80 ranks (tp5-6; 2 of 8 on each of 40 nodes) are still in broadcast of the pipeline-parallel group",
-            "240 ranks (tp0-4,7; 6 of 8 on each of 40 nodes) have left train_step and are in train (training.py:915)",
+            *("80 ranks (tp5-6; 2 of 8 on each of 40 nodes)", "broadcast", "pipeline-parallel"),
+            *("240 ranks (tp0-4,7; 6 of 8 on each of 40 nodes)", "train_step", "train (training.py:915)"),
         ),
     ),
-    "replica": (
-        [4],
-        "data-loader-thread-lock",
-        ("rank 4 (jean-zay-iam48, dp1 pp0 tp0) waits in _try_get_data", "15 ranks wait for it"),
-    ),
+    "replica": ([4], "data-loader-thread-lock", ("rank 4 (jean-zay-iam48, dp1 pp0 tp0)", "_try_get_data", "15 ranks")),
     "evaluation": (
         [376],
         "data-loader-thread-lock",
-        ("rank 376 (jean-zay-iam52, dp6 pp11 tp0) waits in _try_get_data", "383 ranks wait for it"),
+        ("rank 376 (jean-zay-iam52, dp6 pp11 tp0)", "_try_get_data", "383 ranks"),
     ),
 }
 
@@ -74,12 +71,11 @@ def test_one_sentence_says_what_took_days(rebuilt: dict[str, tuple[Bundle, str]]
         evidence = bundle.evidence(topology)
         conclusion = name_hang(evidence, judge(evidence), library)
         assert (conclusion.state.value, conclusion.suspects) == ("unknown", ()), "py-spy's text is one look"
-        assert conclusion.claim.startswith("if this job hangs: ")
+        assert conclusion.if_hang is not None
         assert [one.rank for one in conclusion.look_first if one.reason is Reason.ACCUSED] == suspects
         assert conclusion.signature is not None
         assert conclusion.signature.name == signature
-        for part in parts:
-            assert part in conclusion.claim
+        assert has_parts(conclusion.claim, *parts)
 
 
 def test_they_have_the_size_and_the_groups_that_are_published(program: ModuleType, tmp_path: Path) -> None:
@@ -116,4 +112,4 @@ def test_other_ranks_of_a_node_on_another_side_change_nothing(program: ModuleTyp
     evidence = Bundle({"topology": str(prequel.topology)}, tuple(nodes)).evidence()
     conclusion = judge(evidence)
     assert (conclusion.hang_class, conclusion.suspects) == (HangClass.PHASES_SPLIT, ())
-    assert "80 ranks (2 of 8 on each of 40 nodes) are still in broadcast" in conclusion.claim
+    assert has_parts(conclusion.claim, "80 ranks (2 of 8", "40 nodes)", "broadcast")

@@ -4,17 +4,21 @@ answer somewhere. `benchmarks/rule_mutations.py` looks for what they leave open.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from bigsci_launch.spy.evidence.ranks import Evidence
 from bigsci_launch.spy.judge.case import JobCase
-from bigsci_launch.spy.judge.rule import JobRule, beaten_names, resolve, weigh
+from bigsci_launch.spy.judge.conclusion import Conclusion, Strength, Suspect
+from bigsci_launch.spy.judge.rule import JobRule, Weighed, beaten_names, resolve, weigh
 from bigsci_launch.spy.judge.rules.process import STALL_RULES, Stall, StallRule
 from bigsci_launch.spy.judge.table import RULES
+from bigsci_launch.spy.judge.verdict import judge
+from bigsci_launch.spy.taxonomy import State
 
 from ..thinning import evidence_of
 from .rule_pairs import PAIRS, STALL_PAIRS
@@ -22,6 +26,7 @@ from .sizes import SIZES
 from .small_cases import CASES
 
 ALL = [*RULES, *STALL_RULES]
+GOLDEN = Path(__file__).parents[3] / "golden" / "reports" / "verdicts.txt"
 AnyRule = JobRule | StallRule
 
 
@@ -90,8 +95,7 @@ def test_a_rule_decides_where_its_row_says_so(rule: JobRule) -> None:
     case = JobCase.of(evidence)
     weighed = weigh(case, RULES)
     assert rule.name in {each.rule.name for each in weighed if each.decides}
-    rest = without(RULES, rule.name)
-    assert resolve(weighed, evidence) != resolve(weigh(case, rest), evidence)
+    assert resolve(weighed, evidence) != resolve(weigh(case, without(RULES, rule.name)), evidence)
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
@@ -139,6 +143,25 @@ def test_the_order_of_the_rows_means_nothing(name: str) -> None:
     assert resolve(weigh(case, RULES), evidence) == resolve(weigh(case, RULES[::-1]), evidence)
 
 
+def test_rules_that_accuse_different_ranks_accuse_nobody() -> None:
+    accuse = [Conclusion(State.HANG, "", Strength.GUESS, suspects=(Suspect(rank, "stands"),)) for rank in (0, 1)]
+    weighed = [Weighed(rule, conclusion) for rule, conclusion in zip(RULES, accuse, strict=False)]
+    found = resolve(weighed, CASES["in-two-places"]())
+    assert found is not None and not found.suspects
+    assert [side.ranks for side in found.sides] == [(0,), (1,)]
+
+
 @pytest.mark.parametrize("number", SIZES)
 def test_a_number_is_neither_half_nor_double(number: str) -> None:
     assert SIZES[number]()
+
+
+def test_what_verdicts_say(check_golden: Callable[[Path, str], None]) -> None:
+    """The wording of verdicts; the tests of rules assert on their fields."""
+    found = {name: judge(case()) for name, case in CASES.items()}
+    text = "".join(f"{name}: {conclusion.claim}\n" for name, conclusion in found.items())
+    for kind in ("evidence", "missing"):
+        text += "".join(
+            f"{kind}: {line}\n" for line in sorted({line for c in found.values() for line in getattr(c, kind)})
+        )
+    check_golden(GOLDEN, text)

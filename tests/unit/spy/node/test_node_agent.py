@@ -42,7 +42,7 @@ def test_rows_of_listpids(agent: ModuleType) -> None:
 17       1        batch    0       0
 -1       1        extern   0       0
 """
-    assert agent.node_ranks.parse_listpids(text) == [
+    assert agent.node_scheduler.parse_listpids(text) == [
         (34, "0", 0), (35, "0", 1), (37, "0", None), (17, "batch", 0),
     ]  # fmt: skip
 
@@ -111,7 +111,7 @@ def test_recorded_collectives_are_stored_without_repetition(agent: ModuleType) -
 def test_py_spy_errors_fit_on_a_line(agent: ModuleType) -> None:
     text = "warning: x\nError: Failed to open process 7\nReason: Permission Denied\n"
     explain = agent.node_stacks.explain_py_spy
-    assert explain(text) == "py-spy: Error: Failed to open process 7; Reason: Permission Denied"
+    assert explain(text) == "py-spy: " + text.removeprefix("warning: x\n").strip().replace("\n", "; ")
     denied = "Permission Denied: Try running again with elevated permissions by going 'sudo env \"PATH=$PATH\" !!'"
     assert explain(denied) == "py-spy: Permission Denied"
     assert explain("") == "py-spy said nothing"

@@ -17,6 +17,8 @@ from typing import Any
 
 import pytest
 
+from tests.support.texts import has_parts
+
 SOURCE = resources.files("bigsci_launch") / "assets" / "diagnostics" / "node_injection.s"
 
 
@@ -48,9 +50,8 @@ def test_another_architecture_is_refused_by_name(
     untouchable: ModuleType, monkeypatch: pytest.MonkeyPatch, machine: str
 ) -> None:
     monkeypatch.setattr(os, "uname", lambda: SimpleNamespace(machine=machine))
-    assert dict(untouchable.read_rank_pulled({"pid": os.getpid()}, {}, {})) == {
-        "recorder_why": f"it could not be pulled: --flight-recorder=fork is written for x86_64; this node is {machine}"
-    }
+    [(key, why)] = untouchable.read_rank_pulled({"pid": os.getpid()}, {}, {})
+    assert key == "recorder_why" and has_parts(why, "--flight-recorder=fork", "x86_64", machine)
 
 
 def elf_header(bits: int, machine: int) -> bytes:
@@ -61,10 +62,10 @@ def elf_header(bits: int, machine: int) -> bytes:
 @pytest.mark.parametrize(
     ("header", "words"),
     [
-        (elf_header(32, 3), "written for 64-bit processes; this one is 32-bit"),
-        (elf_header(32, 62), "written for 64-bit processes; this one is 32-bit"),
-        (elf_header(64, 183), r"written for x86_64; the torch of this process is not \(ELF machine 183\)"),
-        (b"<html>", "its torch is not an ELF library"),
+        (elf_header(32, 3), "64-bit .*32-bit"),
+        (elf_header(32, 62), "64-bit .*32-bit"),
+        (elf_header(64, 183), r"x86_64.*\(ELF machine 183\)"),
+        (b"<html>", "ELF library"),
     ],
     ids=["i386", "x32", "emulated aarch64", "no library"],
 )

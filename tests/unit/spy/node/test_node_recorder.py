@@ -13,6 +13,8 @@ from types import ModuleType
 
 import pytest
 
+from tests.support.texts import has_parts
+
 STRANGER = 65_000
 SERVER = """
 import os, socket, sys, time
@@ -75,7 +77,8 @@ def test_one_of_somebody_else_is_not(agent: ModuleType, tmp_path: Path, serve: S
     serve(STRANGER)
     rank = {"rank": 0, "pid": os.getpid()}
     found = list(agent.node_recorder.read_rank_recorder(rank, {"recorder_folder": str(tmp_path)}, {}))
-    assert found == [("recorder_why", f"user {STRANGER} answers there, not user 0, whose rank it is")]
+    [(key, why)] = found
+    assert key == "recorder_why" and has_parts(why, f"user {STRANGER}", "user 0")
 
 
 def ask_for(agent: ModuleType, tmp_path: Path) -> tuple[str, float]:
@@ -93,7 +96,7 @@ def test_an_answer_that_drips_or_never_ends_holds_nobody(
     why, took_s = ask_for(agent, tmp_path)
     assert why == "timed out" and took_s < 3
     monkeypatch.setattr(agent.node_recorder, "LARGEST_DUMP", 4)
-    assert ask_for(agent, tmp_path)[0] == "the answer is larger than 4 bytes"
+    assert "4 bytes" in ask_for(agent, tmp_path)[0]
 
 
 def test_a_dump_is_read_within_bounds_and_only_if_the_user_of_the_rank_has_written_it(

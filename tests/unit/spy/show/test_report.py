@@ -7,7 +7,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import pytest
 
@@ -18,9 +17,10 @@ from bigsci_launch.spy.show.document import to_document
 from bigsci_launch.spy.show.grid import make_text_grid
 from bigsci_launch.spy.show.report import to_lines, to_text
 from bigsci_launch.topology import Topology
+from tests.support.texts import has_parts
 
-MakeRank = Callable[..., dict[str, Any]]
-MakeEvidence = Callable[..., Evidence]
+from ..conftest import make_evidence, rank_of, recorded_evidence
+
 GOLDEN = Path(__file__).parents[3] / "golden" / "reports"
 
 
@@ -31,17 +31,13 @@ def report(evidence: Evidence) -> str:
 @pytest.mark.parametrize(
     ("name", "topology"), [("deepspeed-skip-5", "tp=2,pp=2,dp=2"), ("split-1", "tp=2,dp=2"), ("stop-1", None)]
 )
-def test_the_whole_report(
-    recorded: Callable[..., Evidence], check_golden: Callable[[Path, str], None], name: str, topology: str | None
-) -> None:
-    check_golden(GOLDEN / f"spy-{name}.txt", report(recorded(name, topology)) + "\n")
+def test_the_whole_report(check_golden: Callable[[Path, str], None], name: str, topology: str | None) -> None:
+    check_golden(GOLDEN / f"spy-{name}.txt", report(recorded_evidence(name, topology)) + "\n")
 
 
-def test_384_ranks_in_384_places_on_unreadable_and_silent_nodes_fit_on_a_screen(
-    make_evidence: MakeEvidence, make_rank: MakeRank
-) -> None:
+def test_384_ranks_in_384_places_on_unreadable_and_silent_nodes_fit_on_a_screen() -> None:
     deep = " < ".join(f"function_with_a_long_name_{depth}@/src/deep.py:{depth}" for depth in range(1, 30))
-    ranks = [make_rank(rank, f"work@/src/p.py:{rank} < {deep}" if rank % 3 else None) for rank in range(360)]
+    ranks = [rank_of(rank, f"work@/src/p.py:{rank} < {deep}" if rank % 3 else None) for rank in range(360)]
     silent = [{"node": f"n{node}", "why": "no answer in 40 s"} for node in (45, 46, 47)]
     evidence = make_evidence(ranks, "tp=4,pp=12,dp=8", ranks_per_node=8, world_size=384, nodes_silent=silent)
     conclusion = judge(evidence)
@@ -51,8 +47,7 @@ def test_384_ranks_in_384_places_on_unreadable_and_silent_nodes_fit_on_a_screen(
         assert max(len(line.text) for line in lines[1:]) <= (width or 180)
         text = to_text(lines)
         assert "more classes" in text
-        assert "node n45 is silent: no answer in 40 s" in text
-        assert "not read: ranks 360-383" in text
+        assert has_parts(text, "node n45", silent[0]["why"], "ranks 360-383")
 
 
 @pytest.mark.parametrize(
@@ -86,8 +81,8 @@ def test_the_report_stays_readable_at_any_size(
     assert set("".join(grid)) >= set("AB!" if cause == "loader" else "ABCD")
 
 
-def test_the_grid_shows_who_stands_where(recorded: Callable[..., Evidence]) -> None:
-    lines = to_lines(evidence := recorded("deepspeed-skip-5", "tp=2,pp=2,dp=2"), judge(evidence), 80)
+def test_the_grid_shows_who_stands_where() -> None:
+    lines = to_lines(evidence := recorded_evidence("deepspeed-skip-5", "tp=2,pp=2,dp=2"), judge(evidence), 80)
     assert [line.text for line in lines if line.role == "grid"] == ["  pp0  BC AA", "  pp1  D! AA"]
 
 
@@ -102,25 +97,23 @@ def test_a_letter_for_many_ranks_is_that_of_the_most_unusual() -> None:
     assert [name for name, _ in make_text_grid(None, marks, columns=40, max_rows=4).rows] == ["0", "64", "128", "192"]
 
 
-def test_a_class_says_ranks_nodes_and_what_they_share(make_evidence: MakeEvidence, make_rank: MakeRank) -> None:
-    ranks = [make_rank(rank, "a@/src/p.py:1" if rank < 4 else "b@/src/p.py:2") for rank in range(8)]
+def test_a_class_says_ranks_nodes_and_what_they_share() -> None:
+    ranks = [rank_of(rank, "a@/src/p.py:1" if rank < 4 else "b@/src/p.py:2") for rank in range(8)]
     text = report(make_evidence(ranks, "tp=2,pp=2,dp=2"))
     assert "A 4 ranks: 0-3  n[0-1]  pp0" in text
     assert "B 4 ranks: 4-7  n[2-3]  pp1" in text
 
 
-def test_the_suspects_class_is_shown_even_when_it_is_the_smallest(
-    make_evidence: MakeEvidence, make_rank: MakeRank
-) -> None:
-    peers = [make_rank(rank, f"wait@/src/p.py:{rank // 10}", wchan="x") for rank in range(100)]
-    ranks = [*peers[:99], make_rank(99, "load@/src/q.py:1", state="T")]
+def test_the_suspects_class_is_shown_even_when_it_is_the_smallest() -> None:
+    peers = [rank_of(rank, f"wait@/src/p.py:{rank // 10}", wchan="x") for rank in range(100)]
+    ranks = [*peers[:99], rank_of(99, "load@/src/q.py:1", state="T")]
     world = "all_reduce@c10d:1 < wait@/src/p.py:"
-    ranks[:99] = [make_rank(rank, f"{world}{rank // 10}") for rank in range(99)]
+    ranks[:99] = [rank_of(rank, f"{world}{rank // 10}") for rank in range(99)]
     assert "1 rank: 99" in report(make_evidence(ranks))
 
 
-def test_the_document_has_the_keys_that_were_promised(recorded: Callable[..., Evidence]) -> None:
-    evidence = recorded("skip-1", "tp=2,dp=2")
+def test_the_document_has_the_keys_that_were_promised() -> None:
+    evidence = recorded_evidence("skip-1", "tp=2,dp=2")
     document = to_document(evidence, judge(evidence))
     keys = ["schema_version", "job", "world_size", "coverage", "ranks", "others", "verdict", "classes"]
     assert list(document) == keys
@@ -147,9 +140,7 @@ def test_the_document_has_the_keys_that_were_promised(recorded: Callable[..., Ev
 
 
 @pytest.mark.parametrize("width", [40, 60, 80, 120])
-def test_a_folded_command_can_be_copied_and_run(
-    make_rank: MakeRank, make_evidence: MakeEvidence, width: int, tmp_path: Path
-) -> None:
+def test_a_folded_command_can_be_copied_and_run(width: int, tmp_path: Path) -> None:
     """A shell takes the lines as they are on the screen, and passes the words on as they were."""
     words = [
         "srun",
@@ -165,7 +156,7 @@ def test_a_folded_command_can_be_copied_and_run(
         "a | b c",
     ]
     remark = "which says whether the kernel has killed somebody"
-    evidence = make_evidence([make_rank(0, "work@/src/train.py:5")])
+    evidence = make_evidence([rank_of(0, "work@/src/train.py:5")])
     conclusion = replace(judge(evidence), next=(f"{shlex.join(words)}  # {remark}",))
     lines = [line.text for line in to_lines(evidence, conclusion, width)]
     first = next(index for index, line in enumerate(lines) if line.startswith("  next "))

@@ -28,30 +28,30 @@ def pair(tmp_path: Path, save_arrays: Callable[..., Path]) -> Callable[..., tupl
     return make
 
 
-def test_few_differing_elements_are_named_by_their_index(pair: Any, diff: Any) -> None:
+def test_few_differing_elements_are_named_by_their_index(pair: Any, diff: Any, check_text: Any) -> None:
     a = np.arange(200, dtype=np.float32).reshape(10, 20)
     b = a.copy()
     b[3, 17] += 1.5
-    assert "in v: 1 element at [3, 17], " in diff(*pair({"w": a, "v": a}, {"w": b, "v": b})).text
+    one = diff(*pair({"w": a, "v": a}, {"w": b, "v": b})).text
     b[7, 2] -= 9
     answer = diff(*pair({"w": a, "v": a}, {"w": b, "v": b}), "--json").document["different"][0]
     assert (answer["first_at"], answer["worst_at"]) == ([3, 17], [7, 2])
-    assert "2 elements (the first at [3, 17])" in diff(*pair({"w": a, "v": a}, {"w": b, "v": b})).text
+    check_text(one, diff(*pair({"w": a, "v": a}, {"w": b, "v": b})).text)
 
 
 def test_equal_checkpoints_are_equal_to_the_bit(tmp_path: Path, tiny: Any, diff: Any) -> None:
     tiny().write(tmp_path / "a")
     tiny().write(tmp_path / "b")
-    answer = diff(tmp_path / "a", tmp_path / "b")
-    assert answer.code == 0
-    assert answer.text.endswith("all equal, bit for bit.\n")
-    document = diff(tmp_path / "a", tmp_path / "b", "--json").document
-    assert (document["schema_version"], document["equal"], document["different"]) == (1, True, [])
+    answer = diff(tmp_path / "a", tmp_path / "b", "--json")
+    document = answer.document
+    assert (answer.code, document["schema_version"], document["equal"], document["different"]) == (0, 1, True, [])
     # Per model-parallel rank 14 or 7 tensors of 16 bits, 21 fp32 tensors cut over 2 dp ranks, 2 steps each, one RNG.
     assert document["compared"] > 100
 
 
-def test_dumps_name_the_stage_and_every_rank_of_it(tmp_path: Path, save_arrays: Any, diff: Any) -> None:
+def test_dumps_name_the_stage_and_every_rank_of_it(
+    tmp_path: Path, save_arrays: Any, diff: Any, check_text: Any
+) -> None:
     weights = {"0.w": np.ones((4, 4), np.float32), "tied_modules.embed.norm.weight": np.full(8, 0.9961, np.float32)}
     for side, when in (("a", "step-000005-after"), ("b", "step-000006-before")):
         for rank, metadata in RANKS:
@@ -61,12 +61,7 @@ def test_dumps_name_the_stage_and_every_rank_of_it(tmp_path: Path, save_arrays: 
             save_arrays(tmp_path / side / when / f"rank-{rank:04d}.safetensors", arrays, metadata)
     answer = diff(tmp_path / "a/step-000005-after", tmp_path / "b/step-000006-before")
     assert answer.code == 1
-    first, second = (line for line in answer.text.splitlines() if "equal." in line or "is reset" in line)
-    assert first.endswith("12 equal. 1 (in 4 places) differs, all on pp1; 8 values compared, all equal.")
-    assert second == (
-        "tied_modules.embed.norm.weight is reset to its default 1 in B (was 0.9961 everywhere: never trained, moved by "
-        "weight decay only) (pp1)"
-    )
+    check_text(answer.text)
     document = diff(tmp_path / "a", tmp_path / "b", "--json").document
     assert [entry["coordinate"] for entry in document["different"]] == [
         {"pp": 1, "tp": tp, "dp": dp} for dp in range(2) for tp in range(2)
@@ -108,15 +103,13 @@ def test_each_kind_is_told_apart(pair: Any, diff: Any) -> None:
     json.loads(answer.result.stdout, parse_constant=pytest.fail)
 
 
-@pytest.mark.parametrize(("sides", "where"), [("ab", "B"), ("ba", "A")])
-def test_a_nan_is_said_before_what_the_other_numbers_are(pair: Any, diff: Any, sides: str, where: str) -> None:
+@pytest.mark.parametrize("sides", ["ab", "ba"])
+def test_a_nan_is_said_before_what_the_other_numbers_are(pair: Any, diff: Any, check_text: Any, sides: str) -> None:
     """All numbers of both sides are 1, the default of a norm: still, what differs is the NaN."""
     ones, with_nan = np.ones((4, 4), np.float32), np.ones((4, 4), np.float32)
     with_nan[1, 2] = np.nan
     a, b = (ones, with_nan) if sides == "ab" else (with_nan, ones)
-    answer = diff(*pair({"w": a}, {"w": b}))
-    assert f"w is NaN in {where} where the other side has numbers" in answer.text.splitlines()
-    assert "default" not in answer.text
+    check_text(diff(*pair({"w": a}, {"w": b})).text)
 
 
 @pytest.mark.parametrize("value", ["nan", "inf", "-1"])
@@ -125,25 +118,26 @@ def test_a_tolerance_is_a_distance(pair: Any, diff: Any, value: str) -> None:
     assert diff(*sides, "--tolerance", value).code == 2
 
 
-def test_permuted_shards_are_found_by_their_bits(tmp_path: Path, save_arrays: Any, diff: Any) -> None:
+def test_permuted_shards_are_found_by_their_bits(tmp_path: Path, save_arrays: Any, diff: Any, check_text: Any) -> None:
     values = [np.random.default_rng(rank).standard_normal((3, 5)).astype(np.float32) for rank in range(8)]
     for rank, metadata in RANKS:
         save_arrays(tmp_path / f"a/rank-{rank:04d}.safetensors", {"w": values[rank]}, metadata)
         save_arrays(tmp_path / f"b/rank-{rank:04d}.safetensors", {"w": values[rank ^ 1]}, metadata)
     document = diff(tmp_path / "a", tmp_path / "b", "--json").document
     assert {entry["likely"] for entry in document["different"]} == {"permuted shards"}
-    assert document["findings"][0]["claim"].startswith("w holds in B what dp0 pp0 tp1 holds in A")
+    assert document["findings"][0]["tensors"] == ["w"]
+    check_text(document["findings"][0]["claim"])
 
 
-def test_one_tp_rank_apart_is_named(tmp_path: Path, save_arrays: Any, diff: Any) -> None:
+def test_one_tp_rank_apart_is_named(tmp_path: Path, save_arrays: Any, diff: Any, check_text: Any) -> None:
     values = np.random.default_rng(0).standard_normal(50).astype(np.float32)
     for rank, metadata in RANKS:
         save_arrays(tmp_path / f"a/rank-{rank:04d}.safetensors", {"w": values}, metadata)
         drifted = values + (0.01 * values**2 if metadata["tp"] == "1" else 0)
         save_arrays(tmp_path / f"b/rank-{rank:04d}.safetensors", {"w": drifted.astype(np.float32)}, metadata)
-    answer = diff(tmp_path / "a", tmp_path / "b")
-    assert "1 (in 4 places) differs, all on tp1; " in answer.text
-    assert "w differs on tp1 only (tp1)" in answer.text
+    check_text(diff(tmp_path / "a", tmp_path / "b").text)
+    different = diff(tmp_path / "a", tmp_path / "b", "--json").document["different"]
+    assert [entry["coordinate"]["tp"] for entry in different] == [1] * 4
 
 
 def test_masters_and_moments_can_be_left_out_by_the_names_that_the_answer_shows(
@@ -156,14 +150,15 @@ def test_masters_and_moments_can_be_left_out_by_the_names_that_the_answer_shows(
             roles["exp_avg"] *= 1.5
     other.write(tmp_path / "b")
     paths = (tmp_path / "a", tmp_path / "b")
-    answer = diff(*paths)
-    assert answer.code == 1 and "differ, on every rank" in answer.text.splitlines()[0]
+    answer = diff(*paths, "--json")
+    assert answer.code == 1
+    assert {(e["coordinate"]["pp"], e["coordinate"]["tp"]) for e in answer.document["different"]} == set(other.state)
     assert diff(*paths, "--exclude", "exp_avg$").code == 0
     document = diff(*paths, "--include", "exp_avg", "--json").document
     assert {entry["role"] for entry in document["different"]} == {"exp_avg"}
 
 
-def test_a_restarted_and_a_lost_optimizer_are_named(tmp_path: Path, tiny: Any, diff: Any) -> None:
+def test_a_restarted_and_a_lost_optimizer_are_named(tmp_path: Path, tiny: Any, diff: Any, check_text: Any) -> None:
     tiny().write(tmp_path / "a")
     restarted = tiny(optimizer_step=1.0)
     for params in restarted.state.values():
@@ -172,13 +167,12 @@ def test_a_restarted_and_a_lost_optimizer_are_named(tmp_path: Path, tiny: Any, d
     restarted.write(tmp_path / "b")
     document = diff(tmp_path / "a", tmp_path / "b", "--json").document
     claims = {finding["pattern"]: finding["claim"] for finding in document["findings"]}
-    assert claims["optimizer step restarted"].startswith("the optimizer's step is 20 in A and 1 in B (every rank")
-    assert "zero in B: the optimizer state was lost" in claims["optimizer state lost"]
+    check_text(claims["optimizer step restarted"], claims["optimizer state lost"])
     masters = [entry for entry in document["different"] if entry["role"] == "fp32"]
     assert not masters
 
 
-def test_other_steps_are_said_to_be_other_steps(tmp_path: Path, tiny: Any, diff: Any) -> None:
+def test_other_steps_are_said_to_be_other_steps(tmp_path: Path, tiny: Any, diff: Any, check_text: Any) -> None:
     tiny(step=20).write(tmp_path / "a")
     later = tiny(step=30)
     for params in later.state.values():
@@ -187,11 +181,9 @@ def test_other_steps_are_said_to_be_other_steps(tmp_path: Path, tiny: Any, diff:
             roles["exp_avg"] *= 2
             roles["exp_avg_sq"] *= 4
     later.write(tmp_path / "b")
-    answer = diff(tmp_path / "a", tmp_path / "b")
+    answer = diff(tmp_path / "a", tmp_path / "b", "--json")
     assert answer.code == 1
-    assert answer.text.splitlines()[1] == "A is at step 20, B at step 30: the run trained in between"
-    assert "gradients" not in answer.text
-    assert "optimizer's step" not in answer.text
+    check_text(*(f"{finding['pattern']}: {finding['claim']}" for finding in answer.document["findings"]))
 
 
 def test_a_torch_folder_against_a_safetensors_folder(tmp_path: Path, save_arrays: Any, diff: Any) -> None:
@@ -222,7 +214,7 @@ def test_tolerance_include_and_exclude(pair: Any, diff: Any) -> None:
     assert diff(*paths, "--tolerance", "1e-3", "--exclude", "^far").code == 0
     assert diff(*paths, "--include", "far", "--json").document["compared"] == 1
     wrong = diff(*paths, "--include", "(")
-    assert (wrong.code, wrong.talk.startswith("error: --include: '(' is not a valid regular expression")) == (2, True)
+    assert (wrong.code, "--include: '('" in wrong.talk) == (2, True)
 
 
 def damaged(folder: Path, what: str) -> str:
@@ -268,39 +260,24 @@ def test_a_missing_tensor_is_named(tmp_path: Path, tiny: Any, diff: Any) -> None
     held = torch.load(path)
     del held["ln.weight"]
     torch.save(held, path)
-    answer = diff(tmp_path / "a", tmp_path / "b")
-    assert answer.code == 1
-    assert "2.ln.weight is missing in B (pp1 tp0)" in answer.text
+    (entry,) = diff(tmp_path / "a", tmp_path / "b", "--json").document["different"]
+    place = {"pp": 1, "tp": 0, "dp": None}
+    assert (entry["tensor"], entry["kind"], entry["coordinate"]) == ("2.ln.weight", "missing", place)
 
 
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda folder: folder / "nowhere", "no such file or folder"),
-        (lambda folder: folder, "not a checkpoint (it is empty)"),
-        (lambda folder: Path("/dev/null"), "not a weights file"),
-    ],
-)
-def test_what_is_no_checkpoint_is_one_clear_error(
-    tmp_path: Path, pair: Any, diff: Any, make: Callable[[Path], Path], message: str
-) -> None:
-    good, _ = pair({"w": np.zeros(2)}, {"w": np.zeros(2)})
-    empty = tmp_path / "empty"
-    empty.mkdir()
-    answer = diff(good, make(empty))
-    assert answer.code == 4
-    assert answer.talk.startswith("error: ")
-    assert message in answer.talk
-    assert not answer.text
+@pytest.mark.parametrize("other", ["nowhere", "empty", "/dev/null"])
+def test_what_is_no_checkpoint_is_one_clear_error(tmp_path: Path, save_arrays: Any, diff: Any, other: str) -> None:
+    (tmp_path / "empty").mkdir()
+    answer = diff(save_arrays(tmp_path / "a.safetensors", {"w": np.zeros(2)}), tmp_path / other)
+    assert (answer.code, answer.text) == (4, "")
+    assert answer.talk.startswith(f"error: {tmp_path / other}: ") and answer.talk.count("error: ") == 1
 
 
-def test_sides_with_nothing_in_common_are_an_error(pair: Any, diff: Any) -> None:
+def test_sides_with_nothing_in_common_are_an_error(pair: Any, diff: Any, check_text: Any) -> None:
     answer = diff(*pair({"w": np.zeros(2)}, {"v": np.zeros(2)}))
-    assert answer.code == 4
-    assert "have no tensor in common" in answer.talk
-    assert "hint: A contains w, B contains v" in answer.talk
     nothing = diff(*pair({"w": np.zeros(2)}, {"w": np.zeros(2)}), "--include", "x")
-    assert (nothing.code, "no tensor is left to compare" in nothing.talk) == (4, True)
+    assert (answer.code, nothing.code) == (4, 4)
+    check_text(answer.talk, nothing.talk)
 
 
 def test_a_run_stands_for_its_latest_checkpoint(tmp_path: Path, tiny: Any, diff: Any) -> None:
@@ -309,6 +286,7 @@ def test_a_run_stands_for_its_latest_checkpoint(tmp_path: Path, tiny: Any, diff:
     assert diff(tmp_path / "run", tmp_path / "run/checkpoints").code == 0
 
 
+@pytest.mark.slow
 def test_without_numpy_equal_is_equal_and_different_asks_for_it(tmp_path: Path, tiny: Any) -> None:
     tiny().write(tmp_path / "a")
     different = tiny()
@@ -329,8 +307,7 @@ def test_without_numpy_equal_is_equal_and_different_asks_for_it(tmp_path: Path, 
     assert run("a", "a").returncode == 0
     for answer in (run("a", "b"), run("--audit", "a")):
         assert answer.returncode == 1
-        assert "but numpy, which measures by how much, is not installed" in answer.stderr
-        assert "hint: pip install numpy xxhash" in answer.stderr
+        assert "numpy" in answer.stderr and "pip install" in answer.stderr
 
 
 def test_the_document_has_the_published_keys(pair: Any, diff: Any) -> None:
@@ -348,6 +325,7 @@ def test_the_document_has_the_published_keys(pair: Any, diff: Any) -> None:
     assert (document["schema_version"], document["different"][0]["coordinate"]) == (1, None)
 
 
+@pytest.mark.slow
 def test_neither_torch_nor_numpy_is_loaded_for_equal_weights(tmp_path: Path, tiny: Any) -> None:
     tiny().write(tmp_path / "a")
     different = tiny()
@@ -358,12 +336,12 @@ def test_neither_torch_nor_numpy_is_loaded_for_equal_weights(tmp_path: Path, tin
         "from click.testing import CliRunner\n"
         "from bigsci_launch.cli.main import bsl\n"
         "result = CliRunner().invoke(bsl, ['diff-weights', *sys.argv[1:], '--json'])\n"
-        "print(result.exit_code, *(name in sys.modules for name in ('torch', 'numpy', 'rich', 'safetensors')))\n"
+        "print(result.exit_code, *sorted({'torch', 'numpy', 'rich', 'safetensors'} & set(sys.modules)))\n"
     )
 
-    def loaded(b: str) -> str:
+    def loaded(b: str) -> list[str]:
         command = [sys.executable, "-c", code, str(tmp_path / "a"), str(tmp_path / b)]
-        return subprocess.run(command, capture_output=True, text=True, timeout=60, env=dict(os.environ)).stdout.strip()
+        return subprocess.run(command, capture_output=True, text=True, timeout=60, env=dict(os.environ)).stdout.split()
 
-    assert loaded("a") == "0 False False False False"
-    assert loaded("b") == "1 False True False False"
+    assert loaded("a") == ["0"]
+    assert loaded("b") == ["1", "numpy"]

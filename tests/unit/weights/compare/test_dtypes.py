@@ -17,7 +17,7 @@ from bigsci_launch.weights.compare.compare import is_equal
 from bigsci_launch.weights.compare.statistics import _chunk, measure
 from bigsci_launch.weights.files.boxes import assemble
 from bigsci_launch.weights.files.elements import as_floats, read_elements
-from bigsci_launch.weights.files.mapped import FilePool
+from bigsci_launch.weights.files.pool import FilePool
 from bigsci_launch.weights.files.small_floats import ordered_codes
 from bigsci_launch.weights.files.tensors import NOWHERE, Chunk, Segment, StoredTensor
 

@@ -14,7 +14,7 @@ from hypothesis.extra import numpy as hnp
 
 from bigsci_launch.weights.compare.statistics import CHUNK, NOTHING, Statistics, _chunk, measure
 from bigsci_launch.weights.files.elements import as_floats, round_to
-from bigsci_launch.weights.files.mapped import FilePool
+from bigsci_launch.weights.files.pool import FilePool
 from bigsci_launch.weights.files.tensors import NOWHERE, StoredTensor
 from bigsci_launch.weights.formats.safetensors_file import read_safetensors
 

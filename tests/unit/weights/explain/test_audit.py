@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import zipfile
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import torch
 from bigsci_launch.weights.explain.causes import cause_of_constant
 from bigsci_launch.weights.explain.health import is_exempt_by_name
 from bigsci_launch.weights.match.sharding import ShardingHints, is_replicated
+from tests.support.texts import has_parts
 
 TIED = "tied_modules.embed.weight"
 
@@ -41,73 +43,63 @@ def test_a_healthy_checkpoint_has_no_finding(
     assert document["compared"] > 10
 
 
-def test_tied_gradients_that_are_not_reduced(tmp_path: Path, tiny: Any, diff: Any) -> None:
+Roles = dict[str, torch.Tensor]
+
+
+def other_gradients(roles: Roles) -> None:
+    roles["fp32"] += 0.1
+    roles["exp_avg"].normal_(generator=torch.Generator().manual_seed(99))
+
+
+def unclipped(roles: Roles, squared: float) -> None:
+    roles["fp32"] += 0.1
+    roles["exp_avg"] *= 3 + 0.5 * torch.rand(roles["exp_avg"].shape, generator=torch.Generator().manual_seed(1))
+    roles["exp_avg_sq"] *= squared
+
+
+def halved(roles: Roles) -> None:
+    roles["fp32"] += 0.1
+    roles["exp_avg"] /= 2
+    roles["exp_avg_sq"] /= 4
+
+
+def drifted(roles: Roles) -> None:
+    for value in roles.values():
+        value += 0.5
+
+
+APART: dict[str, tuple[str, Callable[[Roles], object]]] = {
+    "other gradients": ("tied copies apart: not reduced", other_gradients),
+    "not clipped": ("tied copies apart: clipped on one side", partial(unclipped, squared=10)),
+    "not clipped, at first": ("tied copies apart: clipped on one side", partial(unclipped, squared=180)),
+    "one factor at all steps": ("tied copies apart: scaled", halved),
+    "masters alone": ("tied copies apart: set apart", lambda roles: roles["fp32"].add_(1)),
+    "replicas": ("tp replicas apart: not reduced", drifted),
+}
+
+
+@pytest.mark.parametrize("how", APART)
+def test_copies_that_moved_apart(tmp_path: Path, tiny: Any, diff: Any, check_text: Any, how: str) -> None:
+    pattern, change = APART[how]
+    names, axis = ({TIED}, "pp") if pattern.startswith("tied") else ({"1.ln.weight", "2.down.bias"}, "tp")
     checkpoint = tiny()
-
-    def other_gradients(roles: dict[str, torch.Tensor]) -> None:
-        generator = torch.Generator().manual_seed(99)
-        roles["fp32"] += 0.1
-        roles["exp_avg"].normal_(generator=generator)
-
-    set_apart(checkpoint, TIED, other_gradients, pp=1)
+    for name in names:
+        set_apart(checkpoint, name, change, **{axis: 1})
     checkpoint.write(tmp_path)
     code, findings, document = audit(diff, tmp_path)
-    assert code == 1
-    (claim,) = findings.values()
-    assert claim.startswith(f"{TIED} (pp1) differs from its tied copy on pp0: ")
-    assert "different gradients (cos " in claim
-    assert "not reduced over pp" in claim
-    assert {entry["relation"] for entry in document["different"]} == {"tied copies", "16-bit and its master"}
-    assert {entry["coordinate"]["pp"] for entry in document["different"]} == {1}
-
-
-@pytest.mark.parametrize("squared", [10, 180])
-def test_clipping_on_one_side(tmp_path: Path, tiny: Any, diff: Any, squared: float) -> None:
-    checkpoint = tiny()
-
-    def unclipped(roles: dict[str, torch.Tensor]) -> None:
-        roles["fp32"] += 0.1
-        roles["exp_avg"] *= 3 + 0.5 * torch.rand(roles["exp_avg"].shape, generator=torch.Generator().manual_seed(1))
-        roles["exp_avg_sq"] *= squared
-
-    set_apart(checkpoint, TIED, unclipped, pp=1)
-    checkpoint.write(tmp_path)
-    _, findings, _ = audit(diff, tmp_path)
-    assert list(findings) == ["tied copies apart: clipped on one side"]
-    (claim,) = findings.values()
-    assert "same direction, different length (cos 1.00, |m| x3." in claim
-    assert "one copy was clipped (pp0), the other not (pp1)" in claim
-
-
-def test_one_factor_at_all_steps_is_a_scaling(tmp_path: Path, tiny: Any, diff: Any) -> None:
-    checkpoint = tiny()
-
-    def halved(roles: dict[str, torch.Tensor]) -> None:
-        roles["fp32"] += 0.1
-        roles["exp_avg"] /= 2
-        roles["exp_avg_sq"] /= 4
-
-    set_apart(checkpoint, TIED, halved, pp=1)
-    checkpoint.write(tmp_path)
-    _, findings, _ = audit(diff, tmp_path)
-    assert "the same gradients multiplied by 0.5 on pp1" in findings["tied copies apart: scaled"]
-
-
-def test_masters_set_apart_with_equal_moments(tmp_path: Path, tiny: Any, diff: Any) -> None:
-    checkpoint = tiny()
-    set_apart(checkpoint, TIED, lambda roles: roles["fp32"].add_(1), pp=1)
-    checkpoint.write(tmp_path)
-    _, findings, _ = audit(diff, tmp_path)
-    assert "equal moments" in findings["tied copies apart: set apart"]
+    assert (code, list(findings)) == (1, [pattern])
+    assert {(entry["tensor"], entry["coordinate"][axis]) for entry in document["different"]} == {(n, 1) for n in names}
+    assert f"{'tied copies' if axis == 'pp' else 'tp replicas'}" in {e["relation"] for e in document["different"]}
+    check_text(*findings.values())
 
 
 @pytest.mark.parametrize("decay", [0.1, 0.0])
-def test_a_passenger_of_the_tied_module(tmp_path: Path, tiny: Any, diff: Any, decay: float) -> None:
+def test_a_passenger_of_the_tied_module(tmp_path: Path, tiny: Any, diff: Any, check_text: Any, decay: float) -> None:
     name = "tied_modules.embed.norm.weight"
     checkpoint = tiny(weight_decay_of_norms=decay)
     left = math.prod([1 - 1e-3 * decay] * 20)
     for (pp, _), params in checkpoint.state.items():
-        trained = {role: torch.rand(8) + 1 for role in ("fp32", "exp_avg", "exp_avg_sq")}
+        trained = {role: torch.arange(8) / 9 + 1 for role in ("fp32", "exp_avg", "exp_avg_sq")}
         idle = {"fp32": torch.full((8,), left), "exp_avg": torch.zeros(8), "exp_avg_sq": torch.zeros(8)}
         params[name] = trained if pp == 0 else idle
     shapes = checkpoint.shapes
@@ -116,24 +108,7 @@ def test_a_passenger_of_the_tied_module(tmp_path: Path, tiny: Any, diff: Any, de
         checkpoint.state[0, tp][name] = checkpoint.state[0, 0][name]
     checkpoint.write(tmp_path)
     _, findings, _ = audit(diff, tmp_path)
-    claim = findings["untied passenger"]
-    assert claim.startswith(f"{name} (pp1) differs from its tied copy on pp0")
-    assert "the copy on pp1 has no gradient" in claim
-    assert ("moved by weight decay only: 0.998 is (1 - lr x 0.1) ^ 20" in claim) == (decay > 0)
-    assert ("never left its initial 1" in claim) == (decay == 0)
-    assert "no file of 16-bit weights contains it" in claim
-
-
-def test_replicas_over_tp_that_drift(tmp_path: Path, tiny: Any, diff: Any) -> None:
-    checkpoint = tiny()
-    for name in ("1.ln.weight", "2.down.bias"):
-        set_apart(checkpoint, name, lambda roles: [value.add_(0.5) for value in roles.values()] and None, tp=1)
-    checkpoint.write(tmp_path)
-    _, findings, document = audit(diff, tmp_path)
-    claim = findings["tp replicas apart: not reduced"]
-    assert claim.startswith("1.ln.weight, 2.down.bias (tp1) differ between tp ranks")
-    assert "not reduced over tp" in claim
-    assert {entry["tensor"] for entry in document["different"]} == {"1.ln.weight", "2.down.bias"}
+    check_text(findings["untied passenger"])
 
 
 def test_a_weight_that_is_not_its_rounded_master(tmp_path: Path, tiny: Any, diff: Any) -> None:
@@ -143,22 +118,18 @@ def test_a_weight_that_is_not_its_rounded_master(tmp_path: Path, tiny: Any, diff
     checkpoint.layers[2, 0, "up.weight"] = weight
     checkpoint.write(tmp_path)
     _, findings, document = audit(diff, tmp_path)
-    (claim,) = findings.values()
-    assert claim.startswith("2.up.weight (pp1 tp0) is not equal to its rounded fp32 master")
+    ((pattern, claim),) = findings.items()
+    assert (pattern, claim.partition(" ")[0]) == ("16-bit and its master apart", "2.up.weight")
     (entry,) = document["different"]
     assert (entry["max_ulp"], entry["fraction"], entry["coordinate"]) == (1, 1 / 128, {"pp": 1, "tp": 0, "dp": None})
 
 
-def test_a_lost_optimizer_step(tmp_path: Path, tiny: Any, diff: Any) -> None:
+def test_a_lost_optimizer_step(tmp_path: Path, tiny: Any, diff: Any, check_text: Any) -> None:
     tiny(optimizer_step=3.0).write(tmp_path)
-    _, findings, _ = audit(diff, tmp_path)
-    assert findings["optimizer step restarted"] == (
-        "the optimizer's step is 3 (every rank), the checkpoint's is 20: lost on load, so Adam's bias "
-        "correction restarted"
-    )
+    check_text(audit(diff, tmp_path)[1]["optimizer step restarted"])
 
 
-def test_a_norm_in_the_weight_decay_group(tmp_path: Path, tiny: Any, diff: Any) -> None:
+def test_a_norm_in_the_weight_decay_group(tmp_path: Path, tiny: Any, diff: Any, check_text: Any) -> None:
     class Misgrouped(tiny):  # type: ignore[misc, valid-type]
         def _groups(self, params: dict[str, Any]) -> list[list[str]]:
             decayed, plain = super()._groups(params)
@@ -166,10 +137,7 @@ def test_a_norm_in_the_weight_decay_group(tmp_path: Path, tiny: Any, diff: Any) 
             return [[*decayed, *wrong], [name for name in plain if name not in wrong]]
 
     Misgrouped().write(tmp_path)
-    _, findings, _ = audit(diff, tmp_path)
-    assert findings["norm in the weight-decay group"].startswith(
-        "2.ln.weight is in the weight-decay group (pp1), but other norms and biases are not"
-    ) or findings["norm in the weight-decay group"].startswith("2.ln.weight is in the weight-decay group (")
+    check_text(audit(diff, tmp_path)[1]["norm in the weight-decay group"])
 
 
 def test_decay_for_all_is_a_choice(tmp_path: Path, tiny: Any, diff: Any) -> None:
@@ -184,7 +152,7 @@ def test_numbers_that_are_none(tmp_path: Path, tiny: Any, diff: Any, value: floa
     checkpoint.write(tmp_path)
     code, findings, _ = audit(diff, tmp_path)
     assert code == 1
-    assert findings["NaN"].startswith("1.up.bias exp_avg contains 1 NaN or infinite elements (pp0 tp1")
+    assert has_parts(findings["NaN"], "1.up.bias exp_avg", " 1 ", "pp0 tp1")
 
 
 @pytest.mark.parametrize(
@@ -205,11 +173,10 @@ def test_one_corrupted_byte(tmp_path: Path, tiny: Any, diff: Any, victim: str) -
     code, findings, _ = audit(diff, tmp_path / "b")
     assert code == 1
     assert victim in findings["corrupted bytes"]
-    assert "do not match the checksum written with them" in findings["corrupted bytes"]
     document = diff(folder, tmp_path / "b", "--json").document
     (entry,) = document["different"]
     assert entry["likely"] == "corrupted byte"
-    assert "differs in one byte of element" in document["findings"][0]["claim"]
+    assert document["findings"][0]["pattern"] == "corrupted byte"
 
 
 def test_copies_over_dp_and_pp_in_dumps(tmp_path: Path, diff: Any, save_arrays: Any) -> None:
@@ -279,36 +246,33 @@ def test_an_audit_lists_what_it_does_not_read(tmp_path: Path, diff: Any) -> None
                 if info.filename.endswith("data.pkl")
                 else data,
             )
-    answer = diff("--audit", tmp_path / "w.pt")
+    answer = diff("--audit", tmp_path / "w.pt", "--json")
     assert answer.code == 4
-    assert "not read: past (a reference)" in answer.text
-    assert answer.text.splitlines()[-1].endswith("1 entry not read.")
+    assert [(entry["entry"], entry["type"]) for entry in answer.document["not_read"]] == [("past", "a reference")]
 
 
-@pytest.mark.parametrize(("constant", "words"), [(1.01, "0.1 cannot make 1.01 of an initial 1"), (-0.5, "cannot make")])
-def test_weight_decay_only_shrinks(tmp_path: Path, tiny: Any, diff: Any, constant: float, words: str) -> None:
+@pytest.mark.parametrize("constant", [1.01, -0.5])
+def test_weight_decay_only_shrinks(tmp_path: Path, tiny: Any, diff: Any, check_text: Any, constant: float) -> None:
     name = "tied_modules.embed.norm.weight"
     checkpoint = tiny(tp=1, weight_decay_of_norms=0.1)
     for (pp, _), params in checkpoint.state.items():
         idle = {"fp32": torch.full((8,), constant), "exp_avg": torch.zeros(8), "exp_avg_sq": torch.zeros(8)}
-        params[name] = {role: torch.rand(8) + 1 for role in idle} if pp == 0 else idle
+        params[name] = {role: torch.arange(8) / 9 + 1 for role in idle} if pp == 0 else idle
     shapes = checkpoint.shapes
     checkpoint.shapes = lambda pp: {**shapes(pp), name: (8,)}
     checkpoint.write(tmp_path)
-    _, findings, _ = audit(diff, tmp_path)
-    assert words in findings["untied passenger"] and "weight decay only" not in findings["untied passenger"]
+    check_text(audit(diff, tmp_path)[1]["untied passenger"])
 
 
 @pytest.mark.parametrize(
-    ("constant", "cause", "words"),
+    ("constant", "cause"),
     [
-        (1.0, "never trained", "never trained"),
-        (0.98, "decay only", "moved by weight decay only"),
-        (1.01, "set apart", "cannot make"),
-        (-0.98, "set apart", "cannot make"),
-        (math.nan, "set apart", "cannot make"),
+        (1.0, "never trained"),
+        (0.98, "decay only"),
+        (1.01, "set apart"),
+        (-0.98, "set apart"),
+        (math.nan, "set apart"),
     ],
 )
-def test_a_constant_whose_moments_are_not_known(constant: float, cause: str, words: str) -> None:
-    found = cause_of_constant("pp1", constant)
-    assert found.name == cause and words in found.words
+def test_a_constant_whose_moments_are_not_known(constant: float, cause: str) -> None:
+    assert cause_of_constant("pp1", constant).name == cause

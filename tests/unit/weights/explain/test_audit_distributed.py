@@ -12,6 +12,8 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 
+from tests.support.texts import has_parts
+
 pytestmark = pytest.mark.filterwarnings("ignore")
 NAMES = ("0.weight", "0.bias", "2.weight")
 
@@ -66,10 +68,7 @@ def test_bytes_that_do_not_match_their_checksum(tmp_path: Path, diff: Any) -> No
     flip(folder, "history.1", torch.full((5,), 2.5).numpy().tobytes())
     code, (claim,) = findings(diff, folder)
     assert code == 1
-    assert claim.startswith("__0_0.distcp: the bytes of ")
-    assert "model.0.weight" in claim
-    assert "history.1" in claim
-    assert "do not match the checksum written with them" in claim
+    assert has_parts(claim, "__0_0.distcp", "model.0.weight", "history.1")
 
 
 def open_entry(folder: Path, name: str) -> Any:
@@ -92,33 +91,24 @@ def test_files_that_no_entry_uses_are_named_and_are_no_fault(tmp_path: Path, dif
         (folder / name).write_bytes(b"of an earlier save with more ranks")
     code, (claim,) = findings(diff, folder)
     assert code == 0
-    assert claim.startswith("__1_0.distcp, __2_0.distcp, __3.metadata are in the folder, but no entry of the metadata")
+    assert claim.startswith("__1_0.distcp, __2_0.distcp, __3.metadata ")
 
 
 @pytest.mark.parametrize(
-    ("steps", "said"),
+    "steps",
     [
-        (
-            {"0.bias": torch.tensor(3.0)},
-            "in optimizer.state, the step of 0.bias is 3, that of 2 other parameters 10: lost on load, or without a "
-            "gradient in some steps",
-        ),
-        (
-            {"0.bias": torch.tensor(11.0)},
-            "in optimizer.state, the step of 0.bias is 11, that of 2 other parameters 10",
-        ),
-        (
-            {"0.bias": 3, "0.weight": 10, "2.weight": 10},
-            "in optimizer.state, the step of 0.bias is 3, that of 2 other parameters 10: lost on load, or without a "
-            "gradient in some steps",
-        ),
+        {"0.bias": torch.tensor(3.0)},
+        {"0.bias": torch.tensor(11.0)},
+        {"0.bias": 3, "0.weight": 10, "2.weight": 10},
     ],
     ids=["behind", "ahead", "plain numbers"],
 )
 def test_a_step_that_is_not_that_of_the_other_parameters(
-    tmp_path: Path, diff: Any, steps: dict[str, Any], said: str
+    tmp_path: Path, diff: Any, check_text: Any, steps: dict[str, Any]
 ) -> None:
-    assert findings(diff, write(tmp_path / "a", steps)) == (1, [said])
+    code, claims = findings(diff, write(tmp_path / "a", steps))
+    assert code == 1
+    check_text(*claims)
 
 
 def of_steps(folder: Path, steps: dict[str, float]) -> Path:
@@ -132,31 +122,30 @@ def experts(*steps: float, of: str = "layers.0.moe.experts") -> dict[str, float]
     return {f"{of}.{index}.{name}": step for index, step in enumerate(steps) for name in ("w1", "w2")}
 
 
-def test_experts_without_a_token_are_named_and_are_no_fault(tmp_path: Path, diff: Any) -> None:
+def test_experts_without_a_token_are_named_and_are_no_fault(tmp_path: Path, diff: Any, check_text: Any) -> None:
     folder = of_steps(tmp_path / "a", {"norm": 10.0, **experts(7.0, 7.0, 9.0, 10.0)})
     code, (claim,) = findings(diff, folder)
     assert code == 0
-    assert claim.startswith("in optimizer.state, the step of layers.0.moe.experts.0.w1, layers.0.moe.experts.0.w2, ")
-    assert claim.endswith("is 7 to 9, that of other parameters 10: these are experts, which do no step without a token")
+    check_text(claim)
 
 
 @pytest.mark.parametrize(
-    ("steps", "said"),
+    "steps",
     [
-        ({**experts(7.0), "norm": 10.0, "other": 10.0, "router": 7.0}, "the step of router is 7"),
-        ({**experts(11.0), "norm": 10.0}, "the step of layers.0.moe.experts.0.w1, layers.0.moe.experts.0.w2 is 11"),
-        ({**experts(10.0, 10.0), "layers.0.moe.experts.0.w2": 3.0, "norm": 10.0}, "layers.0.moe.experts.0.w2 is 3"),
-        ({**experts(3.0, of="mlp.shared_experts"), "norm": 10.0, "w": 10.0, "v": 10.0}, "mlp.shared_experts.0.w1"),
-        ({"moe.experts.w1": 3.0, "norm": 10.0, "w": 10.0}, "the step of moe.experts.w1 is 3"),
+        {**experts(7.0), "norm": 10.0, "other": 10.0, "router": 7.0},
+        {**experts(11.0), "norm": 10.0},
+        {**experts(10.0, 10.0), "layers.0.moe.experts.0.w2": 3.0, "norm": 10.0},
+        {**experts(3.0, of="mlp.shared_experts"), "norm": 10.0, "w": 10.0, "v": 10.0},
+        {"moe.experts.w1": 3.0, "norm": 10.0, "w": 10.0},
     ],
     ids=["not an expert", "ahead", "half an expert", "shared experts", "all experts in one"],
 )
 def test_other_odd_steps_next_to_experts_are_faults(
-    tmp_path: Path, diff: Any, steps: dict[str, float], said: str
+    tmp_path: Path, diff: Any, check_text: Any, steps: dict[str, float]
 ) -> None:
     code, claims = findings(diff, of_steps(tmp_path / "a", steps))
     assert code == 1
-    assert any(said in claim for claim in claims)
+    check_text(*claims)
 
 
 def test_steps_that_are_left_out_are_not_compared(tmp_path: Path, diff: Any) -> None:
@@ -166,21 +155,20 @@ def test_steps_that_are_left_out_are_not_compared(tmp_path: Path, diff: Any) -> 
 
 
 @pytest.mark.parametrize(
-    ("damage", "said"),
+    ("damage", "part"),
     [
-        (lambda folder: (folder / "__0_0.distcp").unlink(), "__0_0.distcp: missing, but listed in its metadata"),
+        (lambda folder: (folder / "__0_0.distcp").unlink(), "__0_0.distcp: missing"),
         (lambda folder: (folder / "__0_0.distcp").write_bytes(b""), "__0_0.distcp"),
         (lambda folder: (folder / ".metadata").unlink(), ".metadata: missing"),
-        (lambda folder: drop_chunk(folder), "no file has 24 of its 24 elements"),
+        (lambda folder: drop_chunk(folder), "24 of its 24"),
     ],
     ids=["missing file", "short file", "no metadata", "hole"],
 )
-def test_what_is_not_read_is_listed(tmp_path: Path, diff: Any, damage: Callable[[Path], Any], said: str) -> None:
+def test_what_is_not_read_is_listed(tmp_path: Path, diff: Any, damage: Callable[[Path], Any], part: str) -> None:
     folder = write(tmp_path / "a")
     damage(folder)
     answer = diff("--audit", folder)
-    assert answer.code == 4
-    assert said in answer.text
+    assert (answer.code, part in answer.text) == (4, True), answer.text
 
 
 def drop_chunk(folder: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from bigsci_launch.weights.explain.magnitudes import moment_bound
+from tests.support.texts import has_parts
 
 NAME = "2.up.weight"
 BETAS = (0.9, 0.95)
@@ -45,49 +44,29 @@ def test_moments_of_adamw_are_within_its_bound(
     assert audit(diff, tmp_path) == {}
 
 
-@pytest.mark.parametrize("betas", [BETAS, (0.9, 0.999), (0.5, 0.9)])
-def test_the_bound_is_reached_and_never_passed(betas: tuple[float, float]) -> None:
-    """The worst gradients shrink by b1 / b2 for each step that they are older."""
-    bound = moment_bound(betas)
-    assert bound is not None
-    worst = [(betas[0] / betas[1]) ** (400 - step) for step in range(400)]
-    drawn = np.random.default_rng(0).standard_normal(400).tolist()
-    for gradients, share in ((worst, 1.0), (drawn, None)):
-        m = v = 0.0
-        for gradient in gradients:
-            m, v = betas[0] * m + (1 - betas[0]) * gradient, betas[1] * v + (1 - betas[1]) * gradient**2
-            assert abs(m) <= bound * math.sqrt(v) * (1 + 1e-9)
-        assert share is None or abs(m) == pytest.approx(bound * math.sqrt(v), rel=1e-6)
-
-
-def test_betas_that_set_no_bound() -> None:
-    assert moment_bound((0.99, 0.95)) is None and moment_bound(None) is None
-
-
 def set_one(checkpoint: Any, role: str, value: float, name: str = NAME) -> None:
     holder = next(params[name] for params in checkpoint.state.values() if name in params)
     holder[role].view(-1)[13] = value
 
 
 @pytest.mark.parametrize(
-    ("role", "value", "pattern", "words"),
+    ("role", "value", "pattern"),
     [
-        ("exp_avg", 1e34, "absurd magnitude", "has 1 element of 1e+34 at [1, 5] (pp1), which no training leaves"),
-        ("exp_avg_sq", 1e34, "absurd magnitude", "has 1 element of 1e+34 at [1, 5]"),
-        ("fp32", 2.3e35, "absurd magnitude", "2.3e+35"),
-        ("exp_avg_sq", -1e-8, "negative second moment", "below zero"),
-        ("exp_avg", 1e6, "impossible moments", "1 element of 1e+06 at [1, 5] (pp1) too large for the second moment"),
-        ("exp_avg_sq", 0.0, "impossible moments", "too large for the second moment"),
+        ("exp_avg", 1e34, "absurd magnitude"),
+        ("exp_avg_sq", 1e34, "absurd magnitude"),
+        ("fp32", 2.3e35, "absurd magnitude"),
+        ("exp_avg_sq", -1e-8, "negative second moment"),
+        ("exp_avg", 1e6, "impossible moments"),
+        ("exp_avg_sq", 0.0, "impossible moments"),
     ],
 )
 def test_one_element_that_cannot_be(
-    tmp_path: Path, tiny: Any, diff: Any, role: str, value: float, pattern: str, words: str
+    tmp_path: Path, tiny: Any, diff: Any, check_text: Any, role: str, value: float, pattern: str
 ) -> None:
     checkpoint = trained(tiny, tp=1)
     set_one(checkpoint, role, value)
     checkpoint.write(tmp_path)
-    claim = audit(diff, tmp_path)[pattern]
-    assert claim.startswith(NAME) and words in claim
+    check_text(audit(diff, tmp_path)[pattern])
 
 
 def test_moments_of_a_whole_shard_that_were_scaled(tmp_path: Path, tiny: Any, diff: Any) -> None:
@@ -95,8 +74,7 @@ def test_moments_of_a_whole_shard_that_were_scaled(tmp_path: Path, tiny: Any, di
     for roles in checkpoint.state[1, 0].values():
         roles["exp_avg"] *= 100
     checkpoint.write(tmp_path)
-    found = audit(diff, tmp_path)
-    assert "(pp1)" in found["impossible moments"] and "elements up to" in found["impossible moments"]
+    assert "(pp1)" in audit(diff, tmp_path)["impossible moments"]
 
 
 def test_zeroed_second_moments_and_betas_that_are_not_known(tmp_path: Path, tiny: Any, diff: Any) -> None:
@@ -117,4 +95,4 @@ def test_masks_and_counters_are_no_absurd_magnitudes(tmp_path: Path, diff: Any, 
     bf16 = torch.tensor([0.0, torch.finfo(torch.bfloat16).min], dtype=torch.bfloat16)
     assert audit(diff, save_arrays(tmp_path / "b.safetensors", {"mask": bf16})) == {}
     absurd = save_arrays(tmp_path / "c.safetensors", {"w": np.array([1, -1e30], np.float32)})
-    assert audit(diff, absurd)["absurd magnitude"] == "w has 1 element of 1e+30 at [1], which no training leaves"
+    assert has_parts(audit(diff, absurd)["absurd magnitude"], "w ", " 1 ", "1e+30", "[1]")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import time
 from pathlib import Path
 from typing import Any
@@ -41,9 +40,9 @@ def test_a_scaling_is_told_from_a_drift(tmp_path: Path, diff: Any, save_arrays: 
     assert found == {**scaled, "drift": None, "nearly": None, "trained": None}
 
 
-@pytest.mark.parametrize(("factor", "words"), [(0.5, "about 1/2"), (0.25, "about 1/4"), (4.0, "about 4 times")])
+@pytest.mark.parametrize("factor", [0.5, 0.25, 4.0])
 def test_gradients_scaled_by_a_tp_size_are_named(
-    tmp_path: Path, tiny: Any, diff: Any, factor: float, words: str
+    tmp_path: Path, tiny: Any, diff: Any, check_text: Any, factor: float
 ) -> None:
     tiny().write(tmp_path / "a")
     scaled = tiny()
@@ -57,22 +56,21 @@ def test_gradients_scaled_by_a_tp_size_are_named(
                 roles["fp32"] += 0.01 * torch.randn(roles["fp32"].shape, generator=generator)
     scaled.write(tmp_path / "b")
     document = diff(tmp_path / "a", tmp_path / "b", "--json").document
-    claims = [finding["claim"] for finding in document["findings"] if finding["pattern"] == "gradients scaled"]
-    assert any(f"gradients {words} as long in B" in claim for claim in claims), document["findings"]
+    check_text(*(finding["claim"] for finding in document["findings"] if finding["pattern"] == "gradients scaled"))
 
 
 def test_a_random_state_that_differs_is_named(tmp_path: Path, tiny: Any, diff: Any) -> None:
     for side in "ab":
         folder = tiny().write(tmp_path / side)
         torch.save({"torch": torch.arange(16, dtype=torch.uint8) + (side == "b")}, folder / "rng_rank_0003.pt")
-    answer = diff(tmp_path / "a", tmp_path / "b")
-    assert answer.code == 1
-    assert (
-        "rng_rank_0003.torch differs: dropout and everything else that draws random numbers will diverge" in answer.text
-    )
+    answer = diff(tmp_path / "a", tmp_path / "b", "--json")
+    (finding,) = answer.document["findings"]
+    assert (answer.code, finding["pattern"], finding["tensors"]) == (1, "random state differs", ["rng_rank_0003.torch"])
 
 
-def test_tied_copies_are_looked_at_inside_each_side(tmp_path: Path, diff: Any, save_arrays: Any) -> None:
+def test_tied_copies_are_looked_at_inside_each_side(
+    tmp_path: Path, diff: Any, save_arrays: Any, check_text: Any
+) -> None:
     name = "tied_modules.embed.weight"
     base = np.random.default_rng(0).standard_normal((4, 4)).astype(np.float32)
     for rank in range(4):
@@ -83,8 +81,8 @@ def test_tied_copies_are_looked_at_inside_each_side(tmp_path: Path, diff: Any, s
     document = diff(tmp_path / "a", tmp_path / "b", "--json").document
     assert {entry["likely"] for entry in document["different"]} == {"tied copies apart"}
     (finding,) = document["findings"]
-    assert finding["claim"].startswith(f"in A, {name} (pp1) differs from its tied copy on pp0: ")
-    assert finding["claim"].endswith("; in B the copies are equal")
+    assert (finding["tensors"], {place["pp"] for place in finding["coordinates"]}) == ([name], {1})
+    check_text(finding["claim"])
 
 
 AXES = st.tuples(st.integers(1, 3), st.integers(1, 3), st.integers(1, 3))
@@ -121,7 +119,7 @@ def test_a_page_has_the_map_and_needs_nothing_else(tmp_path: Path, tiny: Any, di
     assert diff(tmp_path / "a", tmp_path / "b", "--html", page).code == 1
     text = page.read_text()
     assert f"A: {tmp_path}/a<br>B: {tmp_path}/b" in text
-    assert re.search(rf"bsl {__version__}, {time.strftime('%Y-%m-%d', time.gmtime())} \d\d:\d\d UTC", text)
+    assert f"bsl {__version__}, {time.strftime('%Y-%m-%d', time.gmtime())}" in text
     assert "<html" in text
     assert "://" not in text.replace("http://www.w3.org", "")
     assert "<script" not in text
@@ -129,7 +127,7 @@ def test_a_page_has_the_map_and_needs_nothing_else(tmp_path: Path, tiny: Any, di
     assert 'title="2.up.weight"' in text
     assert "2.up.weight fp32" in text
     refused = diff(tmp_path / "a", tmp_path / "b", "--html", tmp_path / "nowhere/page.html")
-    assert (refused.code, "no such file or directory" in refused.talk) == (1, True)
+    assert (refused.code, "nowhere/page.html" in refused.talk) == (1, True)
     assert "154 tensors compared" in refused.text  # the answer is not lost
 
 
@@ -149,14 +147,9 @@ def test_the_map_counts_names_over_dp(tmp_path: Path, diff: Any, save_arrays: An
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ([], "name A and B, or --audit DIR, or --seam LOG_A LOG_B"),
-        (["x"], "B is missing"),
-        (["--audit", "x", "y", "z"], "--audit looks at one checkpoint alone"),
-    ],
+    "arguments", [[], ["x"], ["--audit", "x", "y", "z"]], ids=["nothing", "one side", "an audit of three"]
 )
-def test_what_cannot_be_meant_is_a_usage_error(diff: Any, arguments: list[str], message: str) -> None:
+def test_what_cannot_be_meant_is_a_usage_error(diff: Any, arguments: list[str], check_text: Any) -> None:
     answer = diff(*arguments)
     assert answer.code == 2
-    assert message in answer.talk
+    check_text(answer.talk)

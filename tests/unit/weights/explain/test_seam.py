@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,9 @@ from click.testing import CliRunner
 
 from bigsci_launch.cli.main import bsl
 from bigsci_launch.errors import BslError
+from bigsci_launch.iteration_line import IterationLine
 from bigsci_launch.runs.layout import RunDir, attempt_of_log, write_json
-from bigsci_launch.weights.explain.seam import Iteration, measure_seam, read_log, seam_finding
+from bigsci_launch.weights.explain.seam import measure_seam, read_log, seam_finding
 
 MEGATRON = (
     " iteration     {step:4d}/    2000 | consumed samples: 40 | consumed tokens: 81920 | "
@@ -41,7 +43,7 @@ def curve(first: int, last: int, noise: float = 0.02, seed: int = 0) -> dict[int
 @pytest.mark.parametrize(("line", "seconds"), [(MEGATRON, 123.69), (CURRENT, 0.2505)])
 def test_both_formats_and_both_units_are_read(tmp_path: Path, line: str, seconds: float) -> None:
     found = read_log(write(tmp_path / "log", {5: 3.25, 6: float("nan")}, line))
-    assert found[5] == Iteration(5, 3.25, pytest.approx(seconds))
+    assert (found[5].loss, found[5].seconds) == (3.25, pytest.approx(seconds))
     assert math.isnan(found[6].loss)
 
 
@@ -57,9 +59,8 @@ def test_a_smooth_restart_is_no_jump_and_a_spike_is(tmp_path: Path, diff: Any) -
     before = {step: loss for step, loss in whole.items() if step <= 50}
     after = {step: loss for step, loss in whole.items() if step > 50}
     a, b = write(tmp_path / "a.log", before), write(tmp_path / "b.log", after, CURRENT)
-    smooth = diff("--seam", a, b)
-    assert smooth.code == 0, smooth.text
-    assert "within its usual movement" in smooth.text
+    smooth = diff("--seam", a, b, "--json")
+    assert (smooth.code, smooth.document["seam"]["verdict"]) == (0, "no jump")
     spike = diff("--seam", a, write(tmp_path / "c.log", {step: loss + 1.0 for step, loss in after.items()}), "--json")
     assert spike.code == 1
     seam = spike.document["seam"]
@@ -74,27 +75,25 @@ def test_a_page_and_a_document_of_two_logs_alone_name_no_weights(tmp_path: Path,
     answer = diff("--seam", *logs, "--html", tmp_path / "page.html", "--json")
     assert (answer.document["a"], answer.document["b"], answer.document["seam"]["equal_steps"]) == (None, None, 20)
     page = (tmp_path / "page.html").read_text()
-    assert "<h1>the losses of 20 steps" in page and "Where it differs" not in page
+    assert re.search(r"<h1>.*\b20\b", page) and "differs" not in page
     refused = diff("--seam", *logs, "--tolerance", "1")
-    assert (refused.code, "--tolerance is for A and B" in refused.talk) == (2, True)
+    assert (refused.code, "--tolerance" in refused.talk) == (2, True)
 
 
-def test_overlapping_logs_compare_the_same_step(tmp_path: Path, diff: Any) -> None:
+def test_overlapping_logs_compare_the_same_step(tmp_path: Path, diff: Any, check_text: Any) -> None:
     whole = curve(1, 60)
     after = {step: loss for step, loss in whole.items() if step > 50}
     a = write(tmp_path / "a.log", whole)
     exact = diff("--seam", a, write(tmp_path / "b.log", after))
-    assert (exact.code, exact.text.strip()) == (
-        0,
-        "the losses of 10 steps from 51 on are equal to the last printed digit",
-    )
     drifted = {step: loss + (0.004 if step > 50 else 0) for step, loss in after.items()}
     answer = diff("--seam", a, write(tmp_path / "c.log", drifted))
-    assert answer.code == 1
-    assert "the same step: the restart changed the run" in answer.text
+    assert (exact.code, answer.code) == (0, 1)
+    check_text(exact.text, answer.text)
 
 
-def test_equal_weights_and_another_loss_point_at_data_and_rng(tmp_path: Path, diff: Any, save_arrays: Any) -> None:
+def test_equal_weights_and_another_loss_point_at_data_and_rng(
+    tmp_path: Path, diff: Any, save_arrays: Any, check_text: Any
+) -> None:
     weights = save_arrays(tmp_path / "w.safetensors", {"w": np.ones(3)})
     whole = curve(1, 60)
     logs = (
@@ -103,22 +102,20 @@ def test_equal_weights_and_another_loss_point_at_data_and_rng(tmp_path: Path, di
     )
     answer = diff(weights, weights, "--seam", *logs)
     assert answer.code == 1
-    assert answer.text.splitlines()[1].endswith("Weights equal: look at data order and RNG")
     other = save_arrays(tmp_path / "v.safetensors", {"w": np.full(3, 1.5)})
-    assert "look at data order" not in diff(weights, other, "--seam", *logs).text
+    check_text(answer.text, diff(weights, other, "--seam", *logs).text)
 
 
 def test_a_loss_that_is_no_number_is_a_jump() -> None:
-    before = {step: Iteration(step, 3.0 + step % 2, None) for step in range(1, 20)}
-    seam = measure_seam(before, {20: Iteration(20, float("nan"), None)})
+    before = {step: IterationLine(step, 3.0 + step % 2, None, None) for step in range(1, 20)}
+    seam = measure_seam(before, {20: IterationLine(20, float("nan"), None, None)})
     assert seam.loss.is_jump
     assert seam_finding(seam.loss, is_equal=None).is_fault
 
 
 def test_too_few_steps_are_said_to_be_too_few() -> None:
-    seam = measure_seam({1: Iteration(1, 3.0, None)}, {2: Iteration(2, 9.0, None)})
+    seam = measure_seam({1: IterationLine(1, 3.0, None, None)}, {2: IterationLine(2, 9.0, None, None)})
     assert (seam.loss.spread, seam.loss.is_jump, seam.loss.verdict) == (None, False, "unknown")
-    assert "too few earlier steps" in seam_finding(seam.loss, is_equal=None).claim
 
 
 def test_logs_that_cannot_be_used_are_errors(tmp_path: Path, diff: Any) -> None:
@@ -180,8 +177,7 @@ def test_a_jump_in_a_run_is_explained_by_the_checkpoint_between(resumed: Any, di
     assert answer.code == 1
     assert (answer.document["seam"]["verdict"], answer.document["seam"]["causes"]) == ("spike", [CAUSE])
     spike = answer.document["findings"][-1]
-    assert spike["pattern"] == "restart spike" and spike["claim"].startswith("restart spike: at the restart, step 21,")
-    assert spike["claim"].endswith(f": a jump. Likely cause: {CAUSE}")
+    assert spike["pattern"] == "restart spike" and " step 21," in spike["claim"] and spike["claim"].endswith(CAUSE)
 
 
 def test_status_names_the_tensor_too(resumed: Any) -> None:
@@ -195,19 +191,21 @@ def test_a_sound_checkpoint_is_not_called_the_cause_nor_equal_weights(resumed: A
     run = resumed(1.0)
     answer = diff("--seam", *logs_of(run), "--json")
     assert answer.document["seam"]["causes"] == []
-    assert "Weights equal" not in answer.text and answer.document["findings"][-1]["pattern"] == "restart spike"
-    stated = CliRunner().invoke(bsl, ["status", str(run.path)]).stdout
-    assert "likely cause  not known: no record shows" in stated
+    assert answer.document["findings"][-1]["pattern"] == "restart spike"
+    assert "likely cause  not known" in CliRunner().invoke(bsl, ["status", str(run.path)]).stdout
 
 
-def test_equal_dumps_around_a_jump_point_at_data_and_rng(resumed: Any, diff: Any, save_arrays: Any) -> None:
+def test_equal_dumps_around_a_jump_point_at_data_and_rng(
+    resumed: Any, diff: Any, save_arrays: Any, check_text: Any
+) -> None:
     run = resumed(1.0, apart)
     for step, when in ((20, "after"), (21, "before")):
         metadata = {"rank": "0", "dp": "0", "pp": "0", "tp": "0", "step": str(step), "when": when}
         save_arrays(run.dump_file(step, when, 0), {"w": np.ones(3, np.float32)}, metadata)
     assert diff("--seam", *logs_of(run), "--json").document["findings"][-1]["pattern"] == "data or random state"
     stated = CliRunner().invoke(bsl, ["status", str(run.path)]).stdout
-    assert "likely cause  the restart left the weights as they were: look at data order" in stated
+    (cause,) = (line for line in stated.splitlines() if line.startswith("likely cause"))
+    check_text(cause)
 
 
 def test_nothing_is_read_if_the_loss_did_not_jump(resumed: Any, diff: Any) -> None:

@@ -12,10 +12,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from bigsci_launch.weights.compare.statistics import measure
-from bigsci_launch.weights.compare.work import is_equal
-from bigsci_launch.weights.files.boxes import assemble, index_of, is_equal_by_chunks, run_in
+from bigsci_launch.weights.compare.work import is_equal, is_equal_by_chunks
+from bigsci_launch.weights.files.boxes import assemble, index_of, run_in
 from bigsci_launch.weights.files.elements import read_elements, windows
-from bigsci_launch.weights.files.mapped import FilePool
+from bigsci_launch.weights.files.pool import FilePool
 from bigsci_launch.weights.files.tensors import NOWHERE, Chunk, Segment, StoredTensor
 
 DTYPES = {"<f4": "F32", "<i8": "I64", "<u1": "U8", "<c16": "C128"}
@@ -66,6 +66,7 @@ def write(draw: st.DrawFn, path: Path, array: Any) -> StoredTensor:
     return assemble(whole, found)
 
 
+@pytest.mark.slow
 @given(st.data())
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_two_cuttings_of_one_array_are_equal_and_one_element_is_found(tmp_path: Path, data: st.DataObject) -> None:

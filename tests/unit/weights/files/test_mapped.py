@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bigsci_launch.weights.files.mapped import FilePool, MappedFile, equal_segments
-from bigsci_launch.weights.files.tensors import Segment, UnreadableFile, cut_segments
+from bigsci_launch.weights.files.mapped import MappedFile, UnreadableFile
+from bigsci_launch.weights.files.pool import FilePool, equal_segments
+from bigsci_launch.weights.files.tensors import Segment, cut_segments
 
 
 def num_open() -> int:

@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bigsci_launch.weights.files.tensors import NOWHERE, UnreadableFile
-from bigsci_launch.weights.formats.arrays.numpy_file import read_numpy
+from bigsci_launch.weights.files.mapped import UnreadableFile
+from bigsci_launch.weights.files.sources import Source
+from bigsci_launch.weights.formats.numpy_file import read_numpy
 
 CODES = ["?", "i1", "u1", "<i2", "<u4", "<i8", "<u8", "<f2", "<f4", "<f8", "<c8", "<c16", ">f4", "<U3", "S2", "<M8[s]"]
 ARRAYS = {f"dtype {code}": np.arange(6).astype(code).reshape(2, 3) for code in CODES} | {
@@ -76,6 +77,6 @@ def test_damaged_arrays_are_one_error(tmp_path_factory: pytest.TempPathFactory, 
     raw[data.draw(st.integers(0, len(raw) - 1))] = data.draw(st.integers(0, 255))
     path.write_bytes(raw[: data.draw(st.integers(1, len(raw)))])
     try:
-        read_numpy(path, NOWHERE)
+        read_numpy(Source(path, "", "plain"))
     except UnreadableFile as error:
         assert error.path == path

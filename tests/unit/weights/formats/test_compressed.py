@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import io
+import os
 import struct
 import tempfile
 import zipfile
@@ -110,12 +112,11 @@ def test_a_compressed_checkpoint_of_deepspeed_is_read_as_another(tmp_path: Path,
     """The optimizer's step is read apart from the comparison. Flat tensors of other ranks begin elsewhere."""
     folder = tiny(optimizer_step=3.0).write(tmp_path / "a")
     questions = (("--audit", folder), (folder, tiny(optimizer_step=3.0, dp=3).write(tmp_path / "b")))
-    before = [diff(*question).text for question in questions]
+    before = [diff(*question, "--json").document for question in questions]
     for path in folder.glob("*.pt"):
         packed(path, io.BytesIO(path.read_bytes()))
-    assert [diff(*question).text for question in questions] == before
-    assert "the optimizer's step is 3" in before[0]
-    assert "all equal" in before[1]
+    assert [diff(*question, "--json").document for question in questions] == before
+    assert before[0]["findings"][0]["pattern"] == "optimizer step restarted" and before[1]["equal"]
 
 
 DAMAGES: dict[str, Change] = {
@@ -171,9 +172,7 @@ def test_without_room_there_is_one_line(tmp_path: Path, diff: Any, monkeypatch: 
     with Path("/dev/full").open("w+b", buffering=0) as full:
         monkeypatch.setattr(tempfile, "TemporaryFile", lambda: full)
         answer = diff(packed(tmp_path / "a.pt", tree()), plain(tmp_path / "b.pt", tree()))
-    assert answer.code == 4
-    assert "a.pt: its compressed records need" in answer.text
-    assert "no space left on device" in answer.text
+    assert (answer.code, "a.pt: " in answer.text, os.strerror(errno.ENOSPC).lower() in answer.text) == (4, True, True)
 
 
 def test_the_temporary_file_has_no_name_and_goes_with_the_last_tensor(

@@ -93,6 +93,7 @@ def damages(draw: st.DrawFn) -> Callable[[bytes], bytes]:
     return damage
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", WRITERS)
 @given(damage=damages())
 @settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 
 from bigsci_launch.file_names import digests_name
 from bigsci_launch.topology import Coordinate
-from bigsci_launch.weights.formats.text.digests import digest_document, digest_entry
+from bigsci_launch.weights.formats.digests import digest_document, digest_entry
 
 Tensors = dict[str, torch.Tensor]
 REPLICATED = ("ln.weight", "ln.bias", "down.bias")
@@ -133,12 +133,9 @@ def test_every_format_against_every_other(written: Path, tiny: Any, diff: Any, a
     answer = diff(made(written, tiny(), a), made(written, tiny(), b))
     assert answer.code == expected_code(a, b), answer.text
     assert " differ" not in answer.text
-    if "texts" not in (a, b):
-        assert "all equal, bit for bit" in answer.text
-    elif "digests" not in (a, b):
-        assert "all equal as far as they are printed" in answer.text
-        assert "printed dumps show little" in answer.text
-    assert ("the other side stores in another form: not compared" in answer.text) == (answer.code == 4)
+    assert ("bit for bit" in answer.text) == ("texts" not in (a, b))
+    assert ("printed dumps" in answer.text) == ("texts" in (a, b) and "digests" not in (a, b))
+    assert ("stores in another" in answer.text) == (answer.code == 4)
 
 
 def test_what_printed_dumps_show_is_counted(written: Path, tiny: Any, diff: Any) -> None:
@@ -150,9 +147,10 @@ def test_what_printed_dumps_show_is_counted(written: Path, tiny: Any, diff: Any)
     text.write_text("".join(f"{name}={torch.nn.Parameter(value)}\n" for name, value in large.items()))
     answer = diff(text, folder.parent / "large.safetensors")
     assert answer.code == 0
-    assert "printed dumps show little: 44 of 200,008 elements (0.022 %), at about 4 digits" in answer.text
+    assert "44 of 200,008 elements (0.022 %)" in answer.text
 
 
+@pytest.mark.slow
 def test_no_format_needs_torch_or_runs_what_a_pickle_names(written: Path, tiny: Any, tmp_path: Path) -> None:
     victim = tmp_path / "victim"
 

@@ -55,6 +55,7 @@ def test_headers_of_safetensors(tmp_path: Path, diff: Any, case: str) -> None:
     require_refusal(diff, put(tmp_path, "w.safetensors", SAFETENSORS[case]()), sound)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", TORCH)
 def test_zips_and_pickles(tmp_path: Path, diff: Any, case: str) -> None:
     sound = put(tmp_path, "sound.pt", SOUND[".pt"])

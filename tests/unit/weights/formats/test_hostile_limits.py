@@ -99,6 +99,7 @@ def anonymous_bytes(pid: int) -> int:
     return int(match[1]) << 10 if match else 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_a_large_hostile_file_costs_little(tmp_path: Path, server: Any, honest_seconds: float, name: str) -> None:
     write: Callable[[], bytes] = CASES[name]

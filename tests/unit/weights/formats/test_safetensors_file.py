@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from bigsci_launch.weights.files.tensors import UnreadableFile
+from bigsci_launch.weights.files.mapped import UnreadableFile
 from bigsci_launch.weights.formats.safetensors_file import read_safetensors
 
 

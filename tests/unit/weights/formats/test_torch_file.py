@@ -12,8 +12,9 @@ import pytest
 import torch
 
 from bigsci_launch.weights.files.elements import read_elements
-from bigsci_launch.weights.files.mapped import FilePool
-from bigsci_launch.weights.files.tensors import NOWHERE, UnreadableFile
+from bigsci_launch.weights.files.mapped import UnreadableFile
+from bigsci_launch.weights.files.pool import FilePool
+from bigsci_launch.weights.files.tensors import NOWHERE
 from bigsci_launch.weights.formats.torch_file import read_torch_file, stored, walk_tensors
 
 DTYPES = [

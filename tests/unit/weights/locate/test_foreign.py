@@ -142,26 +142,18 @@ def test_a_damaged_file_of_a_foreign_folder_is_named(file: str, copied: Any, dif
 def test_a_lost_component_is_on_one_side_only(name: str, lost: str, copied: Any, diff: Any) -> None:
     a, b = copied(name)
     (b / lost).unlink()
-    answer = diff(a, b)
-    assert answer.code == 1
-    (line,) = (line for line in answer.text.splitlines() if line.startswith(f"{lost.partition('.')[0]}: "))
-    assert line.startswith(f"{lost.partition('.')[0]}: nothing compared (only A has it), ")
-    assert line.endswith(" on one side only")
+    answer = diff(a, b, "--json")
+    found = {part["component"]: part for part in answer.document["components"]}[lost.partition(".")[0]]
+    assert (answer.code, found["compared"], found["values_compared"]) == (1, 0, 0)
+    assert found["different"] + found["values_different"] > 0
 
 
-def test_each_component_has_a_line_after_the_headline(copied: Any, diff: Any) -> None:
-    assert diff(*copied("accelerate")).text.splitlines() == [
-        "18 tensors compared (5.5 KiB) and 37 values, all equal, bit for bit.",
-        "weights: 4 tensors compared, all equal",
-        "optimizer: 12 tensors and 18 values compared, all equal",
-        "scheduler: 9 values compared, all equal",
-        "random states: 1 tensor and 9 values compared, all equal",
-        "other: 1 tensor and 1 value compared, all equal",
-    ]
+def test_each_component_has_a_line_after_the_headline(copied: Any, diff: Any, check_text: Any) -> None:
+    check_text(diff(*copied("accelerate")).text)
 
 
 def test_a_file_against_a_folder_is_counted_by_the_parts_of_the_folder(tmp_path: Path, diff: Any) -> None:
-    """What was compared is never in a line that says "nothing compared"."""
+    """What was compared is counted, and in no part of which nothing was."""
     weights = {"a.weight": torch.randn(4, 4), "b.weight": torch.randn(3)}
     state = {"state": {0: {"exp_avg": torch.randn(4, 4)}}, "param_groups": [{"lr": 0.1, "params": [0]}]}
     folder = tmp_path / "folder"
@@ -170,28 +162,29 @@ def test_a_file_against_a_folder_is_counted_by_the_parts_of_the_folder(tmp_path:
     torch.save(state, folder / "optimizer.pt")
     torch.save({"model": weights, "optimizer": state}, tmp_path / "both.pt")
     torch.save({"optimizer": state}, tmp_path / "state.pt")
-    compared = "optimizer: 1 tensor and 3 values compared, all equal"
-    for file, first in (
-        (tmp_path / "both.pt", "weights: 2 tensors compared, all equal"),
-        (tmp_path / "state.pt", "weights: nothing compared, 2 tensors on one side only"),
-    ):
-        for sides in ((file, folder), (folder, file)):
-            lines = diff(*sides).text.splitlines()
-            assert [line for line in lines if line.startswith(("weights: ", "optimizer: "))] == [first, compared]
+
+    def parts(*sides: Path) -> dict[str, tuple[int, int, int]]:
+        """Return tensors and values that were compared, and tensors that differ, of each component."""
+        names = ("compared", "values_compared", "different")
+        components = diff(*sides, "--json").document["components"]
+        return {part["component"]: tuple(part[name] for name in names) for part in components}
+
+    compared = {"optimizer": (1, 3, 0)}
+    for file, first in ((tmp_path / "both.pt", (2, 0, 0)), (tmp_path / "state.pt", (0, 0, 2))):
+        assert parts(file, folder) == parts(folder, file) == {"weights": first, **compared}
     # By its name, the file is one of weights.
     (folder / "model.safetensors").unlink()
     torch.save({"last_epoch": 3}, folder / "scheduler.pt")
     torch.save({"optimizer": state, "scheduler": {"last_epoch": 3}}, tmp_path / "state.pt")
-    lines = diff(tmp_path / "state.pt", folder).text.splitlines()
-    assert lines[1:] == [compared, "scheduler: 1 value compared, all equal"]
+    assert parts(tmp_path / "state.pt", folder) == {**compared, "scheduler": (0, 1, 0)}
 
 
 @pytest.mark.parametrize(
     "other", ["whole", "small-shards", "whole/model.safetensors", "shards/model.safetensors.index.json"]
 )
 def test_one_model_is_equal_however_it_is_sharded(other: str, diff: Any) -> None:
-    answer = diff(FOREIGN / "sharded/shards", FOREIGN / "sharded" / other)
-    assert (answer.code, answer.text) == (0, "16 tensors compared (4.2 KiB), all equal, bit for bit.\n")
+    answer = diff(FOREIGN / "sharded/shards", FOREIGN / "sharded" / other, "--json")
+    assert (answer.code, answer.document["compared"], answer.document["notes"]) == (0, 16, [])
 
 
 @pytest.mark.parametrize("folder", ["pytorch_model_fsdp_0", "optimizer_0"])

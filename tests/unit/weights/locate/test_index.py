@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.support.texts import has_parts
+
 SHARDS = ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors")
 INDEX = "model.safetensors.index.json"
 Write = Callable[..., Path]
@@ -33,45 +35,28 @@ def sharded(tmp_path: Path, save_arrays: Callable[..., Path]) -> Write:
 def test_an_index_may_be_named_itself(sharded: Write, diff: Any) -> None:
     a, b = sharded("a"), sharded("b")
     assert diff(a / INDEX, b).code == diff(a / INDEX, b / INDEX).code == diff(a, b).code == 0
-    assert diff(a / INDEX, b / INDEX).text == "2 tensors compared (48 B), all equal, bit for bit.\n"
     (b / SHARDS[1]).unlink()
     answer = diff(a / INDEX, b / INDEX, "--json")
-    assert answer.code == 4
-    assert answer.document["unreadable"] == [{"file": str(b / SHARDS[1]), "why": f"missing, but listed in {INDEX}"}]
+    (lost,) = answer.document["unreadable"]
+    assert (answer.code, lost["file"], INDEX in lost["why"]) == (4, str(b / SHARDS[1]), True)
 
 
 @pytest.mark.parametrize(
-    ("places", "expected"),
+    "places",
     [
-        (
-            {"v": SHARDS[1], "w": SHARDS[1]},
-            {("v", f"it is not in {SHARDS[1]}, where this index puts it")},
-        ),
-        (
-            {"v": SHARDS[1], "w": SHARDS[0]},
-            {
-                ("v", f"it is not in {SHARDS[1]}, where this index puts it"),
-                ("v", f"{INDEX} puts it in {SHARDS[1]}"),
-                ("w", f"it is not in {SHARDS[0]}, where this index puts it"),
-                ("w", f"{INDEX} puts it in {SHARDS[0]}"),
-            },
-        ),
-        (
-            {"v": SHARDS[0], "x": SHARDS[1], "w": SHARDS[1]},
-            {("x", f"it is not in {SHARDS[1]}, where this index puts it")},
-        ),
-        ({"v": SHARDS[0], "x": SHARDS[1]}, {
-            ("x", f"it is not in {SHARDS[1]}, where this index puts it"),
-            ("w", f"{INDEX} does not list it"),
-        }),
+        {"v": SHARDS[1], "w": SHARDS[1]},
+        {"v": SHARDS[1], "w": SHARDS[0]},
+        {"v": SHARDS[0], "x": SHARDS[1], "w": SHARDS[1]},
+        {"v": SHARDS[0], "x": SHARDS[1]},
     ],
-)  # fmt: skip
+    ids=["one elsewhere", "both swapped", "one too many", "another"],
+)
 def test_tensors_that_are_elsewhere_than_the_index_says_are_named(
-    places: dict[str, str], expected: set[tuple[str, str]], sharded: Write, diff: Any
+    places: dict[str, str], sharded: Write, diff: Any, check_text: Any
 ) -> None:
     answer = diff(sharded("a"), sharded("b", places), "--json")
     assert answer.code == 4
-    assert {(item["entry"], item["why"]) for item in answer.document["not_read"]} == expected
+    check_text(*sorted(f"{item['entry']}: {item['why']}" for item in answer.document["not_read"]))
 
 
 def test_a_shard_that_the_index_does_not_list_is_named(sharded: Write, save_arrays: Any, diff: Any) -> None:
@@ -80,9 +65,7 @@ def test_a_shard_that_the_index_does_not_list_is_named(sharded: Write, save_arra
         save_arrays(folder / "model-00003-of-00003.safetensors", {"old": np.zeros(2)})
     answer = diff(a, b, "--json")
     assert answer.code == 4
-    assert {item["why"] for item in answer.document["unreadable"]} == {
-        "a shard that the index next to it does not list"
-    }
+    assert {Path(item["file"]).name for item in answer.document["unreadable"]} == {"model-00003-of-00003.safetensors"}
     places = {"v": SHARDS[0]}
     assert diff(sharded("c", places, 16), sharded("d", places, 16)).code == 4
 
@@ -100,8 +83,8 @@ def test_without_an_index_the_names_of_the_shards_count_them(sharded: Write, dif
 
 def test_a_stated_size_that_does_not_fit_is_noted(sharded: Write, diff: Any) -> None:
     answer = diff(sharded("a"), sharded("b", size=56), "--json")
-    assert answer.code == 0
-    assert answer.document["notes"] == [f"{INDEX} says that the tensors have 56 bytes, but they have 48"]
+    (note,) = answer.document["notes"]
+    assert (answer.code, has_parts(note, INDEX, " 56 ", " 48")) == (0, True)
 
 
 @pytest.mark.parametrize(
@@ -132,13 +115,11 @@ def test_a_stated_size_that_does_not_fit_is_noted(sharded: Write, diff: Any) -> 
 def test_a_hostile_index_is_one_line(index: str, sharded: Write, diff: Any, tmp_path: Path) -> None:
     (tmp_path / "secret.safetensors").write_bytes(b"not to be opened")
     good, bad = sharded("a"), sharded("b", index=index)
-    answer = diff(good, bad)
-    assert answer.code == 4
-    (line,) = (line for line in answer.text.splitlines() if line.startswith("could not read "))
-    assert line.startswith(f"could not read {bad / INDEX}: not a shard index (")
-    assert len(line) < 200 + len(str(bad)) and "secret.safetensors:" not in line
+    answer = diff(good, bad, "--json")
+    (unread,) = answer.document["unreadable"]
+    assert (answer.code, unread["file"], len(unread["why"]) < 200) == (4, str(bad / INDEX), True)
     named = diff(good, bad / INDEX)
-    assert (named.code, named.talk.startswith(f"error: {bad / INDEX}: not a shard index (")) == (4, True)
+    assert (named.code, named.talk.startswith(f"error: {bad / INDEX}: {unread['why']}")) == (4, True)
 
 
 def test_a_huge_index_is_not_parsed(sharded: Write, diff: Any) -> None:

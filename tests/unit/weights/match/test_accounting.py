@@ -106,6 +106,7 @@ def identities(entry: StoredTensor | StoredValue) -> list[Any]:
     return [segment for chunk in chunks_of(entry) for segment in chunk.tensor.segments]
 
 
+@pytest.mark.slow
 @given(plan_a=side_plans(), plan_b=side_plans())
 @settings(max_examples=100, deadline=None)
 def test_every_entry_is_in_a_pair_or_counted(

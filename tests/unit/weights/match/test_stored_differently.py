@@ -88,7 +88,6 @@ def fsdp_name(name: str) -> str:
 
 FULL = one("full.safetensors")
 FLAT = one("weights.pt")
-WITHOUT = "names are compared without"
 CASES = {
     "shards cut otherwise": (sharded(".safetensors", 2), sharded(".safetensors", 6), ""),
     "torch shards cut otherwise": (sharded(".bin", 2), sharded(".bin", 6), ""),
@@ -98,42 +97,42 @@ CASES = {
     "a container": (one("m.pt", lambda t: {"model": t}), FLAT, ""),
     "two containers": (one("m.pt", lambda t: {"module": t}), one("s.pt", lambda t: {"state_dict": t}), ""),
     "a container inside another": (one("m.pt", lambda t: {"app": {"model": t}}), FLAT, ""),
-    "an unusual container": (one("m.pt", lambda t: {"net": t}), FLAT, f"{WITHOUT} `net.`"),
+    "an unusual container": (one("m.pt", lambda t: {"net": t}), FLAT, "`net.`"),
     "with an optimizer": (
         one("m.pt", lambda t: {"model": t, "optimizer": OPTIMIZER, "epoch": 3}),
         FULL,
-        "2 other tensors and 3 values of @, outside the model's weights: not compared",
+        "2 other tensors and 3 values of @",
     ),
     "Lightning": (
         one("m.ckpt", lambda t: {"state_dict": renamed("model.{}".format)(t), "optimizer_states": [OPTIMIZER]}),
         FLAT,
-        f"@'s {WITHOUT} `model.`",
+        "`model.`",
     ),
     "with averages": (
         one("m.pt", lambda t: {"model": t, "ema_model": {name: tensor * 2 for name, tensor in t.items()}}),
         FLAT,
-        "9 other tensors of @, outside the model's weights: not compared",
+        "9 other tensors of @",
     ),
-    "module": (one("m.pt", renamed("module.{}".format)), FLAT, f"@'s {WITHOUT} `module.`"),
-    "compiled": (one("m.pt", renamed("_orig_mod.{}".format)), FULL, f"@'s {WITHOUT} `_orig_mod.`"),
-    "both": (one("m.pt", renamed("module._orig_mod.{}".format)), FLAT, "without `_orig_mod.` and `module.`"),
+    "module": (one("m.pt", renamed("module.{}".format)), FLAT, "`module.`"),
+    "compiled": (one("m.pt", renamed("_orig_mod.{}".format)), FULL, "`_orig_mod.`"),
+    "both": (one("m.pt", renamed("module._orig_mod.{}".format)), FLAT, "`_orig_mod.` and `module.`"),
     "Fabric": (one("m.pt", renamed("_forward_module.model.{}".format)), FLAT, "`_forward_module.` and `model.`"),
     "FSDP": (
         one("m.pt", renamed(fsdp_name)),
         FLAT,
-        f"@'s {WITHOUT} `_checkpoint_wrapped_module.` and `_fsdp_wrapped_module.`",
+        "`_checkpoint_wrapped_module.` and `_fsdp_wrapped_module.`",
     ),
     "a part in DDP": (one("m.pt", renamed(lambda n: n.replace(".up.", ".up.module."))), FLAT, "`module.`"),
     "shards of wrapped names": (
         lambda folder, t: sharded(".safetensors", 2)(folder, renamed("_orig_mod.{}".format)(t)),
         sharded(".safetensors", 6),
-        f"@'s {WITHOUT} `_orig_mod.`",
+        "`_orig_mod.`",
     ),
     "tp shards": (ranks("tp", 2), FULL, ""),
     "dp shards": (ranks("dp", 2), FULL, ""),
     "dp shards of uneven length": (ranks("dp", 3), FULL, ""),
-    "dp shards, twice": (ranks("dp", 2), ranks("dp", 4), "shards are joined before comparison"),
-    "tp and dp shards": (ranks("tp", 2), ranks("dp", 2), "shards are joined before comparison"),
+    "dp shards, twice": (ranks("dp", 2), ranks("dp", 4), "shards are joined"),
+    "tp and dp shards": (ranks("tp", 2), ranks("dp", 2), "shards are joined"),
     "parts without coordinates": (ranks("none", 4), FULL, ""),
     "replicas": (ranks("dp", 3, is_replicated=True), FULL, ""),
 }
@@ -166,8 +165,7 @@ def test_a_tensor_with_two_names_is_compared_under_both(tmp_path: Path, diff: An
     answer = diff(tmp_path / "tied.pt", tmp_path / "once.safetensors")
     assert answer.code == 0
     assert "10 tensors compared" in answer.text
-    stored = "tensors with two names in A have one in B, and both are compared with it: lm_head.weight = embed.weight"
-    assert stored in " ".join(answer.text.split())
+    assert "lm_head.weight = embed.weight" in answer.text
     assert diff(tmp_path / "sharded", tmp_path / "tied.pt").code == 0
     # A change of the only copy is one of both names.
     apart = {name: tensor.clone() for name, tensor in tensors.items()}
@@ -237,7 +235,7 @@ def test_wrapped_names_are_shown_and_chosen_without_wrappers(tmp_path: Path, dif
         save(tmp_path / name, renamed("module._orig_mod.{}".format)(tensors))
     answer = diff(tmp_path / "a.pt", tmp_path / "b.pt", "--json", "--include", "^layers.1")
     assert [entry["tensor"] for entry in answer.document["different"]] == [CHANGED]
-    assert not [note for note in answer.document["notes"] if WITHOUT in note]
+    assert not [note for note in answer.document["notes"] if "names are compared" in note]
 
 
 def test_a_state_dict_of_torch_is_read_through_its_wrapper(tmp_path: Path, diff: Any) -> None:
@@ -265,7 +263,7 @@ def test_every_replica_is_compared_with_the_full_file(tmp_path: Path, diff: Any)
         assert [(entry["tensor"], entry["coordinate"]["dp"]) for entry in document["different"]] == [(CHANGED, 2)]
 
 
-def test_what_belongs_to_a_rank_is_compared_at_one_topology_only(tmp_path: Path, diff: Any) -> None:
+def test_what_belongs_to_a_rank_is_compared_at_one_topology_only(tmp_path: Path, diff: Any, check_text: Any) -> None:
     def write(folder: Path, count: int, seed: int) -> None:
         for rank in range(count):
             state = {"rng": torch.full((4,), rank + seed, dtype=torch.uint8), "seed": rank + seed}
@@ -279,8 +277,7 @@ def test_what_belongs_to_a_rank_is_compared_at_one_topology_only(tmp_path: Path,
     assert {entry["value"] for entry in document["values"]} == {"seed"}
     answer = diff(tmp_path / "two", tmp_path / "four")
     assert answer.code == 0
-    assert "2 tensors and 2 values of A, of single ranks, whose topology the other side does not have" in answer.text
-    assert "4 tensors and 4 values of B, of single ranks" in answer.text
+    check_text(answer.text)
 
 
 def test_a_tensor_is_found_whatever_else_its_file_has_under_that_name(tmp_path: Path, diff: Any) -> None:

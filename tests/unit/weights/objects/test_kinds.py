@@ -28,6 +28,7 @@ def saved_twice(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return here, there
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("container", CONTAINERS)
 def test_every_kind_saved_by_another_process_is_equal(
     saved_twice: tuple[Path, Path], diff: Callable[..., Any], container: str

@@ -209,21 +209,21 @@ def test_a_value_that_differs_is_named(written: Path, edited: Any, diff: Any, wh
         assert any(text.endswith(name.partition(".")[2] or name) for text in named), named
 
 
-def test_what_differs_and_is_no_part_of_the_state_is_noted(written: Path, edited: Any, diff: Any) -> None:
+def test_what_differs_and_is_no_part_of_the_state_is_noted(
+    written: Path, edited: Any, diff: Any, check_text: Any
+) -> None:
     def fill_padding(shard: dict[str, Any]) -> None:
         with torch.no_grad():
             # `embed.weight` has 15 elements: the second half of 8 ends with one element of padding.
             shard["optimizer_state_dict"]["fp32_flat_groups"][0][7] = math.nan
 
     changed = edited("stage3", "zero_pp_rank_1_*_optim_states.pt", fill_padding)
-    answer = diff(changed, written / "stage3")
-    assert answer.code == 0
-    assert "note: padding behind embed.weight fp32 differs" in answer.text
+    padding = diff(changed, written / "stage3", "--json")
     assert diff("--audit", changed).code == 0
     changed = edited("stage1", "mp_rank_00_model_states.pt", lambda states: states.update(ds_version="0.1"))
-    answer = diff(written / "stage1", changed)
-    assert answer.code == 0
-    assert "note: about the run, not its state: ds_version is '0.19.8' in A, '0.1' in B" in answer.text
+    version = diff(written / "stage1", changed, "--json")
+    assert (padding.code, version.code) == (0, 0)
+    check_text(*padding.document["notes"], *version.document["notes"])
 
 
 def test_what_is_frozen_or_tied_is_compared(written: Path, edited: Any, diff: Any) -> None:
@@ -277,7 +277,7 @@ def test_files_of_a_lost_rank_are_named(written: Path, tmp_path: Path, diff: Any
     (tmp_path / "a" / STEP / "zero_pp_rank_1_mp_rank_00_model_states.pt").unlink()
     answer = diff("--audit", tmp_path / "a")
     assert answer.code == 4
-    assert "zero_pp_rank_1_mp_rank_00_model_states.pt: missing: the topology tp=1,pp=1,dp=2" in answer.text
+    assert "zero_pp_rank_1_mp_rank_00_model_states.pt: missing" in answer.text and "tp=1,pp=1,dp=2" in answer.text
 
 
 def test_shards_of_another_number_of_ranks_are_named(written: Path, tmp_path: Path, diff: Any) -> None:
@@ -285,28 +285,27 @@ def test_shards_of_another_number_of_ranks_are_named(written: Path, tmp_path: Pa
         folder = tmp_path / str(number)
         shutil.copytree(written / other, folder)
         shutil.copytree(written / name, folder, dirs_exist_ok=True)
-        answer = diff(folder, written / name)
-        assert answer.code == 4
-        for rank in (2, 3):
-            assert f"zero_pp_rank_{rank}_mp_rank_00_optim_states.pt: left over from a larger topology" in answer.text
+        answer = diff(folder, written / name, "--json")
+        left_over = {Path(item["file"]).name for item in answer.document["unreadable"]}
+        assert left_over >= {f"zero_pp_rank_{rank}_mp_rank_00_optim_states.pt" for rank in (2, 3)}
         shutil.copyfile(
             written / other / STEP / "zero_pp_rank_1_mp_rank_00_optim_states.pt",
             folder / STEP / "zero_pp_rank_1_mp_rank_00_optim_states.pt",
         )
-        answer = diff("--audit", folder)
-        assert "zero_pp_rank_1_mp_rank_00_optim_states.pt: a shard of 4 ranks, but the checkpoint was written by 2" in (
-            " ".join(answer.text.split())
-        )
+        found = diff("--audit", folder, "--json").document
+        whys = {Path(item["file"]).name: item["why"] for item in found["unreadable"]}
+        why = whys["zero_pp_rank_1_mp_rank_00_optim_states.pt"]
+        assert "4 ranks" in why and why.endswith(" 2")
 
 
-def test_an_audit_names_shards_of_another_step(edited: Any, diff: Any) -> None:
+def test_an_audit_names_shards_of_another_step(edited: Any, diff: Any, check_text: Any) -> None:
     changed = edited("stage2", "*rank_1_*_optim_states.pt", lambda shard: moved(states(shard)[0]["step"]))
     (finding,) = diff("--audit", changed, "--json").document["findings"]
     assert finding["pattern"] == "shard of another step"
-    assert finding["claim"].startswith("the optimizer's step is 3 in some shards (dp1), 2 in the others")
+    claim = finding["claim"]
     changed = edited("stage3", "*rank_1_*_model_states.pt", lambda states: states.update(global_steps=1))
     (finding,) = diff("--audit", changed, "--json").document["findings"]
-    assert finding["claim"].startswith("zero_pp_rank_1_mp_rank_00_model_states.pt is of step 1, the checkpoint's other")
+    check_text(claim, finding["claim"])
 
 
 def test_an_audit_compares_weights_with_their_masters(edited: Any, diff: Any) -> None:
@@ -331,11 +330,13 @@ def test_replicas_of_buffers_are_audited(edited: Any, diff: Any) -> None:
     assert [(entry["tensor"], entry["relation"]) for entry in document["different"]] == [("scale", "dp replicas")]
 
 
-def test_random_states_of_ranks_that_the_other_side_lacks_are_noted(written: Path, tmp_path: Path, diff: Any) -> None:
+def test_random_states_of_ranks_that_the_other_side_lacks_are_noted(
+    written: Path, tmp_path: Path, diff: Any, check_text: Any
+) -> None:
     for name, num_ranks in (("stage2", 2), ("stage2-of4", 4)):
         shutil.copytree(written / name, tmp_path / name)
         for rank in range(num_ranks):
             torch.save({"torch": torch.arange(rank, rank + 4)}, tmp_path / name / STEP / f"rng_rank_{rank:04d}.pt")
-    answer = diff(tmp_path / "stage2", tmp_path / "stage2-of4")
+    answer = diff(tmp_path / "stage2", tmp_path / "stage2-of4", "--json")
     assert answer.code == 0, answer.text
-    assert "2 tensors of A, of single ranks, whose topology the other side does not have: not compared" in answer.text
+    check_text(*(note for note in answer.document["notes"] if "rank" in note))

@@ -7,13 +7,14 @@ from typing import Any
 
 import pytest
 
-from bigsci_launch.spy.evidence.ranks import Evidence, read_evidence
+from bigsci_launch.spy.evidence.ranks import read_evidence
 from bigsci_launch.spy.judge.rules.process import Stall, explain_stall
 from bigsci_launch.spy.judge.verdict import judge
 from bigsci_launch.spy.taxonomy import HangClass
+from tests.support.texts import has_parts
 
-MakeEvidence = Callable[..., Evidence]
-MakeRank = Callable[..., dict[str, Any]]
+from ...conftest import make_evidence, rank_of
+
 Explain = Callable[..., Stall]
 LIB = "/usr/lib/python3.11"
 TAIL = "get_batch@/src/train.py:9 < main@/src/train.py:1"
@@ -23,16 +24,16 @@ LOCK = f"save@/src/checkpoint.py:98 < {TAIL}"
 
 
 @pytest.fixture
-def explain(make_evidence: MakeEvidence, make_rank: MakeRank) -> Explain:
+def explain() -> Explain:
     """Rank 1 stalls. `threads`: stacks of further threads by name; `sample`: further keys of every sample."""
 
     def make(stack: str | None, *, threads: dict[str, str] | None = None, collection: Any = None, **more: Any) -> Stall:
-        rank = make_rank(1, stack, **more)
+        rank = rank_of(1, stack, **more)
         for index, (name, text) in enumerate((threads or {}).items()):
-            other = make_rank(9, text)["samples"][0]["stack"]["threads"][0]
+            other = rank_of(9, text)["samples"][0]["stack"]["threads"][0]
             for sample in rank["samples"]:
                 sample["stack"]["threads"].append({**other, "tid": 500 + index, "name": name})
-        evidence = make_evidence([make_rank(0, TAIL), rank], **(collection or {}))
+        evidence = make_evidence([rank_of(0, TAIL), rank], **(collection or {}))
         return explain_stall(evidence.ranks[1])
 
     return make
@@ -110,8 +111,8 @@ def test_a_worker_of_a_data_loader_is_blamed_by_pid(
     assert ("4711 (pt_data_worker" in stall.words) == (child["wchan"] != "anon_pipe_read"), "one that waits for work"
 
 
-def test_the_place_of_the_child_is_told(explain: Explain, make_rank: MakeRank) -> None:
-    stack = make_rank(1, "read_sample@/src/data.py:40")["samples"][0]["stack"]
+def test_the_place_of_the_child_is_told(explain: Explain) -> None:
+    stack = rank_of(1, "read_sample@/src/data.py:40")["samples"][0]["stack"]
     stack["threads"][0]["tid"] = 4711
     children = [{"pid": 4711, "comm": "pt_data_worker", "state": "S", "wchan": "futex_do_wait", "stack": stack}]
     stall = explain(LOADER, wchan="poll_schedule_timeout", sample={"children": children})
@@ -119,29 +120,28 @@ def test_the_place_of_the_child_is_told(explain: Explain, make_rank: MakeRank) -
     assert stall.missing == ""
 
 
-def test_a_worker_that_ran_meanwhile_is_not_stuck(explain: Explain, make_rank: MakeRank) -> None:
+def test_a_worker_that_ran_meanwhile_is_not_stuck(explain: Explain) -> None:
     children = [{"pid": 4711, "comm": "pt_data_worker", "state": "S", "wchan": "futex_do_wait", "cpu_ticks": 1}]
     sample = {"children": children, "child_ticks": {}}
     assert "4711" in explain(LOADER, wchan="poll_schedule_timeout", sample=sample).words
-    rank = make_rank(1, LOADER, wchan="poll_schedule_timeout", sample={"children": children})
+    rank = rank_of(1, LOADER, wchan="poll_schedule_timeout", sample={"children": children})
     rank["samples"][1] = {**rank["samples"][1], "children": [{**children[0], "cpu_ticks": 3}]}
-    evidence = read_evidence({}, [{"node": "n0", "ranks": [rank]}])
-    assert "4711" not in explain_stall(evidence.ranks[1]).words
+    assert "4711" not in explain_stall(read_evidence({}, [{"node": "n0", "ranks": [rank]}]).ranks[1]).words
 
 
-def test_what_a_worker_reads_and_the_command_that_shows_it(explain: Explain, make_rank: MakeRank) -> None:
+def test_what_a_worker_reads_and_the_command_that_shows_it(explain: Explain) -> None:
     """Of two workers, the one that reads a sample; the other waits to be asked for one."""
     fetching = (
         "fetch@/venv/torch/utils/data/_utils/fetch.py:52 < _worker_loop@/venv/torch/utils/data/_utils/worker.py:3"
     )
     children = []
     for pid, stack in ((4710, "get@/usr/lib/python3.11/queue.py:1"), (4711, f"load@/src/data.py:7 < {fetching}")):
-        document = make_rank(1, stack)["samples"][0]["stack"]
+        document = rank_of(1, stack)["samples"][0]["stack"]
         document["threads"][0]["tid"] = pid
         child = {"pid": pid, "comm": "pt_data_worker", "state": "S", "wchan": "anon_pipe_read", "stack": document}
         children.append({**child, "cpu_ticks": 1})
     stall = explain(LOADER, wchan="poll_schedule_timeout", sample={"children": children})
-    assert "of its worker 4711, which is in load (data.py:7)" in stall.words
+    assert has_parts(stall.words, "4711", "load (data.py:7)") and "4710" not in stall.words
     assert stall.next.startswith("py-spy dump --subprocesses --pid ")
 
 
@@ -154,8 +154,7 @@ def test_a_stopped_child_for_which_it_does_not_wait_is_not_the_reason(explain: E
 def test_a_queue_that_a_thread_should_fill(explain: Explain) -> None:
     stall = explain(QUEUE, threads={"pin_memory": "pin@/src/data.py:30"})
     assert stall.hang_class == HangClass.BATCH_THREAD_STUCK
-    assert "waits in next_batch (data.py:5) for a batch; thread pin_memory" in stall.words
-    assert "pin (data.py:30)" in stall.words
+    assert has_parts(stall.words, "next_batch (data.py:5)", "thread pin_memory", "pin (data.py:30)")
 
 
 @pytest.mark.parametrize(
@@ -191,14 +190,12 @@ def test_the_interpreter_ends_and_a_thread_does_not(explain: Explain) -> None:
     error = {"rank": 1, "type": "RuntimeError", "message": "out of memory", "time": 1.0}
     stall = explain(f"_shutdown@{LIB}/threading.py:1590", threads=threads, collection={"errors": [error]})
     assert stall.hang_class == HangClass.EXIT_WAITS_FOR_THREAD
-    assert (
-        stall.words
-        == "is exiting after RuntimeError: out of memory, and waits for thread uploader in upload (store.py:8)"
-    )
+    assert has_parts(stall.words, "RuntimeError: out of memory", "thread uploader", "upload (store.py:8)")
+    assert not stall.missing
     executor = explain(
         f"join@{LIB}/threading.py:1 < _python_exit@{LIB}/concurrent/futures/thread.py:31", threads=threads
     )
-    assert (executor.hang_class, executor.missing) == (HangClass.EXIT_WAITS_FOR_THREAD, "why it exits: see its log")
+    assert executor.hang_class == HangClass.EXIT_WAITS_FOR_THREAD and executor.missing, "nothing says why it exits"
 
 
 @pytest.mark.parametrize(("wchan", "with_thread", "hang_class"), [
@@ -206,40 +203,38 @@ def test_the_interpreter_ends_and_a_thread_does_not(explain: Explain) -> None:
     ("futex_do_wait", False, HangClass.BLOCKED_WITH_GIL),
     ("hrtimer_nanosleep", True, HangClass.BLOCKED_WITH_GIL),
 ])  # fmt: skip
-def test_the_gil_is_held_by_a_thread_that_sleeps(
-    make_evidence: MakeEvidence, make_rank: MakeRank, wchan: str, with_thread: bool, hang_class: HangClass
-) -> None:
-    rank = make_rank(1, LOCK, wchan=wchan)
+def test_the_gil_is_held_by_a_thread_that_sleeps(wchan: str, with_thread: bool, hang_class: HangClass) -> None:
+    rank = rank_of(1, LOCK, wchan=wchan)
     for sample in rank["samples"]:
         thread = sample["stack"]["threads"][0]
         thread["owns_gil"] = True
         if with_thread:
             sample["stack"]["threads"].append({**thread, "tid": 500, "name": "needs-gil", "owns_gil": False})
-    assert explain_stall(make_evidence([make_rank(0, TAIL), rank]).ranks[1]).hang_class == hang_class
+    assert explain_stall(make_evidence([rank_of(0, TAIL), rank]).ranks[1]).hang_class == hang_class
 
 
-def test_a_thread_without_frames_tells_nothing(make_evidence: MakeEvidence, make_rank: MakeRank) -> None:
+def test_a_thread_without_frames_tells_nothing() -> None:
     """py-spy also lists threads that have not run any Python yet, or that are between two frames."""
-    rank = make_rank(1, LOCK)
+    rank = rank_of(1, LOCK)
     for sample in rank["samples"]:
         thread = sample["stack"]["threads"][0]
         thread["owns_gil"] = True
         sample["stack"]["threads"].append({**thread, "tid": 500, "name": "new", "owns_gil": False, "frames": []})
-    assert explain_stall(make_evidence([make_rank(0, TAIL), rank]).ranks[1]).hang_class == HangClass.BLOCKED_WITH_GIL
+    assert explain_stall(make_evidence([rank_of(0, TAIL), rank]).ranks[1]).hang_class == HangClass.BLOCKED_WITH_GIL
     for sample in rank["samples"]:
         sample["stack"]["threads"] = [{**thread, "frames": []} for thread in sample["stack"]["threads"]]
-    assert explain_stall(make_evidence([make_rank(0, TAIL), rank]).ranks[1]).hang_class in (
+    assert explain_stall(make_evidence([rank_of(0, TAIL), rank]).ranks[1]).hang_class in (
         HangClass.BLOCKED_IN_C,
         HangClass.BLOCKED_WITH_GIL,
     )
 
 
-def test_a_storm_of_signals(explain: Explain, make_evidence: MakeEvidence, make_rank: MakeRank) -> None:
-    rank = make_rank(1, LOCK, wchan="hrtimer_nanosleep")
+def test_a_storm_of_signals(explain: Explain) -> None:
+    rank = rank_of(1, LOCK, wchan="hrtimer_nanosleep")
     rank["samples"][0]["voluntary"], rank["samples"][1]["voluntary"] = 700, 1700
-    stall = explain_stall(make_evidence([make_rank(0, TAIL), rank]).ranks[1])
+    stall = explain_stall(make_evidence([rank_of(0, TAIL), rank]).ranks[1])
     assert stall.hang_class == HangClass.SIGNAL_STORM
-    assert "woken 1000 times per second" in stall.words
+    assert "1000 times" in stall.words
 
 
 @pytest.mark.parametrize(
@@ -259,23 +254,20 @@ def test_the_reader_of_a_pipe_and_the_server_of_a_call_are_named(explain: Explai
     ends = [{"pid": 17, "comm": "tee", "state": "T"}]
     call = {"number": 1, "name": "write", "fd": 1, "target": "pipe:[4711]", "other_ends": ends}
     words = explain(LOCK, wchan="anon_pipe_write", sample={"system_call": call}).words
-    assert "write on fd 1 (pipe:[4711], whose other end process 17 (tee, stopped) holds)" in words
+    assert has_parts(words, "write on fd 1", "pipe:[4711]", "17 (tee, stopped)")
     server = {"number": 45, "name": "recvfrom", "fd": 9, "target": "socket:[1]", "socket": {"remote": "10.0.0.9:443"}}
     words = explain(LOCK, wchan="wait_woken", sample={"system_call": server}).words
-    assert "recvfrom on fd 9 (a connection to 10.0.0.9:443)" in words
+    assert has_parts(words, "recvfrom on fd 9", "10.0.0.9:443")
 
 
-def test_a_rank_that_may_not_be_read_is_told_of_and_not_accused(
-    make_evidence: MakeEvidence, make_rank: MakeRank
-) -> None:
+def test_a_rank_that_may_not_be_read_is_told_of_and_not_accused() -> None:
     """A victim that cannot be read looks exactly the same."""
-    others = [make_rank(rank, f"all_reduce@c10d:10 < {TAIL}") for rank in (0, 2, 3)]
-    hidden = make_rank(1, None, sample={"why": "py-spy: Permission Denied"})
+    others = [rank_of(rank, f"all_reduce@c10d:10 < {TAIL}") for rank in (0, 2, 3)]
+    hidden = rank_of(1, None, sample={"why": "py-spy: Permission Denied"})
     conclusion = judge(make_evidence([*others, hidden], topology="dp=4"))
     assert (conclusion.state.value, conclusion.hang_class, conclusion.suspects) == (
         "hang",
         HangClass.RANK_UNREADABLE,
         (),
     )
-    assert "3 ranks wait for rank 1" in conclusion.claim
-    assert "Permission Denied" in conclusion.claim
+    assert has_parts(conclusion.claim, "3 ranks", "rank 1", "Permission Denied")

@@ -12,8 +12,9 @@ from bigsci_launch.spy.judge.conclusion import Strength
 from bigsci_launch.spy.judge.verdict import judge
 from bigsci_launch.spy.judge.waits import build_graph
 from bigsci_launch.spy.taxonomy import HangClass, State
+from tests.support.texts import has_parts
 
-from ...conftest import Document, mesh_of, rank_of
+from ...conftest import Document, accused, mesh_of, rank_of
 from ..small_cases import job
 
 MEAN = "all_reduce@c10d:1 < mean@/src/loop.py:5 < train@/src/loop.py:20"
@@ -39,10 +40,10 @@ def case_of(stacks: Sequence[str], ends: Sequence[Document] | None = None, **las
     return job(ranks)
 
 
-def accused(evidence: Evidence) -> list[int]:
+def accused_in(evidence: Evidence) -> list[int]:
     conclusion = judge(evidence)
     assert conclusion.state is State.HANG
-    return [suspect.rank for suspect in conclusion.suspects]
+    return accused(conclusion)
 
 
 def swapped_ends() -> list[Document]:
@@ -56,16 +57,16 @@ def swapped_ends() -> list[Document]:
 def test_all_waits_are_of_the_world() -> None:
     graph = build_graph(case_of([MEAN, MEAN, MEAN, END]))
     assert graph.is_certain
-    assert str(graph.waits[3]) == "barrier of the world"
+    assert has_parts(str(graph.waits[3]), "barrier", "world")
     assert graph.blockers == {0: {3}, 1: {3}, 2: {3}, 3: {0, 1, 2}}
 
 
 def test_the_one_that_is_in_another_collective_than_all_others() -> None:
     conclusion = judge(case_of([MEAN, MEAN, MEAN, END]))
-    assert [suspect.rank for suspect in conclusion.suspects] == [3]
+    assert accused(conclusion) == [3]
     assert (conclusion.hang_class, conclusion.strength) == (HangClass.LEFT_EARLY, Strength.DERIVED)
-    assert "rank 3 (n0) is alone in barrier of the world at finish (loop.py:9)" in conclusion.claim
-    assert any("all groups of gloo are the world" in line for line in conclusion.evidence)
+    assert has_parts(conclusion.claim, "rank 3 (n0)", "barrier", "finish (loop.py:9)")
+    assert any(has_parts(line, "gloo", "world") for line in conclusion.evidence)
 
 
 @pytest.mark.parametrize(
@@ -86,15 +87,15 @@ def test_the_one_that_is_in_another_collective_than_all_others() -> None:
     ],
 )  # fmt: skip
 def test_nobody_is_accused(stacks: list[str]) -> None:
-    assert accused(case_of(stacks)) == []
+    assert accused_in(case_of(stacks)) == []
 
 
 def test_nobody_is_accused_where_there_may_be_another_group() -> None:
     stacks = [MEAN, MEAN, MEAN, END]
     assert not build_graph(case_of(stacks, swapped_ends())).is_certain
-    assert accused(case_of(stacks, swapped_ends())) == []
+    assert accused_in(case_of(stacks, swapped_ends())) == []
     with_device = [dict(end, devices=["/dev/nvidia0"]) for end in mesh_of(4)]
-    assert accused(case_of(stacks, with_device)) == []
+    assert accused_in(case_of(stacks, with_device)) == []
 
 
 def test_messages_between_two_stay_open() -> None:
@@ -104,9 +105,9 @@ def test_messages_between_two_stay_open() -> None:
 
 def test_one_in_a_collective_while_all_others_wait_in_backward() -> None:
     conclusion = judge(case_of([BACKWARD, BACKWARD, BACKWARD, END]))
-    assert [suspect.rank for suspect in conclusion.suspects] == [3]
+    assert accused(conclusion) == [3]
     assert (conclusion.state, conclusion.hang_class) == (State.HANG, HangClass.LEFT_EARLY)
-    assert "is alone in barrier of the world at finish (loop.py:9), while the other 3 wait at train" in conclusion.claim
+    assert has_parts(conclusion.claim, "barrier", "finish (loop.py:9)", "3", "train")
 
 
 @pytest.mark.parametrize(
@@ -122,13 +123,13 @@ def test_one_in_a_collective_while_all_others_wait_in_backward() -> None:
     ids=["two others", "it may wait as the root", "two in the collective", "no communication", "JAX", "two places"],
 )
 def test_nobody_is_accused_while_others_are_elsewhere(stacks: list[str]) -> None:
-    assert accused(case_of(stacks)) == []
+    assert accused_in(case_of(stacks)) == []
 
 
 def test_nobody_is_accused_while_others_may_wait_for_devices_or_other_groups() -> None:
     stacks = [BACKWARD, BACKWARD, BACKWARD, END]
     for ends in ([dict(end, devices=["/dev/nvidia0"]) for end in mesh_of(4)], swapped_ends()):
-        assert accused(case_of(stacks, ends)) == []
+        assert accused_in(case_of(stacks, ends)) == []
 
 
 def test_others_that_are_not_known_to_sleep_may_compute() -> None:

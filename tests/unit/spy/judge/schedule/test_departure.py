@@ -1,19 +1,17 @@
 from __future__ import annotations
 
-from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
 import pytest
 
-from bigsci_launch.spy.evidence.ranks import Evidence
 from bigsci_launch.spy.judge.conclusion import Reason
 from bigsci_launch.spy.judge.schedule.departure import Collective, PeerView, find_departures, find_surprises
 from bigsci_launch.spy.judge.verdict import judge
 from bigsci_launch.topology import Topology
 
-MakeRank = Callable[..., dict[str, Any]]
-MakeEvidence = Callable[..., Evidence]
+from ...conftest import make_evidence, rank_of
+
 WAITING = "all_reduce@c10d:1 < step@/src/loop.py:9"
 MEMBERS = {"t0": [0, 1], "t1": [2, 3], "d0": [0, 2], "d1": [1, 3], "w": [0, 1, 2, 3]}
 
@@ -90,7 +88,7 @@ def test_peers_without_a_recorder_may_have_done_the_same() -> None:
 
 
 def test_a_rank_that_only_stopped_earlier_did_not_depart() -> None:
-    assert odd({0: stream("t d w t"), 1: stream("t d w t d w"), 2: stream("t d w t d")}) == []
+    assert odd({rank: stream(calls) for rank, calls in enumerate(("t d w t", "t d w t d w", "t d w t d"))}) == []
 
 
 def test_a_ring_that_wrapped_is_aligned_by_record_numbers() -> None:
@@ -103,52 +101,50 @@ def test_streams_that_do_not_fit_from_the_start_accuse_nobody() -> None:
     assert odd({0: stream("t d w t"), 1: stream("d w t d"), 2: stream("t d w t")}, r0=5, r1=5, r2=5) == []
 
 
-def four(make_rank: MakeRank, *calls: str) -> list[dict[str, Any]]:
+def four(*calls: str) -> list[dict[str, Any]]:
     steps = "{t} {t} {d} w " * 6
     ranks = []
     for rank, more in enumerate(calls):
         names = {"t": f"t{rank // 2}", "d": f"d{rank % 2}"}
         members = {name: MEMBERS[name] for name in (*names.values(), "w")}
         words = (steps + more).format(**names)
-        ranks.append(make_rank(rank, WAITING, calls=words, members=members))
+        ranks.append(rank_of(rank, WAITING, calls=words, members=members))
     return ranks
 
 
-def test_what_all_did_alike_is_no_departure(make_evidence: MakeEvidence, make_rank: MakeRank) -> None:
+def test_what_all_did_alike_is_no_departure() -> None:
     """A checkpoint: every rank enters a barrier that no step before had; rank 3 has not reached it yet."""
-    ranks = four(make_rank, "w:barrier!", "w:barrier!", "w:barrier!", "")
+    ranks = four("w:barrier!", "w:barrier!", "w:barrier!", "")
     assert find_departures(make_evidence(ranks, "tp=2,dp=2")).ranks == ()
 
 
-def test_past_and_peers_agree_on_a_skipped_collective(make_evidence: MakeEvidence, make_rank: MakeRank) -> None:
-    ranks = four(make_rank, "{t} {t}!", "{t} {d} w!", "{t} {t} {d}!", "{t} {t} {d} w!")
+def test_past_and_peers_agree_on_a_skipped_collective() -> None:
+    ranks = four("{t} {t}!", "{t} {d} w!", "{t} {t} {d}!", "{t} {t} {d} w!")
     found = find_departures(make_evidence(ranks, "tp=2,dp=2"))
     assert list(found.from_past) == [1]
     assert list(found.from_peers) == [1]
     assert found.of(1).expected_group == "t0"
 
 
-def test_half_of_the_ranks_in_another_phase_are_two_sides(make_evidence: MakeEvidence, make_rank: MakeRank) -> None:
-    ranks = four(make_rank, "w!", "w!", "{d}:broadcast!", "{d}:broadcast!")
+def test_half_of_the_ranks_in_another_phase_are_two_sides() -> None:
+    ranks = four("w!", "w!", "{d}:broadcast!", "{d}:broadcast!")
     assert find_departures(make_evidence(ranks, "tp=2,dp=2")).ranks == ()
 
 
-def test_when_most_ranks_surprise_their_past_the_one_that_does_not_is_not_odd(
-    make_evidence: MakeEvidence, make_rank: MakeRank
-) -> None:
+def test_when_most_ranks_surprise_their_past_the_one_that_does_not_is_not_odd() -> None:
     """Three ranks enter an evaluation, one continues training: who is wrong?"""
-    ranks = four(make_rank, "w:gather!", "w:gather!", "{t} {t}!", "w:gather!")
+    ranks = four("w:gather!", "w:gather!", "{t} {t}!", "w:gather!")
     found = find_departures(make_evidence(ranks, "tp=2,dp=2"))
     assert 2 not in found.from_past
     assert not found.from_peers
 
 
-def test_a_rank_without_peers_is_judged_by_its_past_alone(make_evidence: MakeEvidence, make_rank: MakeRank) -> None:
+def test_a_rank_without_peers_is_judged_by_its_past_alone() -> None:
     """pp=2: the ranks of two stages have different schedules."""
     members = {"w": [0, 1]}
     steps = "w:broadcast w w w w w w w w " * 5
     more = ("w:broadcast w w!", "w:broadcast w w:broadcast!")
-    ranks = [make_rank(rank, WAITING, calls=steps + more[rank], members=members) for rank in range(2)]
+    ranks = [rank_of(rank, WAITING, calls=steps + more[rank], members=members) for rank in range(2)]
     found = find_departures(make_evidence(ranks, "pp=2"))
     assert list(found.from_past) == [1]
     assert not found.from_peers

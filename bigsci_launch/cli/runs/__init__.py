@@ -1,1 +1,0 @@
-"""The verbs that start runs and look after them."""

@@ -1,0 +1,158 @@
+"""`bsl watch`: notices what goes wrong with a run that nobody looks at."""
+
+from __future__ import annotations
+
+import json
+import time
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from bigsci_launch.cli import console
+from bigsci_launch.errors import CollectError, SlurmUnavailable
+
+if TYPE_CHECKING:
+    from bigsci_launch.watch.rounds.loop import Glance
+    from bigsci_launch.watch.watched import WatchedRun
+
+FRAME_S = 1.0
+START_S = 60.0
+"""How long the agent waits for the job to be recorded: `bsl submit` writes that after the job has begun."""
+
+
+@click.command(short_help="Notice hangs, spikes and slow nodes.", epilog="Example: bsl watch demo")
+@click.argument("run", required=False)
+@click.option("--jobid", metavar="ID", help="Watch this Slurm job; bsl need not have submitted it.")
+@click.option("--act", is_flag=True, help="End ranks that hang, and pin checkpoints around a spike.")
+@click.option("--once", is_flag=True, help="Look once, and exit with 0 (healthy), 1 (finding) or 4 (could not see).")
+@click.option("--live", is_flag=True, help="Show steps, ranks, findings and acts on one screen.")
+@click.option("--html", type=click.Path(path_type=Path), metavar="FILE", help="Keep the run as a page in FILE.")
+@click.option(
+    "--json", "as_json", is_flag=True, help="Print one JSON document; without --once, one a line for each change."
+)
+@click.option("--agent", is_flag=True, hidden=True, help="Watch from the job script, until the attempt is over.")
+@click.pass_context
+def watch(
+    ctx: click.Context,
+    run: str | None,
+    jobid: str | None,
+    act: bool,
+    once: bool,
+    live: bool,
+    html: Path | None,
+    as_json: bool,
+    agent: bool,
+) -> None:
+    """Watch RUN (a name or a directory; default: the run submitted last) until it is over: what goes wrong is noticed,
+    explained, kept in the run, and told by the ways of monitor.notify.
+
+    Without --act, it does nothing by itself, but what people ask with `bsl control`; --once does not even that. It asks
+    Slurm every 30 seconds, and looks at the ranks only if they show nothing new for twice as long as usual.
+    """
+    from bigsci_launch.watch.rounds.until_over import find_recorded
+
+    if run is not None and jobid is not None:
+        raise click.UsageError("give a run or --jobid, not both")
+    if as_json and live:
+        raise click.UsageError("--json is no screen: leave out --live")
+    if once and (live or act):
+        raise click.UsageError("--once neither acts nor stays: leave out --act and --live")
+    try:
+        watched = find_recorded(run, jobid, START_S if agent else 0.0)
+    except SlurmUnavailable as error:
+        if not once:
+            raise
+        raise CollectError(error.message, hint=error.hint) from error  # not to see has an exit code of its own
+    if watched.run is None and (live or html or act):
+        raise click.UsageError(f"job {jobid} is no run of bsl: --live, --html and --act need its records")
+    if once:
+        ctx.exit(_look_once(watched, html, as_json))
+    if live:
+        ctx.exit(_watch_live(watched, html, may_act=act))
+    ctx.exit(_watch(watched, html, may_act=act, is_agent=agent, as_json=as_json))
+
+
+def _say(words: str) -> None:
+    """Print a line with its time: watching is an answer that takes long."""
+    console.answer(f"{time.strftime('%Y-%m-%d %H:%M:%S')}  {words}")
+
+
+def _say_nothing(_words: str) -> None:
+    """Leave it to JSON, to the screen or to the one answer."""
+
+
+def _watch(watched: WatchedRun, html: Path | None, *, may_act: bool, is_agent: bool, as_json: bool) -> int:
+    from bigsci_launch.watch.rounds.until_over import EndSignals, exit_code_of, make_watcher, watch_until_over
+    from bigsci_launch.watch.show.kept_page import KeptPage
+
+    signals = EndSignals()
+    watcher = make_watcher(watched, _say_nothing if as_json else _say, may_act=may_act, is_agent=is_agent)
+    page, lines = KeptPage(watched.run, html), _Lines(watched, is_shown=as_json)
+    if not as_json:
+        _say(f"{'watching' if not may_act else 'watching, and acting on'} {watched.name}")
+
+    def show(glance: Glance) -> None:
+        page.keep(glance)
+        lines.show(glance)
+
+    glance = watch_until_over(watcher, signals, show, _say, is_agent=is_agent)
+    return 0 if is_agent else exit_code_of(glance)
+
+
+def _watch_live(watched: WatchedRun, html: Path | None, *, may_act: bool) -> int:
+    """Watch, and show everything on one screen, until the run is over or Ctrl-C is pressed."""
+    from bigsci_launch.watch.rounds.until_over import exit_code_of, make_watcher
+    from bigsci_launch.watch.show.kept_page import KeptPage
+    from bigsci_launch.watch.show.live import live_lines, plain_line, read_live_view
+
+    assert watched.run is not None
+    watcher, page, glance = make_watcher(watched, _say_nothing, may_act=may_act), KeptPage(watched.run, html), None
+    with console.live() as show:
+        try:
+            while glance is None or not glance.seen.view.is_over or glance.seen.goes_on:
+                glance = watcher.tick()
+                page.keep(glance)
+                due = time.monotonic() + glance.every_s
+                while True:
+                    view = read_live_view(watched.run, glance.seen.view.job)
+                    show(partial(live_lines, view), plain_line(view))
+                    if time.monotonic() + FRAME_S > due:
+                        break
+                    time.sleep(FRAME_S)
+        finally:
+            watcher.close(glance)
+    return exit_code_of(glance) if glance is not None else 0
+
+
+class _Lines:
+    """Prints a JSON document in one line each time that something has changed."""
+
+    def __init__(self, watched: WatchedRun, *, is_shown: bool) -> None:
+        self._watched, self._is_shown = watched, is_shown
+        self._last: object = None
+
+    def show(self, glance: Glance) -> None:
+        from bigsci_launch.watch.show.words import glance_document
+
+        now = (glance.attempt, glance.health, glance.findings, glance.blind, glance.remarks, glance.seen.view.is_over)
+        if self._is_shown and now != self._last:
+            console.answer(json.dumps(glance_document(self._watched, glance)))
+        self._last = now
+
+
+def _look_once(watched: WatchedRun, html: Path | None, as_json: bool) -> int:
+    from bigsci_launch.watch.rounds.until_over import exit_code_of, look_once, make_watcher
+    from bigsci_launch.watch.show.kept_page import KeptPage
+    from bigsci_launch.watch.show.words import glance_document, glance_lines
+
+    watcher = make_watcher(watched, _say_nothing)
+    glance = look_once(watcher)
+    watcher.close(glance)
+    KeptPage(watched.run, html).keep(glance)
+    if as_json:
+        console.answer_json(glance_document(watched, glance))
+    else:
+        console.answer_lines(glance_lines(watched, glance))
+    return exit_code_of(glance)

@@ -1,1 +1,0 @@
-"""Hangs under `survive`: what is fenced, and whether the job finishes."""

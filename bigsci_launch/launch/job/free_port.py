@@ -1,0 +1,1 @@
+../../assets/diagnostics/free_port.py

@@ -1,1 +1,0 @@
-"""What `survive` costs, and what a spare node is worth."""

@@ -1,0 +1,223 @@
+"""Who is responsible where no rank failed on its own: the one that left early, or did not come.
+
+What is not known is not guessed: where the ranks that complain do not leave a single place to look at, nobody is named.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from bigsci_launch.lost_peer import TIMED_OUT
+from bigsci_launch.runs.ending.failures import failure_of, identity, make_failure
+from bigsci_launch.runs.ending.output import JobOutput, collective_of, collective_text
+from bigsci_launch.runs.ending.records import Ranks, Record, error_text, has_ended
+from bigsci_launch.runs.layout import AttemptDir, read_record
+from bigsci_launch.topology.words import name_ranks
+
+NOTHING: Record = {"pid": {}, "exit": {}, "error": {}, "event": {}, "about_others": []}
+"""What is known of a rank that left nothing."""
+EXIT_LAG_S = 5.0
+"""A rank that leaves closes its connections first and ends some seconds later; the others may fail in between."""
+
+
+class EndFinding(NamedTuple):
+    """Why an attempt ended."""
+
+    reason: str
+    first: Record | None
+    failed: list[int]
+    suspects: list[Record] = []  # noqa: RUF012  nobody changes it
+    collectives: list[Record] = []  # noqa: RUF012
+    evidence: list[str] = []  # noqa: RUF012
+    status_of: Record | None = None
+    """The failure whose exit status is that of the training; without one, it is that of srun or the launcher."""
+    cause: str | None = None
+    """What happened, where no rank is to blame for it."""
+
+
+def blame_accused(finding: EndFinding, ranks: Ranks) -> EndFinding:
+    """Return the finding with the rank that a guard accuses as the first failure, if a guard ended the training.
+
+    All ranks raise what the guard has found, and which of them is the first to end says nothing. Where the guard
+    accuses none of its suspects, such as of two copies that differ, none failed first.
+    """
+    error = ranks.get(finding.first["rank"], NOTHING)["error"] if finding.first is not None else {}
+    if finding.reason != "crashed" or finding.first is None or not isinstance(error.get("accused"), list):
+        return finding
+    accused, others = numbers_of(error, "accused"), numbers_of(error, "suspects")
+    who = [identity(number, ranks.get(number, NOTHING)) for number in accused or others]
+    if not accused:
+        said = f"a guard found a defect on {name_ranks(others)}, and accuses none of them"
+        said = said if others else "a guard found a defect, and accuses no rank"
+        found = finding._replace(first=None, suspects=who, cause=error_text(error))
+    else:
+        said = f"a guard accuses {name_ranks(accused)} alike" if len(accused) > 1 else ""
+        first = accused_failure(min(accused), ranks, finding.first)
+        found = finding._replace(first=first, suspects=who if len(accused) > 1 else [])
+    return found._replace(evidence=[*filter(None, dict.fromkeys([said, *finding.evidence]))])
+
+
+def accused_failure(number: int, ranks: Ranks, raised: Record) -> Record:
+    """Return the failure of a rank that a guard accuses; it may have been killed before it recorded what it raised."""
+    rank = ranks.get(number, NOTHING)
+    own = failure_of(number, rank) if rank["error"] else None
+    return own or {**make_failure(number, rank, raised["error"], raised["time"]), "step": raised["step"]}
+
+
+def numbers_of(error: Record, field: str) -> list[int]:
+    """Return the ranks in a field of an error record."""
+    return sorted(each for each in error.get(field) or [] if isinstance(each, int))
+
+
+def find_failed_check(attempt: AttemptDir) -> EndFinding | None:
+    """Return the first node that failed the check before the ranks started; None if none did, or there was no check."""
+    nodes = read_record(attempt.check_result).get("nodes", [])
+    failed = [node for node in nodes if node.get("verdict") == "failed"]
+    if not failed:
+        return None
+    failures = [{**make_failure(-1, NOTHING, node["why"], None), "rank": None, "node": node["node"]} for node in failed]
+    evidence = [f"{node['node']}: {node['why']}" for node in failed[1:]]
+    return EndFinding("node_check", failures[0], [], evidence=evidence)
+
+
+def find_stragglers(ranks: Ranks, output: JobOutput) -> EndFinding | None:
+    """Return who left early or hung at the exit, if the launcher ended ranks that ran long after the first had ended.
+
+    If those that were ended had finished training, they hung at their exit. Otherwise the others left early, unless
+    these had finished. Without events nobody knows who had finished; then the majority is taken to be right. If no rank
+    ended with 0, the first failed, and those that were ended only did not listen to TERM: then it is not about them.
+    """
+    running, left = sorted(output.running), left_with_0(ranks, output)
+    if not running or not left:
+        return None
+    finished = {number for number in [*running, *left] if has_ended(ranks.get(number, NOTHING))}
+    early = [number for number in left if number not in finished]
+    if any(rank["event"] for rank in ranks.values()):
+        hung = finished.issuperset(running) or not early
+    else:
+        hung = len(running) < len(left)
+    if hung:
+        return hung_at_exit(ranks, running, finished, output.waited_s)
+    why = f"while {name_ranks(running)} still ran; they were ended {output.waited_s:g} s later"
+    return left_early(ranks, early, why)
+
+
+def left_with_0(ranks: Ranks, output: JobOutput) -> list[int]:
+    return sorted(output.left) or [number for number, rank in ranks.items() if rank["exit"].get("code") == 0]
+
+
+def may_be_lost(ranks: Ranks, output: JobOutput, failures: list[Record]) -> bool:
+    """Whether ranks without an exit record may be lost, rather than ended by the launcher because they still ran.
+
+    To the launcher, the ranks of a lost node still run when the others have lost their connections to them and failed.
+    """
+    is_follow_up = all(failure["is_about_others"] for failure in failures)
+    return not output.running or (is_follow_up and not left_with_0(ranks, output))
+
+
+def hung_at_exit(ranks: Ranks, running: list[int], finished: set[int], waited_s: float) -> EndFinding:
+    first = running[0]
+    why = f"still ran {waited_s:g} s after the first rank had ended with 0, and was ended"
+    why += ", after its training had ended" if first in finished else "; nothing says that its training had ended"
+    failure = make_failure(first, ranks.get(first, NOTHING), why, None)
+    evidence = [f"{name_ranks(running)} still ran when all others had ended with 0"] if len(running) > 1 else []
+    return EndFinding("hung_at_exit", failure, running, evidence=evidence)
+
+
+def left_early(ranks: Ranks, early: list[int], why: str) -> EndFinding:
+    """Return the finding that `early` left with 0 before the others had ended."""
+    ends = {number: ranks.get(number, NOTHING)["exit"].get("time") for number in early}
+    first = min(early, key=lambda number: (ends[number] is None, ends[number] or 0.0))
+    failure = make_failure(first, ranks.get(first, NOTHING), f"left with exit code 0 {why}", ends[first])
+    evidence = [f"{name_ranks(early)} left with exit code 0 before the others"] if len(early) > 1 else []
+    return EndFinding("left_early", {**failure, "code": 0}, sorted(early), evidence=evidence)
+
+
+def find_early(ranks: Ranks, failures: list[Record]) -> EndFinding | None:
+    """Return who left with 0 before the others failed, each of them because of another rank; None if nobody did."""
+    times = [failure["time"] for failure in failures if failure["time"] is not None]
+    if not times:
+        return None
+    early = [number for number, rank in ranks.items() if is_early(rank, min(times) + EXIT_LAG_S)]
+    victims = sorted(failure["rank"] for failure in failures)
+    if not early:
+        return None
+    found = left_early(ranks, early, f"before {name_ranks(victims)} lost the connection to another rank")
+    return found._replace(failed=sorted({*early, *victims}), status_of=failures[0])
+
+
+def is_early(rank: Record, before: float) -> bool:
+    """Whether a rank ended with 0 on its own, before its training had ended and before a moment."""
+    end = rank["exit"]
+    is_clean = end.get("code") == 0 and end.get("terminated") is None and not rank["about_others"]
+    return is_clean and not has_ended(rank) and end.get("time", before) < before
+
+
+def find_own_error(ranks: Ranks, failures: list[Record]) -> EndFinding:
+    """Return who is to blame if all that failed only lost another rank: one that still ran, and had printed an error.
+
+    A rank may take long to die of its own error, as in its exit handlers. The others notice, and end sooner. Without
+    such a rank, nobody is named.
+    """
+    victims = {failure["rank"] for failure in failures}
+    failed, who = sorted(victims), name_ranks(sorted(victims))
+    noticed = min((failure["time"] for failure in failures if failure["time"] is not None), default=0.0)
+    raised = [(number, *rank["raised"]) for number, rank in ranks.items() if number not in victims]
+    own = sorted(
+        (moment, number) for number, text, moment in raised if text and moment is not None and moment < noticed
+    )
+    if not own:
+        said = f"which rank failed first is not known: {who} lost the connection to another rank"
+        return EndFinding("crashed", None, failed, evidence=[said], status_of=failures[0])
+    moment, number = own[0]
+    first = make_failure(number, ranks[number], ranks[number]["raised"][0], moment)
+    said = f"rank {number} still ran when it was told to end; its error came before {who} lost the connection"
+    return EndFinding("crashed", first, sorted({number, *failed}), evidence=[said], status_of=failures[0])
+
+
+def find_hang(world_size: int, ranks: Ranks, failures: list[Record]) -> EndFinding | None:
+    """Return the hang that ranks complain about: a collective took too long. None if nobody does.
+
+    The suspects are the ranks that did not complain. They are named only if most did, and if the others are on one
+    node: the first complaint ends the job, and some ranks have no time for theirs.
+    """
+    timed_out = {
+        number: texts
+        for number, rank in ranks.items()
+        if (texts := [text for text in rank["about_others"] if TIMED_OUT.search(text)])
+    }
+    if not timed_out:
+        return None
+    complained = {number for number, rank in ranks.items() if rank["about_others"]}
+    quiet = [n for n in range(world_size) if n not in complained and ranks.get(n, NOTHING)["exit"].get("code") != 0]
+    collectives = group_collectives(timed_out)
+    evidence = [f"timed out: {collective_text(each)}, says {name_ranks(each['ranks'])}" for each in collectives]
+    suspects = [identity(number, ranks.get(number, NOTHING)) for number in quiet]
+    failed, status_of = sorted(failure["rank"] for failure in failures), next(iter(failures), None)
+    are_known = 0 < len(quiet) < len(complained) and len({suspect["node"] for suspect in suspects}) == 1
+    if not are_known:
+        evidence.append(unknown_text(quiet, complained))
+        return EndFinding("hang", None, failed, [], collectives, evidence, status_of)
+    why = f"did not take part in a collective: {name_ranks(sorted(complained))} waited for it"
+    first = make_failure(quiet[0], ranks.get(quiet[0], NOTHING), why, None)
+    if len(quiet) > 1:
+        evidence.append(f"{name_ranks(quiet)}, all on {first['node']}, did not complain")
+    return EndFinding("hang", first, failed, suspects, collectives, evidence, status_of)
+
+
+def unknown_text(quiet: list[int], complained: set[int]) -> str:
+    if not quiet:
+        return "which rank hung is not known: all ranks complained of others"
+    return (
+        f"which rank hung is not known: {name_ranks(quiet)} did not complain, but some may have had no time for it "
+        f"({len(complained)} did)"
+    )
+
+
+def group_collectives(timed_out: dict[int, list[str]]) -> list[Record]:
+    """Return the collectives that timed out, each with the ranks that say so, the most frequent first."""
+    groups: dict[tuple[Any, ...], Record] = {}
+    for number, texts in timed_out.items():
+        collective = collective_of(texts[0])
+        groups.setdefault(tuple(collective.values()), {**collective, "ranks": []})["ranks"].append(number)
+    return sorted(groups.values(), key=lambda group: -len(group["ranks"]))

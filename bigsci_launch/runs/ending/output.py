@@ -1,0 +1,186 @@
+"""What the words of srun, NCCL, gloo and the shell say about the end of an attempt. Pure.
+
+srun has words for ranks that left before the others, and job.out holds the records that a rank could not write to a
+full disk.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from contextlib import suppress
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+from bigsci_launch.file_names import rank_of_name
+from bigsci_launch.safe_files import parse_json
+from bigsci_launch.scheduler.hostlist import expand_hostlist
+from bigsci_launch.topology.ranks import expand_ranks
+
+# What the store says at which ranks meet, before there is a group.
+STORE = re.compile(r"wait timeout after (\d+) ?ms, keys: ", re.IGNORECASE)
+# What NCCL says in a rank that another one told about a time-out. The rank that hangs says it too.
+TOLD = re.compile(r"dump signal due to a collective timeout|due to collective timeout or exception", re.IGNORECASE)
+# One of these is in each text that `lost_peer` and TOLD find. Logs are long, and looking for them is fast.
+HINTS = (b"connection", b"pipe", b"closed", b"remote", b"closure", b"route", b"network", b"recv", b"watchdog",
+         b"timed out", b"nccl", b"inconsistency", b"collective timeout", b"wait timeout")  # fmt: skip
+FATAL = re.compile(r"Fatal Python error|terminate called|what\(\):|Assertion .*failed|double free|CUDA error")
+# The last line of a traceback of Python: the class of the exception, and what it says.
+RAISED = re.compile(r"^(\w+\.)*\w*(Error|Exception|Interrupt|Exit)\b(: |$)")
+GROUP = re.compile(r"\[(PG [^\]]*?) Rank \d+\]")
+STEP = r"(?:StepId=|step:)\S+"
+FIRST_LEFT = re.compile(r"^srun: (?:\S+: )*first task exited (\d+)s ago", re.IGNORECASE)
+TASKS = re.compile(rf"^srun: (?:\S+: )*{STEP} tasks? ([0-9,-]+): (running|exited)$")
+STEP_CANCELLED = re.compile(r"\*\*\* STEP \S+ ON \S+ CANCELLED AT (?!.*DUE TO)")
+TASK_ENDED = re.compile(r"^srun: (?:\S+: )*(error: \S+: tasks? |Terminating|.*_step_signal: Terminating)")
+NODE_FAILURE = re.compile(r"^srun: error: Node failure on (\S+)")
+# The line of the local launcher, and of the controller of `survive`.
+STILL_RUN = re.compile(
+    r"bsl: (?:giving up: )?ranks \[?([0-9,\- ]+)\]? still run ([0-9.]+) s after the first rank ended"
+)
+START = re.compile(r"^(?:\S+Z )?bsl: start attempt=(\S+)")
+UNWRITTEN = re.compile(r"^(?:\d+: )?rank_runner: record (pids|exits)/(\S+) (\{.*\})$")
+NO_ROOM = re.compile(
+    r"^(?:\d+: )?rank_runner: cannot write (/.*): \[Errno \d+\] (No space left on device|Disk quota exceeded)"
+)
+LABEL = re.compile(r"^\d+: ")
+SHELL_LINE = re.compile(r"^.*?: line \d+: ")
+NOISE = re.compile(
+    r"\bbsl: |exited with exit code|^srun: (Terminating|Force Terminated)|CANCELLED AT|^rank_runner: ", re.IGNORECASE
+)
+ERROR = re.compile(r"not found|no such file|denied|cannot|can't|error|unable|invalid|fail|refused", re.IGNORECASE)
+NUM_CAUSES = 2
+CAUSE_LENGTH = 500
+
+
+class JobOutput(NamedTuple):
+    """What job.out says about one attempt. Ranks are tasks of srun, which number them alike."""
+
+    lines: tuple[str, ...] = ()
+    running: tuple[int, ...] = ()
+    """Ranks that srun ended because they still ran long after the first had ended."""
+    left: tuple[int, ...] = ()
+    """Ranks that had ended with 0 by then; empty if it does not say."""
+    waited_s: float = 0.0
+    lost_nodes: tuple[str, ...] = ()
+    unwritten: Mapping[tuple[str, int], dict[str, Any]] = MappingProxyType({})
+    """Records that ranks could not write, by folder and rank."""
+    no_room: str | None = None
+    """What could not be written because the disk was full: then a record that is missing proves nothing."""
+
+
+def parse_output(text: str, attempt: str) -> JobOutput:
+    """Return what the output of a job says about `attempt`; a requeued job appends to the output of its first start."""
+    lines = lines_of_attempt(text, attempt)
+    running, left, waited_s = read_stragglers(lines)
+    lost = [node for line in lines if (match := NODE_FAILURE.match(line)) for node in _nodes(match[1])]
+    return JobOutput(tuple(lines), running, left, waited_s, tuple(lost), read_unwritten(lines), read_no_room(lines))
+
+
+def was_step_cancelled(output: JobOutput) -> bool:
+    """Whether somebody ended the step that runs the ranks: Slurm says so before srun speaks of a rank that ended."""
+    for line in output.lines:
+        if STEP_CANCELLED.search(line):
+            return True
+        if TASK_ENDED.search(line):
+            return False
+    return False
+
+
+def lines_of_attempt(text: str, attempt: str) -> list[str]:
+    """Return the lines from the attempt's start to the next one's. All of them, if no line says that it started."""
+    lines = [line.rstrip() for line in text.split("\n")]
+    starts = [(at, match[1]) for at, line in enumerate(lines) if (match := START.search(line))]
+    own = [at for at, name in starts if name == attempt]
+    first = own[-1] if own else 0
+    last = next((at for at, name in starts if at > first and name != attempt), len(lines))
+    return lines[first:last]
+
+
+def read_stragglers(lines: list[str]) -> tuple[tuple[int, ...], tuple[int, ...], float]:
+    """Return the ranks that were ended because they still ran, those that had ended, and the seconds between."""
+    tasks: dict[str, list[int]] = {"running": [], "exited": []}
+    waited_s = None
+    for line in lines:
+        if match := FIRST_LEFT.match(line):
+            waited_s = float(match[1])
+        elif match := STILL_RUN.search(line):
+            waited_s = float(match[2])
+            tasks["running"] += expand_ranks(match[1].replace(" ", ""))
+        elif waited_s is not None and (match := TASKS.match(line)):
+            tasks[match[2]] += expand_ranks(match[1])
+    return tuple(tasks["running"]), tuple(tasks["exited"]), waited_s or 0.0
+
+
+def read_unwritten(lines: list[str]) -> dict[tuple[str, int], dict[str, Any]]:
+    """Return the records that ranks put into their output because they could not write the file."""
+    records = {}
+    for line in lines:
+        match = UNWRITTEN.match(line)
+        rank = rank_of_name(match[2]) if match else None
+        if match and rank is not None:
+            with suppress(ValueError):
+                records[match[1], rank] = parse_json(match[3])
+    return records
+
+
+def read_no_room(lines: list[str]) -> str | None:
+    """Return what the first rank that met a full disk said about it; None if none did."""
+    found = next((match for line in lines if (match := NO_ROOM.match(line))), None)
+    return f"{found[2]}: {found[1]} could not be written" if found else None
+
+
+def launch_cause(lines: tuple[str, ...]) -> str | None:
+    """Return why nothing was started, in the words of the shell or of Slurm; None if nobody said anything."""
+    kept: list[str] = []
+    for line in lines:
+        text = SHELL_LINE.sub("", LABEL.sub("", line.strip()))
+        if text and not NOISE.search(text) and text not in kept:
+            kept.append(text)
+    errors = [text for text in kept if ERROR.search(text)] or kept
+    return "; ".join(errors[-NUM_CAUSES:])[:CAUSE_LENGTH] or None
+
+
+def may_be_about_others(line: bytes) -> bool:
+    """Whether it is worth asking `is_about_others`."""
+    lower = line.lower()
+    return any(hint in lower for hint in HINTS)
+
+
+def collective_of(text: str) -> dict[str, Any]:
+    """Return backend, group, operation, sequence number and limit of a collective that timed out; None if not said."""
+    fields = {
+        name: match[1] if (match := re.search(pattern, text)) else None
+        for name, pattern in (
+            ("operation", r"\bOpType=(\w+)"),
+            ("sequence", r"\bSeqNum=(\d+)"),
+            ("timeout_ms", r"\bTimeout\(ms\)=(\d+)"),
+        )
+    }
+    if gloo := re.search(r"Timed out waiting (\d+) ?ms for (recv|send) operation", text, re.IGNORECASE):
+        fields["operation"], fields["timeout_ms"] = gloo[2].lower(), gloo[1]
+    if store := STORE.search(text):
+        fields["operation"], fields["timeout_ms"] = "wait for a key of the store", store[1]
+    group = GROUP.search(text)
+    return {
+        "backend": "nccl" if "watchdog" in text.lower() else "store" if store else "gloo",
+        "group": group[1] if group else None,
+        "operation": fields["operation"],
+        "sequence": int(fields["sequence"]) if fields["sequence"] else None,
+        "timeout_ms": int(fields["timeout_ms"]) if fields["timeout_ms"] else None,
+    }
+
+
+def collective_text(collective: dict[str, Any]) -> str:
+    """`ALLREDUCE, SeqNum=178, of PG ID 2 PG GUID 4(DP)`."""
+    words = [collective["operation"] or f"a collective of {collective['backend']}"]
+    words += [f"SeqNum={collective['sequence']}"] if collective["sequence"] is not None else []
+    words += [f"of {collective['group']}"] if collective["group"] else []
+    return ", ".join(words)
+
+
+def _nodes(hostlist: str) -> list[str]:
+    try:
+        return expand_hostlist(hostlist)
+    except ValueError:
+        return [hostlist]

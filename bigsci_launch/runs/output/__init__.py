@@ -1,1 +1,0 @@
-"""The lines that ranks print, as their logs hold them."""

@@ -1,1 +1,0 @@
-"""Records of rehearsals: what was rehearsed, at which revision, with which verdict."""

@@ -1,1 +1,0 @@
-"""Saves of the trainer that the disk has refused."""

@@ -1,1 +1,0 @@
-"""What the state of runs looks like: lines, tables and JSON."""

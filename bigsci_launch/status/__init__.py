@@ -1,0 +1,1 @@
+"""What a run is doing, as a value, as text and as JSON."""

@@ -1,0 +1,1 @@
+"""Samples: their order, and the micro batches that a rank cuts from them."""

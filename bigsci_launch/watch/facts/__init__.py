@@ -1,0 +1,1 @@
+"""What stands against a run that its ranks do not print: its job, nodes, disk, generations, other watchers."""

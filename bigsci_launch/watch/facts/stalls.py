@@ -1,0 +1,154 @@
+"""When to look at ranks that show nothing new, and what the silence and the looks mean together.
+
+The clock alone accuses nobody: a log may be silent while ranks make steps. Nor does one look: ranks that wait may be
+served. A hang is what a look calls one; it is confirmed when a second look, later, finds the same.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from bigsci_launch.runs.watching.ledger import RunFinding
+from bigsci_launch.spy.taxonomy import State
+from bigsci_launch.units import format_age
+from bigsci_launch.watch.facts.look import Look
+from bigsci_launch.watch.judge import durations
+from bigsci_launch.watch.judge.silence import Pace, Silence
+
+LEAST_SETTLE_S, MOST_SETTLE_S = 5.0, 30.0
+"""How long one look lasts at least and at most: about as long as a step."""
+STALL = "stall:"
+"""What the keys of findings about a silence begin with."""
+UNKNOWN_S = 120.0
+"""If not even the length of a step is known, the ranks are looked at after this long."""
+CERTAIN = 0.95
+PATIENT_S = 600.0
+"""In a phase whose length is not known, nobody acts on a verdict that is less certain than that before this long."""
+
+TakeLook = Callable[[float], Look]
+"""Looks at the ranks for some seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Taken:
+    look: Look
+    at: float
+    lasts_s: float
+
+
+class StallWatch:
+    """The present silence of one attempt. `gap_s` is the least time between two looks: each asks Slurm."""
+
+    def __init__(self, take_look: TakeLook, gap_s: float) -> None:
+        self._take_look = take_look
+        self._gap_s = gap_s
+        self._taken: list[_Taken] = []
+        self._lasted_s = 0.0
+
+    def consider(self, silence: Silence, now: float) -> None:
+        """Look at the ranks if that is due. `now` is the watcher's monotonic clock."""
+        if silence.lasts_s < self._lasted_s:
+            self._taken.clear()
+        self._lasted_s = silence.lasts_s
+        if self._is_due(silence, now):
+            self.look_now(silence, now)
+
+    def look_now(self, silence: Silence, now: float) -> None:
+        """Look at the ranks, for about as long as a step takes."""
+        settle_s = min(max(silence.usual_s or 0.0, LEAST_SETTLE_S), MOST_SETTLE_S)
+        self._taken.append(_Taken(self._take_look(settle_s), now, silence.lasts_s))
+
+    def _is_due(self, silence: Silence, now: float) -> bool:
+        if silence.pace is Pace.USUAL or (silence.pace is Pace.UNKNOWN and silence.lasts_s < _look_after_s(silence)):
+            return False
+        if not self._taken:
+            return True
+        last = self._taken[-1]
+        if now - last.at < self._gap_s:
+            return False
+        needs_second = last.look.is_failure and not self.is_confirmed
+        return needs_second or silence.lasts_s >= 2 * last.lasts_s
+
+    @property
+    def look(self) -> Look | None:
+        """The newest look of this silence; None if there was none."""
+        return self._taken[-1].look if self._taken else None
+
+    @property
+    def is_confirmed(self) -> bool:
+        """Whether two looks in a row found the same failure, with the same ranks."""
+        if len(self._taken) < 2:
+            return False
+        one, other = (each.look for each in self._taken[-2:])
+        return one.is_failure and other.is_failure and one.state is other.state and one.suspects == other.suspects
+
+    def may_act(self, silence: Silence) -> bool:
+        """Whether a watcher that may act may end the ranks now."""
+        is_known = silence.pace in (Pace.LONG, Pace.TOO_LONG) or silence.lasts_s >= PATIENT_S
+        return self.is_confirmed and (is_known or all(each.look.confidence >= CERTAIN for each in self._taken[-2:]))
+
+    def is_unexplained(self, silence: Silence) -> bool:
+        """Whether ranks do nothing for too long, and two looks in a row found neither progress nor anybody to blame."""
+        looks = [each.look for each in self._taken[-2:]]
+        seen = all(look.state is not None and not look.is_moving and not look.suspects for look in looks)
+        return len(looks) == 2 and seen and (self.may_act(silence) or silence.pace is Pace.TOO_LONG)
+
+    def finding(self, silence: Silence, attempt: str | None) -> RunFinding | None:
+        """Return what is wrong; None if nothing is known to be. A hang stays one until something moves."""
+        telling = (each.look for each in reversed(self._taken) if each.look.is_failure or each.look.is_moving)
+        found, look = next(telling, None), self.look
+        if found is not None and found.is_failure:
+            kind = "hang" if found.state is State.HANG else "dead"
+            return self._made(kind, silence, attempt, found.sentence, found)
+        if silence.pace is not Pace.TOO_LONG:
+            return None
+        if look is None or look.state is None:
+            return self._made("stall", silence, attempt, f"nobody could look: {look.sentence}" if look else "", look)
+        if look.state is State.SLOW:
+            return self._made("slow", silence, attempt, look.sentence, look)
+        return None if look.is_moving else self._made("stall", silence, attempt, look.sentence, look)
+
+    def _made(self, kind: str, silence: Silence, attempt: str | None, said: str, look: Look | None) -> RunFinding:
+        now = time.time()
+        return RunFinding(
+            kind=kind,
+            key=f"{STALL}{attempt}:{silence.step}",
+            sentence=f"{silence.sentence}: {said}" if said else silence.sentence,
+            noticed=now,
+            attempt=attempt,
+            step=silence.step,
+            since=now - silence.lasts_s,
+            details=look.details if look else (),
+            bundle=str(look.bundle) if look is not None and look.bundle else None,
+            signature=look.signature if look else "",
+        )
+
+    def remark(self, silence: Silence) -> str:
+        """Return what is to be said of a silence that is no finding; empty if nothing is."""
+        look = self.look
+        if silence.pace is Pace.TOO_LONG and look is not None and look.is_moving:
+            return (
+                f"nothing was printed for {format_age(silence.lasts_s)}, but the ranks make progress: {look.sentence}"
+            )
+        if look is not None and look.state is State.WAITING:
+            return f"{silence.sentence}: {look.sentence}"
+        return ""
+
+    def blindness(self, silence: Silence) -> str:
+        """Return why it is not known whether the run makes progress; empty if it is."""
+        if silence.pace is not Pace.UNKNOWN or silence.lasts_s < _look_after_s(silence):
+            return ""
+        look = self.look
+        if look is not None and (look.is_moving or look.is_failure):
+            return ""
+        said = "" if look is None else f": {look.sentence}"
+        return f"{silence.sentence}{said}"
+
+
+def _look_after_s(silence: Silence) -> float:
+    """Return after how long a silence of unknown meaning is worth a look: it may be a step that does not end."""
+    if silence.usual_s is None:
+        return UNKNOWN_S
+    return max(durations.LEAST_LONG_S, durations.LONG * silence.usual_s)

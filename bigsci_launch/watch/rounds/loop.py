@@ -1,0 +1,222 @@
+"""One watcher: round after round it reads, judges and looks, keeps the books, does what it may, and says that it lives.
+
+Health and blindness are two things. What cannot be seen is said, and is never healthy.
+"""
+
+from __future__ import annotations
+
+import socket
+import time
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from bigsci_launch.errors import BslError
+from bigsci_launch.progress import Tell
+from bigsci_launch.runs.watching.beat import Health, agent_of, own_beat, remove_beat, write_beat
+from bigsci_launch.runs.watching.ledger import RunFinding
+from bigsci_launch.runs.watching.records import remarks
+from bigsci_launch.units import format_age
+from bigsci_launch.watch.act.desk import Desk, patience_s
+from bigsci_launch.watch.facts.look import Look
+from bigsci_launch.watch.facts.standing import OtherWatchers
+from bigsci_launch.watch.judge.course import Course
+from bigsci_launch.watch.judge.silence import Silence
+from bigsci_launch.watch.rounds.acting import Acting
+from bigsci_launch.watch.rounds.books import Books
+from bigsci_launch.watch.rounds.one_attempt import AttemptWatch, WatchRound, expected
+from bigsci_launch.watch.tell.told import TellFinding, deliver_waiting
+from bigsci_launch.watch.watched import WatchedRun, watched_run
+
+LEAST_EVERY_S, MOST_EVERY_S = 2.0, 10.0
+"""Time between two rounds: about a step."""
+
+
+@dataclass(frozen=True, slots=True)
+class Glance:
+    """What a watcher knows after the round `seen`, also from the ledger. `blind` says what it could not see, `remarks`
+    what is no finding."""
+
+    seen: WatchRound
+    attempt: str | None
+    health: Health
+    sentence: str
+    findings: tuple[RunFinding, ...]
+    blind: tuple[str, ...]
+    remarks: tuple[str, ...]
+    look: Look | None
+    every_s: float
+
+
+class Watcher:
+    """Watches one run, attempt after attempt, or one job of somebody else.
+
+    `say` gets a line for people who look; `tell` gets each new finding. One thread uses it.
+    """
+
+    def __init__(self, watched: WatchedRun, *, name: str, may_act: bool, say: Tell, tell: TellFinding) -> None:
+        self._name = name
+        self._say = say
+        self._books = Books(watched.home, say, tell)
+        self._others = OtherWatchers(watched.home, name)
+        self._acting = Acting(f"watcher {name} on {socket.gethostname()}", say) if may_act else None
+        self._said: tuple[str, ...] = ()
+        self._now = AttemptWatch(watched, Course(expected(watched.config)))
+        self._now.start()
+        self._desk = Desk(watched.run, name, self._take_bundle) if watched.run is not None else None
+
+    def close(self, glance: Glance | None) -> None:
+        """Stop asking, and say that this watcher leaves by itself: one that was killed says nothing, and is missed."""
+        self._now.stop()
+        if self._is_agent and glance is not None:
+            self._leave_sign(glance, has_ended=True)
+        elif not self._is_agent:
+            with suppress(OSError):
+                remove_beat(self._now.watched.home, self._name)
+
+    @property
+    def _is_agent(self) -> bool:
+        """Whether this is the watcher of the job script: each attempt has one of its own."""
+        return self._now.name is not None and self._name == agent_of(self._now.name)
+
+    @property
+    def label(self) -> str:
+        """The name of what is watched."""
+        return self._now.watched.name
+
+    @property
+    def has_nothing_left(self) -> bool:
+        """Whether what is watched was removed. A round would then make the folder of the run again."""
+        return self._now.watched.is_gone
+
+    def tick(self, *, serves: bool = True) -> Glance:
+        """Read, judge, look and act once. With `serves`, what people ask in `control/` is done."""
+        self._follow()
+        now = time.monotonic()
+        seen = self._now.round(now)
+        standing = [*seen.standing]
+        if self._now.name is not None and not seen.view.is_over:
+            standing += self._others.findings(self._now.name, now)
+        self._books.note(seen.news)
+        self._books.raise_all([*seen.events, *standing])
+        self._books.settle(
+            self._now.name,
+            {finding.key for finding in standing},
+            seen.passed,
+            is_over=seen.view.is_over,
+            has_moved=bool(self._now.has_moved),
+        )
+        if self._acting is not None:
+            self._acting.act(self._now, seen, self._books.open)
+        glance = self._glance(seen)
+        troubles = [self._leave_sign(glance), self._serve() if serves else ""]
+        glance = replace(glance, remarks=(*glance.remarks, *filter(None, troubles)))
+        deliver_waiting(self._now.watched)
+        self._say_new((*glance.blind, *glance.remarks))
+        return glance
+
+    def look(self) -> Glance:
+        """Look at the ranks now, whatever the silence means, and take what they show into account."""
+        now = time.monotonic()
+        self._now.stalls.look_now(self._now.course.silence(now), now)
+        return self.tick(serves=False)
+
+    def _serve(self) -> str:
+        """Do what people ask in `control/`. Return why that was not possible; empty if it was."""
+        if self._desk is None:
+            return ""
+        course = self._now.course
+        patience = patience_s(course.usual_s, self._now.watched.config)
+        try:
+            for act in self._desk.serve(time.time(), course.step, patience):
+                self._say(f"{act.what} ({act.who}: {act.why}): {act.state}: {act.words}")
+        except (BslError, OSError) as error:
+            return f"what is asked in control/ is not served: {error}"
+        return ""
+
+    def _take_bundle(self) -> tuple[Path | None, str]:
+        look = self._now.take_evidence()
+        return look.bundle, look.sentence
+
+    def _follow(self) -> None:
+        run = self._now.watched.run
+        if run is None or self._is_agent:
+            return  # each attempt has an agent of its own
+        try:
+            watched = watched_run(run)
+        except BslError:
+            return  # its directory cannot be read now; the round says so
+        if watched.attempt == self._now.watched.attempt:
+            return
+        ended = self._now
+        ended.stop()
+        ended.course.new_attempt(time.monotonic())
+        self._now = AttemptWatch(watched, ended.course)
+        self._now.start()
+        self._say(f"attempt {self._now.name} has begun")
+
+    def _glance(self, seen: WatchRound) -> Glance:
+        findings = tuple(self._books.open)
+        blind = seen.blind
+        health = Health.FINDING if findings else Health.BLIND if blind else Health.HEALTHY
+        return Glance(
+            seen=seen,
+            attempt=self._now.name,
+            health=health,
+            sentence=_sentence(seen, findings, blind),
+            findings=findings,
+            blind=blind,
+            remarks=(*seen.remarks, *filter(None, [self._books.unwritten]), *remarks(self._now.watched.home)),
+            look=self._now.stalls.look,
+            every_s=_pause(seen.silence),
+        )
+
+    def _say_new(self, lines: tuple[str, ...]) -> None:
+        """Say what is not a finding, once, as long as it stays the same."""
+        for line in lines:
+            if line not in self._said:
+                self._say(line)
+        self._said = lines
+
+    def _leave_sign(self, glance: Glance, *, has_ended: bool = False) -> str:
+        """Say that this watcher lives. Return why that was not possible; empty if it was."""
+        home = self._now.watched.home
+        try:
+            write_beat(
+                home,
+                own_beat(
+                    self._name,
+                    every_s=glance.every_s,
+                    health=glance.health,
+                    sentence=glance.sentence,
+                    attempt=glance.attempt,
+                    may_act=self._acting is not None,
+                    blind=glance.blind,
+                    ended=has_ended,
+                ),
+            )
+        except OSError as error:
+            return f"{home.watch}: no sign of life can be left: {error.strerror or error}"
+        return ""
+
+
+def _pause(silence: Silence) -> float:
+    """Return the time until the next round: about a step, short while it is being learned how long one takes."""
+    if silence.usual_s is None:
+        return MOST_EVERY_S if silence.step is None else LEAST_EVERY_S
+    return min(max(silence.usual_s, LEAST_EVERY_S), MOST_EVERY_S)
+
+
+def _sentence(seen: WatchRound, findings: tuple[RunFinding, ...], blind: tuple[str, ...]) -> str:
+    if findings:
+        return findings[-1].sentence
+    if blind:
+        return blind[0]
+    if seen.view.is_over:
+        return seen.remarks[0] if seen.remarks else "the job is over"
+    if seen.view.job.state.is_queued:
+        return f"the job waits in the queue: {seen.view.job.reason or seen.view.job.state.value}"
+    silence = seen.silence
+    usual = "" if silence.usual_s is None else f", usually {format_age(silence.usual_s)}"
+    step = "no step yet" if silence.step is None else f"step {silence.step}"
+    return f"{step}, in {silence.phase} for {format_age(silence.lasts_s)}{usual}"

@@ -1,0 +1,158 @@
+"""Watches a run until it is over, until this process is ended by a signal, or until nothing is left to watch; or once.
+
+One look takes as long as it needs: what seems silent is watched for two steps first. Ages of files prove little on a
+login node, whose clock may be off by minutes. What this process sees change does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from types import FrameType
+
+from bigsci_launch.progress import Tell
+from bigsci_launch.runs.attempts import read_job
+from bigsci_launch.runs.watching.beat import Health, agent_of
+from bigsci_launch.units import format_age
+from bigsci_launch.watch.rounds.loop import Glance, Watcher
+from bigsci_launch.watch.tell.told import teller
+from bigsci_launch.watch.watched import WatchedRun, find_watched
+
+EXIT_FINDING, EXIT_BLIND = 1, 4
+SIGNAL_S = 0.2
+"""How soon it is noticed that a signal has come."""
+GONE_LOOKS, GONE_S = 3, 2.0
+"""How often, and how many seconds apart, it is looked whether the directory of the run is really gone."""
+BLIND_S = 10.0
+"""Seconds until the next look after one that the file system did not allow."""
+RECORD_S = 0.2
+LEAST_S, MOST_S = 10.0, 300.0
+"""How long a run that shows nothing new is watched: twice as long as its steps usually take, within these."""
+PAUSE_S = 1.0
+
+
+class EndSignals:
+    """Whether a signal has ended this process. A `threading.Event` would not do: its lock is held when a wait ends, and
+    a handler that is called at that moment waits for it for ever."""
+
+    def __init__(self) -> None:
+        self.have_come = False
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._note)
+
+    def _note(self, _number: int, _frame: FrameType | None) -> None:
+        self.have_come = True
+
+    def wait(self, seconds: float) -> None:
+        """Wait that long, or until one comes."""
+        until = time.monotonic() + seconds
+        while not self.have_come and (left := until - time.monotonic()) > 0:
+            time.sleep(min(left, SIGNAL_S))
+
+
+def find_recorded(run: str | None, jobid: str | None, patience_s: float) -> WatchedRun:
+    """Return what is to be watched, after waiting so long for the record of its job.
+
+    Raises:
+        RunDirError, JobNotFound, SlurmUnavailable: it is not found.
+    """
+    deadline = time.monotonic() + patience_s
+    while True:
+        watched = find_watched(run, jobid)
+        if watched.attempt is None or read_job(watched.attempt) is not None or time.monotonic() >= deadline:
+            return watched
+        time.sleep(RECORD_S)
+
+
+def make_watcher(watched: WatchedRun, say: Tell, *, may_act: bool = False, is_agent: bool = False) -> Watcher:
+    """Return a watcher: the agent of the job script, or one of this process."""
+    is_of_attempt = is_agent and watched.attempt is not None
+    own = f"{socket.gethostname()}-{os.getpid()}"
+    name = agent_of(watched.attempt.name) if is_of_attempt and watched.attempt is not None else own
+    return Watcher(watched, name=name, may_act=may_act, say=say, tell=teller(watched, name))
+
+
+def watch_until_over(
+    watcher: Watcher, signals: EndSignals, show: Callable[[Glance], None], say: Tell, *, is_agent: bool
+) -> Glance | None:
+    """Watch round after round, and `show` each. Return the last glance; None if nothing was seen, or nothing is left.
+
+    Errors of the disk do not end it: they may last for a time only.
+    """
+    glance: Glance | None = None
+    try:
+        while True:
+            if _is_removed(watcher, signals):
+                say(f"{watcher.label} was removed, so nothing is left to watch")
+                glance = None
+                break
+            is_last = signals.have_come
+            glance = look_and_show(watcher, show, say) or glance
+            if is_last or (glance is not None and glance.seen.view.is_over and (is_agent or not glance.seen.goes_on)):
+                break
+            signals.wait(BLIND_S if glance is None else glance.every_s)
+    finally:
+        watcher.close(glance)
+    return glance
+
+
+def look_and_show(watcher: Watcher, show: Callable[[Glance], None], say: Tell) -> Glance | None:
+    """Look once, and return what was seen; None if the file system gives an error, as it does for a time.
+
+    The log of an agent is on the same disk.
+    """
+    try:
+        glance = watcher.tick()
+        show(glance)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            say(f"nothing could be seen: {error}")
+        return None
+    return glance
+
+
+def _is_removed(watcher: Watcher, signals: EndSignals) -> bool:
+    """Return whether what is watched is gone, and stays gone for some seconds."""
+    for _ in range(GONE_LOOKS):
+        if signals.have_come or not watcher.has_nothing_left:
+            return False
+        signals.wait(GONE_S)
+    return watcher.has_nothing_left
+
+
+def exit_code_of(glance: Glance | None) -> int:
+    """Return the exit code for what was seen last."""
+    if glance is None:
+        return EXIT_BLIND
+    return {Health.HEALTHY: 0, Health.FINDING: EXIT_FINDING, Health.BLIND: EXIT_BLIND}[glance.health]
+
+
+def look_once(watcher: Watcher) -> Glance:
+    """Return what is known of the run. If nothing new is seen and nothing is found, it is not known to be healthy.
+
+    What other watchers have found may be over: it counts if nothing is seen to move.
+    """
+    began = time.monotonic()
+    glance = watcher.tick(serves=False)
+    while glance.seen.view.is_running and not (glance.seen.standing or glance.seen.events):
+        waited = time.monotonic() - began
+        if glance.seen.silence.lasts_s < waited - PAUSE_S:
+            return glance  # something new has come
+        if waited >= min(max(2 * (glance.seen.silence.usual_s or 0.0), LEAST_S), MOST_S):
+            return _unmoved(glance if glance.look is not None else watcher.look(), waited)
+        time.sleep(PAUSE_S)
+        glance = watcher.tick(serves=False)
+    return glance
+
+
+def _unmoved(glance: Glance, waited: float) -> Glance:
+    if glance.health is Health.FINDING or (glance.look is not None and glance.look.is_moving):
+        return glance
+    seen = f": {glance.look.sentence}" if glance.look is not None else ""
+    sentence = f"nothing new was seen in {format_age(waited)}{seen}"
+    return replace(glance, health=Health.BLIND, sentence=sentence, blind=(*glance.blind, sentence))
