@@ -13,6 +13,8 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 # Most tests wait for a cluster or for ranks: four processes keep two cores busy. A file stays in one process.
 SIDE_BY_SIDE := -n 4 --dist loadfile --no-loadscope-reorder
+# Thousands of programs start in a run: compiled modules are kept for the next one.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: setup demo quick test long gpu check docs clean
 
@@ -26,7 +28,7 @@ demo: $(READY)
 	$(BIN)/bsl demo
 
 quick: $(READY)
-	$(BIN)/python -m pytest $(SIDE_BY_SIDE) tests/unit -m "not torch and not slow and not long"
+	$(BIN)/python -m pytest $(SIDE_BY_SIDE) -n 2 tests/unit -m "not torch and not slow and not long"
 
 test: $(READY)
 	bash slurm/minicluster/install.sh || true
