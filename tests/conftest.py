@@ -24,7 +24,7 @@ settings.load_profile("any machine")
 
 TESTS = Path(__file__).parent
 LEFT_OUT = pytest.StashKey[int]()
-FOREIGN = ("SLURM_", "SBATCH_", "BSL_", "TORCHELASTIC_")
+FOREIGN = ("SLURM_", "SBATCH_", "BSL_", "TORCHELASTIC_", "PYTEST_XDIST_")
 SLURM_PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "ip", "nsenter", "unshare")
 SYSTEM_PATH = "/usr/local/sbin:/usr/sbin:/sbin"
 RANK_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT")

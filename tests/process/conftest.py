@@ -19,11 +19,18 @@ from typing import Any
 import pytest
 
 from bigsci_launch.spy.look.collect import unpack
+from tests.support.waiting import wait_until
 
+from .attempt_records import Attempt
 from .recorded_ranks import Ranks
 
 PROGRAMS = Path(__file__).parent / "programs"
 SETTLE_S = 0.4
+
+
+@pytest.fixture
+def attempt(tmp_path: Path) -> Attempt:
+    return Attempt(tmp_path / "run" / "attempts" / "0001")
 
 
 @dataclass(frozen=True)
@@ -76,10 +83,7 @@ def _end(launched: Launched) -> None:
         except ProcessLookupError:
             continue
     launched.process.wait(10)
-    end = time.monotonic() + 10
-    while any(state_of(pid) not in ("", "Z") for pid in pids):
-        assert time.monotonic() < end, [(pid, state_of(pid)) for pid in pids]
-        time.sleep(0.02)
+    wait_until(lambda: all(state_of(pid) in ("", "Z") for pid in pids), 10)
 
 
 Launch = Callable[..., Launched]
@@ -163,12 +167,8 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
         pytest.skip("only root can mount a small file system")
     folder = tmp_path / "small"
     folder.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=256k", "bsl-test", str(folder)],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    argv = ["mount", "-t", "tmpfs", "-o", "size=256k", "bsl-test", str(folder)]
+    mounted = subprocess.run(argv, capture_output=True, text=True, check=False)
     if mounted.returncode != 0:
         pytest.skip(f"no file system can be mounted here: {mounted.stderr.strip()}")
     yield folder

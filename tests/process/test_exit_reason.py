@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -11,17 +10,12 @@ import pytest
 
 from bigsci_launch.runs.layout import write_json
 from bigsci_launch.runs.watching.ended import EndedBy, write_ended_by
-from tests.support.texts import has_parts
+from tests.support.texts import CheckText, has_parts
 
 from .attempt_records import Attempt
 
 
-@pytest.fixture
-def attempt(tmp_path: Path) -> Attempt:
-    return Attempt(tmp_path / "0001")
-
-
-def test_all_well(attempt: Attempt, check_text: Callable[..., None]) -> None:
+def test_all_well(attempt: Attempt, check_text: CheckText) -> None:
     attempt.exits(*range(8))
     attempt.event(*range(8), kind="end", reason="finished")
     found = attempt.describe("--job-id", "42", "--restart-count", "1", code=0)
@@ -161,7 +155,7 @@ def test_a_crash_during_termination_is_the_terminations(attempt: Attempt) -> Non
     assert attempt.describe("--terminated", "91", code=1)["reason"] == "cancelled"
 
 
-def test_a_provisional_record_has_no_exit_code(attempt: Attempt, check_text: Callable[..., None]) -> None:
+def test_a_provisional_record_has_no_exit_code(attempt: Attempt, check_text: CheckText) -> None:
     found = attempt.describe("--terminated", "91", "--slurm-reason", "TimeLimit", code=None)
     assert (found["reason"], found["exit_code"]) == ("time_limit", None)
     assert attempt.code == ""
@@ -223,8 +217,7 @@ def test_a_failed_launch_quotes_its_cause(attempt: Attempt, lines: list[str], ca
     attempt.output(*lines)
     found = attempt.describe(code=127)
     assert (found["reason"], found["cause"], attempt.code) == ("launch_failed", cause, "127")
-    expected = "bsl: attempt 0001 ended: launch_failed (exit code 127)" + (f": {cause}" if cause else "")
-    assert attempt.line == expected + "\n"
+    assert has_parts(attempt.line, "launch_failed", 127, cause or "")
 
 
 def test_the_output_of_an_earlier_start_of_the_job_is_left_out(tmp_path: Path) -> None:
@@ -295,14 +288,13 @@ def test_the_preemption_of_an_earlier_start_says_nothing(attempt: Attempt) -> No
 # ------------------------------------------------------------------------------------------- ended from outside
 
 
-def ended_by(attempt: Attempt, act: str = "end_ranks", **fields: Any) -> None:
+def ended_by(attempt: Attempt, act: str = "end_ranks", **fields: Any) -> EndedBy:
     why = "no step for 62 s: rank 5 sits in a lock"
     who = "agent" if act == "end_ranks" else "alice"
     given = {"act": act, "who": who, "why": why, "continues": act in ("end_ranks", "restart"), **fields}
-    write_ended_by(attempt.dir, EndedBy(**given))
-
-
-WATCHER = "agent ended the ranks: no step for 62 s: rank 5 sits in a lock"
+    ended = EndedBy(**given)
+    write_ended_by(attempt.dir, ended)
+    return ended
 
 
 def test_a_hang_that_a_watcher_ended_is_a_hang(attempt: Attempt) -> None:
@@ -310,11 +302,11 @@ def test_a_hang_that_a_watcher_ended_is_a_hang(attempt: Attempt) -> None:
     suspect: dict[str, Any] = {"rank": 5, "node": "n3", "coordinate": {"dp": 1}, "pid": 1005, "why": "waits for a lock"}
     numbered = {"numbered_by": "pid file"}
     write_json(bundle / "verdict.json", {"verdict": {"suspects": [{**suspect, **numbered}]}})
-    ended_by(attempt, bundle=str(bundle), nodes=("n3",))
+    watcher = ended_by(attempt, bundle=str(bundle), nodes=("n3",))
     attempt.output("slurmstepd: error: *** STEP 6.0 ON n1 CANCELLED AT 2026-11-23T01:02:00 ***")
     attempt.exits(*range(8), code=None, signal=None, terminated=91.0)
     found = attempt.describe(code=143)
-    assert (found["reason"], found["exit_code"], found["evidence"]) == ("hang", 143, [WATCHER])
+    assert (found["reason"], found["exit_code"], found["evidence"]) == ("hang", 143, [watcher.sentence])
     assert found["suspects"] == [{"rank": 5, "node": "n3", "coordinate": {"dp": 1}}]
     assert (found["first_failure"]["rank"], found["first_failure"]["error"]) == (5, suspect["why"])
     assert found["spy_bundle"] == str(bundle) and str(bundle) in attempt.line
@@ -334,15 +326,12 @@ def test_ranks_that_a_watcher_killed_are_no_lost_node_and_no_crash(attempt: Atte
     assert attempt.describe("--lost-nodes", "n2", code=137)["reason"] == "node_failure", "that is Slurm's word"
 
 
-def test_what_the_ranks_left_goes_before_what_somebody_meant_to_do(
-    attempt: Attempt, check_text: Callable[..., None]
-) -> None:
+def test_what_the_ranks_left_goes_before_what_somebody_meant_to_do(attempt: Attempt, check_text: CheckText) -> None:
     attempt.fails(3, "loss is NaN", time=80.0)
     attempt.exits(0, 1, 2, 4, 5, 6, 7, code=None, signal="SIGTERM", terminated=81.0)
     ended_by(attempt)
     found = attempt.describe(code=1)
     assert (found["reason"], found["first_failure"]["rank"]) == ("crashed", 3)
-    assert found["evidence"] != [WATCHER]
     check_text(*found["evidence"])
     # The same error, after somebody had set out to end the ranks, is a consequence of it.
     attempt.fails(3, "loss is NaN", time=80.0)
@@ -367,7 +356,7 @@ def test_a_hang_that_resolved_itself_is_none(attempt: Attempt) -> None:
     ("act", "code", "reason", "words"),
     [
         ("exit", 0, "stopped", "to exit"),
-        ("restart", 0, "stopped", "to restart after step 120"),
+        ("restart", 0, "stopped", "restart after step 120"),
         ("exit", 12, "cancelled", "to exit"),
         ("kill", 0, "cancelled", "to kill it"),
         ("kill", 137, "cancelled", "to kill it"),
@@ -378,7 +367,7 @@ def test_what_a_person_asked_for(attempt: Attempt, act: str, code: int, reason: 
     attempt.exits(*range(8), code=code or None, signal="SIGUSR2" if code else None)
     found = attempt.describe(code=code)
     assert (found["reason"], found["exit_code"], found["first_failure"]) == (reason, code, None)
-    assert found["evidence"] == [f"alice asked {words}: a new revision"]
+    assert has_parts(*found["evidence"], "alice", words, "a new revision")
 
 
 def test_a_torn_record_of_who_ended_the_ranks_says_nothing(attempt: Attempt) -> None:
@@ -388,7 +377,7 @@ def test_a_torn_record_of_who_ended_the_ranks_says_nothing(attempt: Attempt) -> 
 
 
 def test_how_long_before_the_limit_ranks_were_told_is_not_by_the_wall_clock(
-    attempt: Attempt, check_text: Callable[..., None]
+    attempt: Attempt, check_text: CheckText
 ) -> None:
     attempt.exits(*range(8), code=None, signal="SIGTERM", terminated=91.0)
     facts = ("--stop-requested", "--terminated", "99999", "--slurm-reason", "TimeLimit")

@@ -47,17 +47,15 @@ def test_every_phase_passes_on_a_cpu(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("broken", "state", "why"),
     [
-        ("    record.check('a claim that fails', False, 'seen')\n", "failed", "a claim that fails"),
+        ("    record.check('it fails', False, 'seen')\n", "failed", "it fails"),
         ("    raise ValueError('the cause')\n", "crashed", "the cause"),
         ("    time.sleep(600)\n", "cut short", "after"),
         ("    sys.exit(0)\n", "crashed", "exit code 0"),
     ],
 )
 def test_a_broken_phase_keeps_what_it_had(broken: str, state: str, why: str, tmp_path: Path) -> None:
-    found, code = run_broken(PRELUDE + broken + "run_phase(run)\n", tmp_path)
-    assert code == 1
-    assert found["state"] == state
-    assert why in found["why"]
+    found, code = run_broken(PRELUDE + broken + "run_phase(run)\n", tmp_path, limit_s=10 if why == "after" else 50)
+    assert (found["state"], code) == (state, 1) and why in found["why"]
     assert found["rows"] == [{"before": "it broke"}]
     assert [each["name"] for each in found["checks"] if each["passed"]] == ["it holds"]
 
@@ -69,15 +67,15 @@ def test_a_phase_that_checks_nothing_has_not_passed(tmp_path: Path) -> None:
     assert (found["state"], found["why"], code) == ("failed", "nothing was checked", 1)
 
 
-def run_broken(program: str, folder: Path) -> tuple[dict[str, Any], int]:
-    """Run a session whose phase `speed` is this program, with a limit of 8 s."""
+def run_broken(program: str, folder: Path, limit_s: int = 50) -> tuple[dict[str, Any], int]:
+    """Run a session whose phase `speed` is this program."""
     copy = folder / "benchmarks"
     (copy / "on_gpu").mkdir(parents=True)
     for name in ("__init__.py", "card.py", "record.py"):
         shutil.copy(BENCHMARKS / "on_gpu" / name, copy / "on_gpu" / name)
     session = (BENCHMARKS / "gpu_session.py").read_text()
     assert 'Phase("speed", 150)' in session
-    (copy / "gpu_session.py").write_text(session.replace('Phase("speed", 150)', 'Phase("speed", 8)'))
+    (copy / "gpu_session.py").write_text(session.replace('Phase("speed", 150)', f'Phase("speed", {limit_s})'))
     (copy / "on_gpu" / "speed.py").write_text(program)
     command = [sys.executable, str(copy / "gpu_session.py"), str(folder / "out"), "--only", "speed"]
     done = subprocess.run(command, env={**os.environ, "PYTHONPATH": f"{ROOT}:{copy}"}, timeout=60)

@@ -38,9 +38,9 @@ def test_list_knows_every_class_of_the_taxonomy() -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["H73"], "needs a Slurm"),
-        (["H999"], "no class 'H999'"),
-        (["H01", "--ranks", "3"], "even number of ranks"),
+        (["H73"], "Slurm"),
+        (["H999"], "'H999'"),
+        (["H01", "--ranks", "3"], "even number"),
         (["H01", "--culprit", "4"], "no rank 4"),
     ],
 )
@@ -153,7 +153,7 @@ def test_a_frozen_disk_is_thawed_when_the_block_fails(tmp_path: Path, monkeypatc
 @pytest.mark.torch
 def test_a_reproduction_that_fails_to_start_says_why() -> None:
     trial = Trial(find_reproduction("H01"), 4, 1, {"MASTER_PORT": "no port"}, timeout_s=60.0)
-    with pytest.raises(LabError, match=r"rank \d of the reproduction has ended: .*no port"), reproduce(trial):
+    with pytest.raises(LabError, match=r"rank \d .*no port"), reproduce(trial):
         pass
 
 

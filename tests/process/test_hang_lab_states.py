@@ -7,7 +7,6 @@ import re
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -30,6 +29,7 @@ from bigsci_launch.procfs import read_process
 from bigsci_launch.runs.layout import RunDir, read_json, write_json
 from bigsci_launch.spy.look.ring_copies import read_ring_files
 from bigsci_launch.spy.taxonomy import HangClass, State
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.torch
 PY_SPY = str(Path(sys.executable).parent / "py-spy")
@@ -176,10 +176,7 @@ def test_a_reproduction_is_what_it_says(
 def require_steps(standing: Standing) -> None:
     """Check that every rank makes progress and none ends."""
     before = standing.job.steps()
-    end = time.monotonic() + 30
-    while any(now <= before[rank] for rank, now in standing.job.steps().items()):
-        assert time.monotonic() < end, f"no step in 30 s after {before}"
-        time.sleep(0.05)
+    wait_until(lambda: all(now > before[rank] for rank, now in standing.job.steps().items()), 30)
     assert not standing.job.ended()
 
 
@@ -221,9 +218,7 @@ def kernel_state(pid: int) -> tuple[str, str]:
 
 def require_function(pid: int, name: str) -> None:
     """Check that `name` is on a stack. If the process moves, reading without a pause may catch only part of a stack."""
-    end = time.monotonic() + 10
-    while name not in (functions := functions_of(pid)):
-        assert time.monotonic() < end, functions
+    wait_until(lambda: name in functions_of(pid), 10, evidence=lambda: functions_of(pid))
 
 
 def functions_of(pid: int) -> set[str]:

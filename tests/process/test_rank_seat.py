@@ -344,7 +344,7 @@ def test_without_a_standby_the_seat_serves_on(seat: ToyController, tmp_path: Pat
     seat.wait_for("ready", generation=None)
     python.unlink()
     seat.begin(0)
-    wait_until(lambda: sum("there is no standby" in line for line in seat.log()) == 3)
+    wait_until(lambda: sum("no standby" in line for line in seat.log()) == 3)
     step = seat.said[-1]["step"]
     seat.wait_for("rank", word="stepped", step=step + 3)
     assert not [each for each in seat.said if each["say"] == "ended"]

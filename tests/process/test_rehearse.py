@@ -9,11 +9,13 @@ import signal
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.support.texts import has_parts
 
 PROGRAM = Path(__file__).parent / "programs" / "megatron_like.py"
 DEMO = Path(__file__).parents[2] / "configs" / "demo.yaml"
@@ -79,10 +81,8 @@ def test_a_program_that_behaves_gets_a_go(rehearse: Rehearse, tmp_path: Path) ->
     code, document = finish(rehearse("", "--json"))
     assert (code, document["verdict"], document["not_checked"]) == (0, "go", [])
     assert set(outcomes(document).values()) == {"ok"}
-    assert "first failure rank 3" in found(document, "kill a rank") and "no process left" in found(
-        document, "kill a rank"
-    )
-    assert "equal to the last printed digit" in found(document, "resume after kill")
+    assert has_parts(found(document, "kill a rank"), "rank 3", "no process left")
+    assert "digit" in found(document, "resume after kill")
     folder = Path(document["directory"])
     assert folder == tmp_path / "runs" / "rehearsals" / "trial" / "0001"
     assert json.loads((folder / "report.json").read_text()) == document
@@ -94,13 +94,13 @@ def test_a_program_that_behaves_gets_a_go(rehearse: Rehearse, tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("mode", "phase", "words"),
     [
-        ("ignores-stop", "stop", "it still ran 5 s after it was asked to stop"),
-        ("ends", "steps", "crashed, exit code 1, first failure rank \\d on .*: OutOfMemoryError"),
+        ("ignores-stop", "stop", "ran 5 s"),
+        ("ends", "steps", r"exit code 1, .*rank \d on .*: OutOfMemoryError"),
         # The interrupted rehearsal below finds and kills such a child, too.
         pytest.param("leaves-child", "kill a rank", r"and now killed: pid \d+ \(sleep\)", marks=pytest.mark.long),
-        pytest.param("starts-over", "resume after kill", "began with step 2, although step 2", marks=pytest.mark.long),
-        pytest.param("other-losses", "resume after kill", "differ from those before", marks=pytest.mark.long),
-        pytest.param("infinite-loss", "steps", "the loss of step 1 is nan", marks=pytest.mark.long),
+        pytest.param("starts-over", "resume after kill", "step 2, .*step 2", marks=pytest.mark.long),
+        pytest.param("other-losses", "resume after kill", "differ", marks=pytest.mark.long),
+        pytest.param("infinite-loss", "steps", "step 1 is nan", marks=pytest.mark.long),
     ],
 )
 def test_a_program_that_is_unfit_gets_a_no_go(
@@ -113,28 +113,17 @@ def test_a_program_that_is_unfit_gets_a_no_go(
     assert not processes_of(tmp_path)
 
 
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 1 MiB."""
-    folder = tmp_path / "small"
-    folder.mkdir()
-    argv = ["mount", "-t", "tmpfs", "-o", "size=1m", "bsl-test", str(folder)]
-    mounted = subprocess.run(argv, capture_output=True, text=True, check=False)
-    if mounted.returncode != 0:
-        pytest.skip(f"no file system can be mounted here: {mounted.stderr.strip()}")
-    yield folder
-    subprocess.run(["umount", "--lazy", str(folder)], check=True)
-
-
 def test_a_save_on_a_full_disk_is_a_no_go_even_if_the_report_cannot_be_stored(
     rehearse: Rehearse, small_disk: Path
 ) -> None:
+    subprocess.run(["mount", "-o", "remount,size=4m", str(small_disk)], check=True)
     process = rehearse("fills-disk", "--json", "--set", f"run.root={small_disk}")
     stdout, stderr = process.communicate(timeout=120)
+    assert stdout, stderr
     document = json.loads(stdout)
     assert (process.returncode, document["verdict"]) == (1, "no-go"), stderr
-    assert "the attempt ended by itself" in found(document, "steps"), document["phases"]
-    assert "warning: the report is not stored" in stderr and "No space left on device" in stderr
+    assert outcomes(document)["steps"] == "failed", document["phases"]
+    assert has_parts(stderr, "warning: ", "report.json", "No space left")
     assert not processes_of(small_disk)
 
 
@@ -151,7 +140,7 @@ def test_an_interrupted_rehearsal_ends_everything_and_says_so(
     process.send_signal(number)
     stdout, stderr = process.communicate(timeout=60)
     assert (process.returncode, stdout) == (130, "")
-    assert "interrupted: ending attempt 0001, pid" in stderr and "has ended" in stderr
+    assert has_parts(stderr, "attempt 0001, pid", "has ended")
     # The runner of a rank ends what its program has left; `test_kill.py` is about what a dead runner leaves.
     assert not processes_of(tmp_path)
     assert not list(tmp_path.rglob("report.json")), "it has no verdict"
@@ -161,7 +150,7 @@ def test_a_program_that_would_save_into_the_run_is_refused(rehearse: Rehearse, t
     process = rehearse("", "--set", "run.command=[python3, --save, /big/run]")
     stderr = process.communicate(timeout=60)[1]
     assert process.returncode == 2
-    assert "run.command: --save /big/run: the rehearsal would write into the checkpoints of the run" in stderr
+    assert "run.command: --save /big/run: " in stderr
     assert not (tmp_path / "runs").exists()
 
 
@@ -169,7 +158,7 @@ def test_a_run_that_cannot_be_written_leaves_nothing(rehearse: Rehearse, tmp_pat
     (tmp_path / "runs").write_text("not a folder")
     process = rehearse()
     stderr = process.communicate(timeout=60)[1]
-    assert process.returncode == 2 and "set run.root to another folder" in stderr, stderr
+    assert process.returncode == 2 and "run.root" in stderr, stderr
 
 
 @pytest.mark.torch
@@ -177,8 +166,8 @@ def test_a_run_that_cannot_be_written_leaves_nothing(rehearse: Rehearse, tmp_pat
 @pytest.mark.parametrize(
     ("fault", "phase", "words"),
     [
-        (None, "resume after kill", r"from step 8, next step 9; losses of steps 9-\d+ are equal to the last bit"),
-        ("{kind: flipped_byte, rank: 1, step: 8}", "resume after kill", "its contents differ from what was saved"),
+        (None, "resume after kill", r"step 8, .*step 9; .*steps 9-\d+ .*last bit"),
+        ("{kind: flipped_byte, rank: 1, step: 8}", "resume after kill", "contents differ"),
     ],
 )
 def test_the_demo_is_rehearsed(tmp_path: Path, fault: str | None, phase: str, words: str) -> None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
+
+from tests.support.texts import CheckText
 
 PLACE = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29000"}
 
@@ -21,7 +22,7 @@ def bsl_train(*options: str, **variables: str) -> subprocess.CompletedProcess[st
     )
 
 
-def test_every_missing_variable_is_named(check_text: Callable[..., None]) -> None:
+def test_every_missing_variable_is_named(check_text: CheckText) -> None:
     done = bsl_train(RANK="0", WORLD_SIZE="two")
     assert done.returncode == 2
     check_text(done.stderr)

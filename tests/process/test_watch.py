@@ -408,9 +408,6 @@ def test_a_watcher_that_does_not_leave_is_killed(tmp_path: Path) -> None:
     )
     log = tmp_path / "watch.log"
     process = subprocess.Popen([sys.executable, "-c", keeper, str(log), deaf])
-    until = time.monotonic() + 10
-    while not (log.exists() and "up" in log.read_text()):
-        assert time.monotonic() < until
-        time.sleep(0.05)
+    wait_until(lambda: log.exists() and "up" in log.read_text(), 10)
     process.send_signal(signal.SIGTERM)
     assert process.wait(10) == 0

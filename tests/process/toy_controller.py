@@ -73,7 +73,7 @@ class ToyController:
             wanted = {"say": what, **fields}
             return [each for each in self.said[after:] if all(each.get(key) == wanted[key] for key in wanted)]
 
-        wait_until(lambda: bool(found()), timeout_s, lambda: f"no {what} {fields} in {self.said}")
+        wait_until(lambda: bool(found()), timeout_s, evidence=lambda: f"no {what} {fields} in {self.said}")
         return found()[0]
 
     def fall_silent(self) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from bigsci_launch.scheduler.slurm import partition_nodes
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.slurm
 
@@ -51,9 +52,9 @@ def test_a_requeued_job_runs_again_soon(isolated_cluster, tmp_path):
     out = tmp_path / "starts"
     body = f"#SBATCH -N1 --requeue\necho start-${{SLURM_RESTART_COUNT:-0}} >> {out}\nsleep 60\n"
     job = _submit(isolated_cluster, tmp_path, body)
-    _wait_until(lambda: out.exists() and "start-0" in out.read_text(), 20)
+    wait_until(lambda: out.exists() and "start-0" in out.read_text(), 20)
     assert isolated_cluster.run("scontrol", "requeue", job).returncode == 0
-    _wait_until(lambda: "start-1" in out.read_text(), 60)
+    wait_until(lambda: "start-1" in out.read_text(), 60)
     isolated_cluster.run("scancel", job)
 
 
@@ -89,14 +90,7 @@ def _submit(cluster, folder: Path, body: str) -> str:
 
 
 def _wait_for(cluster, job: str, state: str, timeout_s: float = 30.0) -> None:
-    _wait_until(lambda: f"JobState={state} " in cluster.run("scontrol", "show", "job", job).stdout, timeout_s)
-
-
-def _wait_until(condition, timeout_s: float) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, "it did not come true in time"
-        time.sleep(0.1)
+    wait_until(lambda: f"JobState={state} " in cluster.run("scontrol", "show", "job", job).stdout, timeout_s)
 
 
 def test_a_partition_names_its_nodes_once_and_in_order(isolated_cluster):

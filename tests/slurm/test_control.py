@@ -13,6 +13,7 @@ import pytest
 
 from bigsci_launch.runs.layout import RunDir
 from bigsci_launch.runs.watching.ledger import Act, read_acts
+from tests.support.texts import has_parts
 
 from .test_submit import Run, write_run
 
@@ -49,16 +50,16 @@ def test_ranks_that_hang_are_ended_for_somebody_who_wants_to_stop_them(
     run.submit()
     run.wait_for_ranks()
     watch(run)
-    (run.directory / "control" / "exit").write_text("nobody answers the phone\n")
+    (run.directory / "control" / "exit").write_text("nobody answers\n")
     run.wait_for_state("FAILED", "CANCELLED", "COMPLETED", timeout_s=90)
     ended = run.exit()
-    assert (ended["reason"], ended["evidence"][0]) == ("cancelled", "root asked to exit: nobody answers the phone")
+    assert ended["reason"] == "cancelled" and has_parts(ended["evidence"][0], "root", "nobody answers")
     run.wait_for(lambda: acts(run, "exit")[-1].state != "begun")
     assert [act.stage for act in acts(run, "exit")] == ["", "asked", "look 1", "ended", "killed", "killed"]
     by = json.loads((run.directory / "attempts" / "0001" / "ended.json").read_text())
     assert (by["continues"], Path(by["bundle"], "verdict.json").exists()) == (False, True)
     assert "TERM" in run.log(0), "it was told before it was killed"
-    exits = [json.loads(path.read_text()) for path in (run.directory / "attempts" / "0001" / "exits").iterdir()]
+    exits = [json.loads(path.read_text()) for path in (run.directory / "attempts" / "0001" / "exits").glob("rank-*")]
     assert len(exits) == 4 and all(each["terminated"] for each in exits), "every runner wrote how its rank ended"
     assert "end attempt=0001" in run.output(), "the job script came to its end"
 
@@ -72,9 +73,9 @@ def test_a_program_that_listens_is_asked_with_its_stop_signal(
     watch(run)
     assert "not `bsl train`" in refused(run, "save")
     run.bsl("control", str(run.directory), "restart", "--why", "a new revision")
-    assert "nothing starts the run again by itself" in run.stderr
+    assert "by itself" in run.stderr
     run.wait_for_state("COMPLETED", "FAILED", timeout_s=60)
-    assert (run.exit()["reason"], run.exit()["evidence"]) == ("stopped", ["root asked to restart: a new revision"])
+    assert run.exit()["reason"] == "stopped" and has_parts(*run.exit()["evidence"], "root", "a new revision")
     assert all("asked to stop" in run.log(rank) and "helper died" not in run.log(rank) for rank in range(2))
     run.wait_for(lambda: acts(run, "restart")[-1].state == "done")
     assert "has ended: COMPLETED" in refused(run, "exit")

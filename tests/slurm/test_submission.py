@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from tests.support.texts import has_parts
+
 from .conftest import MakeCluster
 from .test_submit import write_run
 
@@ -36,7 +38,7 @@ def test_a_port_that_is_taken_on_the_first_host_is_avoided(isolated_cluster: Any
     derived = 10000 + int(job_id) % 20000
     port = int(json.loads(run.log(0).split("up ", 1)[1].splitlines()[0])["MASTER_PORT"])
     assert port not in range(derived, derived + 5) and 10000 <= port < 30000
-    assert f"port {port} instead of {derived} (address already in use)" in run.output()
+    assert any(has_parts(line, f"port {port} ", derived, "in use") for line in run.output().splitlines())
     assert f"bsl: rendezvous at n0:{port}\n" in run.output()
 
 
@@ -48,7 +50,7 @@ def test_ranks_meet_where_no_node_is_known_by_its_name(make_cluster: MakeCluster
         run.wait_for_state("COMPLETED")
         places = [json.loads(run.log(rank, attempt).split("up ", 1)[1].splitlines()[0]) for rank in range(4)]
         assert {place["MASTER_ADDR"] for place in places} == {"127.0.0.1"}, attempt
-    assert "the name n0 has no address on this node: Slurm's is 127.0.0.1\n" in run.output()
+    assert any(has_parts(line, " n0 ", "127.0.0.1") for line in run.output().splitlines())
 
 
 def test_an_account_of_the_environment_reaches_the_job(
@@ -58,8 +60,8 @@ def test_an_account_of_the_environment_reaches_the_job(
     monkeypatch.setenv("SBATCH_JOB_NAME", "other")
     run = write_run(isolated_cluster, tmp_path, "steps=1", name="accounted", nodes=1)
     job_id = run.submit()
-    assert "SBATCH_ACCOUNT=mine in your environment applies: nothing else sets --account\n" in run.stderr
-    assert "SBATCH_JOB_NAME=other in your environment has no effect: bsl sets --job-name=accounted\n" in run.stderr
+    assert has_parts(run.stderr, "SBATCH_ACCOUNT=mine", "--account\n")
+    assert has_parts(run.stderr, "SBATCH_JOB_NAME=other", "--job-name=accounted\n")
     shown = isolated_cluster.run("scontrol", "show", "job", job_id).stdout
     assert "Account=mine" in shown and "JobName=accounted" in shown
     run.wait_for_state("COMPLETED")

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import re
 import socket
+from collections.abc import Callable
+
+CheckText = Callable[..., None]
+"""The fixture `check_text` of tests/conftest.py."""
 
 
 def has_parts(text: str, *parts: object) -> bool:

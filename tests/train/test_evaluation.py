@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from tests.support.texts import has_parts
+
 pytestmark = pytest.mark.torch
 
 STEPS = {"steps": 6, "stop_after_steps": 6}
@@ -92,17 +94,15 @@ def test_fp16_is_refused_where_the_device_cannot(runs: Any) -> None:
     for rank in (0, 1):
         error = runs["fp16"].error(rank)
         assert error["type"] == "ConfigError"
-        assert "training.precision: fp16: this rank's cpu does not support it" in error["message"]
-        assert "bf16" in error["hint"]
+        assert has_parts(error["message"], "training.precision: fp16: ", "cpu") and "bf16" in error["hint"]
 
 
 def test_a_tied_attribute_without_gradient_is_refused(runs: Any) -> None:
     for rank in (0, 1):
         error = runs["tied_norm"].error(rank)
         assert (error["type"], error["step"]) == ("ConfigError", 0)
-        assert "preflight: tied gradients on every holder: " in error["message"]
-        assert "stage 1 makes no gradient for the tied norm.weight" in error["message"]
-        assert "tie only the weight" in error["hint"]
+        assert has_parts(error["message"], "preflight: tied gradients", "stage 1 ", "norm.weight")
+        assert "only the weight" in error["hint"]
 
 
 def test_weights_in_another_format_than_the_runs_are_refused() -> None:
@@ -115,9 +115,7 @@ def test_weights_in_another_format_than_the_runs_are_refused() -> None:
 
     module = torch.nn.Sequential(torch.nn.Linear(2, 2).bfloat16(), torch.nn.LayerNorm(2))
     config = RunConfig.model_construct(training=SimpleNamespace(precision="bf16"))
-    with pytest.raises(
-        ConfigError, match=r"one number format: training.precision: bf16, but 1.weight and 1 more are"
-    ) as info:
+    with pytest.raises(ConfigError, match=r"training.precision: bf16, .*1.weight and 1 more") as info:
         require_one_format(module, config)
     assert "float32" in info.value.message
     assert info.value.hint

@@ -22,6 +22,7 @@ from bigsci_launch.runs.attempts import JobRecord, write_job  # noqa: E402
 from bigsci_launch.runs.ending.reason import SeenEnd, describe  # noqa: E402
 from bigsci_launch.runs.layout import write_json  # noqa: E402
 from bigsci_launch.topology import Topology  # noqa: E402
+from tests.support.texts import CheckText, has_parts  # noqa: E402
 
 OPTIMIZER = OptimizerSection(betas=[0.9, 0.95], epsilon=1e-8, weight_decay=0.1)
 
@@ -42,7 +43,7 @@ def test_weights_must_be_their_rounded_masters(dtype: Any) -> None:
     parts[0].weights.view(torch.int32 if dtype == torch.float32 else torch.int16)[5] ^= 1
     (found,) = find_masters_apart(parts, 3)
     assert (found.check, found.tensor, found.ranks) == ("masters", "two", (3,))
-    assert found.text == "1 of 6 elements differ from the rounded fp32 masters"
+    assert found.text.startswith("1 of 6 ")
 
 
 def test_the_norm_that_clips_must_be_the_independent_one() -> None:
@@ -54,7 +55,7 @@ def test_the_norm_that_clips_must_be_the_independent_one() -> None:
     for used in (1.0712, 0.9, float("nan"), float("inf")):
         (found,) = find_wrong_norm(1.0, used, 2)
         assert (found.check, found.ranks) == ("gradient norm", (2,))
-        assert "counting every parameter once gives 1" in found.text
+        assert has_parts(found.text, f"{used:.6g}") and found.text.endswith(" 1")
 
 
 def test_what_32_bits_lose_in_summing_is_no_violation() -> None:
@@ -89,37 +90,39 @@ def group_findings(module: nn.Module, optimizer: Any) -> list[tuple[str, str]]:
     return [(found.tensor, found.text) for found in find_wrong_groups(module, optimizer, OPTIMIZER, 0)]
 
 
-def test_every_parameter_must_be_in_its_group_with_its_settings() -> None:
+def test_every_parameter_must_be_in_its_group_with_its_settings(check_text: CheckText) -> None:
     assert group_findings(*grouped()) == []
-    assert group_findings(*grouped(weight_decay=0.0)) == [("weight", "is in group decay, weight decay 0, not 0.1")]
-    assert group_findings(*grouped(betas=(0.9, 0.5)))[0][1].startswith("betas (0.9, 0.5) and epsilon")
-    assert group_findings(*grouped(eps=1e-6))[0][1].startswith("betas (0.9, 0.95) and epsilon 1e-06")
     module, optimizer = grouped()
     optimizer.bit16_groups[1] = []
-    assert group_findings(module, optimizer) == [("bias", "is in no optimizer group, so nothing trains it")]
+    changes: tuple[dict[str, Any], ...] = ({"weight_decay": 0.0}, {"betas": (0.9, 0.5)}, {"eps": 1e-6})
+    wrong = [*(grouped(**change) for change in changes), (module, optimizer)]
+    check_text(*(f"{tensor}: {text}" for each in wrong for tensor, text in group_findings(*each)))
     module, optimizer = grouped()
     optimizer.bit16_groups.reverse()
     assert [tensor for tensor, _ in group_findings(module, optimizer)] == ["bias", "weight"]
 
 
-def test_a_load_must_bring_back_what_was_saved() -> None:
+def test_a_load_must_bring_back_what_was_saved(check_text: CheckText) -> None:
     from bigsci_launch.train.guards.engine.state import find_wrong_load
 
-    saved = {"tensors": {"a": ["F32", [1], "11"]}, "optimizer": {"decay.master": "22", "decay.step": 3}, "random": "33"}
+    saved: dict[str, Any] = {
+        "tensors": {"a": ["F32", [1], "11"]},
+        "optimizer": {"decay.master": "22", "decay.step": 3},
+        "random": "33",
+    }
     assert list(find_wrong_load(saved, {**saved, "step": 3, "random_device": "44"}, 1)) == []
     assert list(find_wrong_load({**saved, "random_device": "44"}, saved, 1)) == []
 
-    def found(**changes: Any) -> list[tuple[str, str]]:
-        return [(each.tensor, each.text) for each in find_wrong_load(saved, {**saved, **changes}, 1)]
-
-    assert found(tensors={"a": ["F32", [1], "12"]}) == [("a", "differs from what was saved")]
-    assert found(tensors={}) == [("a", "was saved and not loaded")]
-    assert found(tensors={**saved["tensors"], "b": []}) == [("b", "was not saved")]
-    assert found(optimizer={**saved["optimizer"], "decay.step": 0}) == [
-        ("optimizer state decay.step", "is 0, but 3 was saved"),
-    ]
-    assert found(optimizer={**saved["optimizer"], "decay.master": "0"})[0][0] == "optimizer state decay.master"
-    assert found(random="34") == [("random states", "differ from what was saved")]
+    changes: tuple[dict[str, Any], ...] = (
+        {"tensors": {"a": ["F32", [1], "12"]}},
+        {"tensors": {}},
+        {"tensors": {**saved["tensors"], "b": []}},
+        {"optimizer": {**saved["optimizer"], "decay.step": 0}},
+        {"optimizer": {**saved["optimizer"], "decay.master": "0"}},
+        {"random": "34"},
+    )
+    found = [each for change in changes for each in find_wrong_load(saved, {**saved, **change}, 1)]
+    check_text(*(f"{each.tensor}: {each.text}" for each in found))
 
 
 def test_copies_are_known_by_what_they_are() -> None:
@@ -193,7 +196,7 @@ def test_the_corrupt_one_of_four_replicas_is_accused_everywhere(rank: int, of_fo
     assert (status["exit"]["reason"], status["exit"]["first_failure"]["rank"]) == ("crashed", rank)
 
 
-APART = "step 3: data-parallel copies: tied_modules.embedding.weight on ranks 0-1: differs"
+APART = "step 3: data-parallel copies: tied_modules.embedding.weight on ranks 0-1: "
 FOUND = {
     "weight": APART,
     "master": "step 3: masters: ",

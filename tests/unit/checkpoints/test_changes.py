@@ -26,6 +26,7 @@ from bigsci_launch.config.load import load_run
 from bigsci_launch.errors import CheckpointError, RunDirError
 from bigsci_launch.runs.layout import RunDir
 from bigsci_launch.topology import Topology
+from tests.support.texts import CheckText, has_parts
 
 DEMO = Path(__file__).parents[3] / "configs/demo.yaml"
 SHAPE = Topology(tp=2, pp=2, dp=2)
@@ -55,9 +56,9 @@ def test_nothing_is_said_of_the_same_run() -> None:
 @pytest.mark.parametrize(
     ("override", "expected", "text"),
     [
-        ("run.seed=7", ("stop", "run.seed"), "run.seed: 1234 -> 7 (another order of the data and other dropout)"),
-        ("model.layernorm_epsilon=0.1", ("stop", "model.layernorm_epsilon"), "another function"),
-        ("data.held_out=0.3", ("stop", "data.held_out"), "other samples are trained on"),
+        ("run.seed=7", ("stop", "run.seed"), "run.seed: 1234 -> 7 ("),
+        ("model.layernorm_epsilon=0.1", ("stop", "model.layernorm_epsilon"), "model.layernorm_epsilon: "),
+        ("data.held_out=0.3", ("stop", "data.held_out"), "data.held_out: "),
         ("model.dropout=0.2", ("name", "model.dropout"), "model.dropout: 0.0 -> 0.2"),
         ("optimizer.learning_rate=0.5", ("name", "optimizer.learning_rate"), "-> 0.5"),
         ("optimizer.min_learning_rate=1e-6", ("name", "optimizer.min_learning_rate"), "-> 1e-06"),
@@ -111,10 +112,7 @@ def test_a_key_that_the_older_version_did_not_have_is_not_known() -> None:
     saved = record()
     del saved.config["optimizer"]["clip_grad"]
     (found,) = changes(saved, record())
-    assert (found.severity, found.text) == (
-        "unknown",
-        "optimizer.clip_grad: the checkpoint does not hold it; it is 1.0 now",
-    )
+    assert found.severity == "unknown" and has_parts(found.text, "optimizer.clip_grad", "1.0")
 
 
 @pytest.mark.parametrize(
@@ -137,12 +135,10 @@ def test_data_is_told_by_what_it_holds_not_by_its_name(
     assert short(changes(record(), run, likeness=likeness)) == expected
 
 
-def test_only_what_stops_needs_to_be_accepted() -> None:
+def test_only_what_stops_needs_to_be_accepted(check_text: CheckText) -> None:
     found = changes(record(run_id=None), record("run.seed=7", "optimizer.weight_decay=0.3"))
     assert short(found) == [("stop", "run.seed"), ("name", "optimizer.weight_decay"), ("unknown", "run_id")]
-    with pytest.raises(
-        CheckpointError, match=r"would not continue as the one that saved it: run.seed: 1234 -> 7"
-    ) as no:
+    with pytest.raises(CheckpointError, match=r"run.seed: 1234 -> 7") as no:
         require_accepted("global_step20", found, NOTHING_ACCEPTED)
     assert "weight_decay" not in str(no.value)
     assert no.value.hint and "--force" in no.value.hint
@@ -150,12 +146,7 @@ def test_only_what_stops_needs_to_be_accepted() -> None:
     require_accepted("global_step20", found, accepted)
     require_accepted("global_step20", found[1:], NOTHING_ACCEPTED)
     require_accepted("global_step20", found, Acceptance(everything=True))
-    assert change_lines("global_step20", found, accepted) == [
-        "changed since global_step20, accepted with --force: run.seed: 1234 -> 7 (another order of the data and other "
-        "dropout)",
-        "changed since global_step20: optimizer.weight_decay: 0.1 -> 0.3",
-        "not known of global_step20: run_id: the checkpoint does not name its run, so it may be another run's",
-    ]
+    check_text(*change_lines("global_step20", found, accepted))
 
 
 def test_requeues_share_what_was_accepted(tmp_path: Path) -> None:
@@ -165,7 +156,7 @@ def test_requeues_share_what_was_accepted(tmp_path: Path) -> None:
     assert read_accepted(run.attempt("0002.r1")) == Acceptance(("run.seed",))
     assert read_accepted(run.attempt("0003")) == NOTHING_ACCEPTED
     run.attempt("0002").accepted.write_text("[]")
-    with pytest.raises(RunDirError, match="not a record of what was accepted"):
+    with pytest.raises(RunDirError, match=str(run.attempt("0002").accepted)):
         read_accepted(run.attempt("0002"))
 
 

@@ -27,6 +27,7 @@ from bigsci_launch.config.schema.run import RunConfig
 from bigsci_launch.errors import CheckpointError
 from bigsci_launch.runs.layout import RunDir
 from bigsci_launch.topology import Topology
+from tests.support.texts import CheckText, has_parts
 
 DEMO = Path(__file__).parents[3] / "configs/demo.yaml"
 SHAPE = Topology(tp=2, pp=2, dp=2)
@@ -64,7 +65,7 @@ def test_a_sound_one_is_verified_once(checkpoints: CheckpointsDir, monkeypatch: 
 def test_a_damaged_one_is_refused_even_if_it_was_sound(checkpoints: CheckpointsDir) -> None:
     verify_resume(config(), SHAPE, checkpoints)
     (checkpoints.folder("global_step20") / SHARD).write_bytes(b"weighty" * 100)
-    with pytest.raises(CheckpointError, match="its contents differ from what was saved"):
+    with pytest.raises(CheckpointError, match=SHARD):
         verify_resume(config(), SHAPE, checkpoints)
 
 
@@ -78,43 +79,45 @@ def flip(path: Path) -> None:
     path.write_bytes(content)
 
 
-@pytest.mark.parametrize(
-    ("damage", "text"),
-    [
-        (lambda made: shard_of(made).unlink(), "mp_rank_00_model_states.pt: No such file"),
-        (lambda made: os.truncate(shard_of(made), 5), "mp_rank_00_model_states.pt: 5 bytes, but 700 were saved"),
-        (lambda made: flip(shard_of(made)), "mp_rank_00_model_states.pt: its contents differ from what was saved"),
-        (lambda made: digests_path(made.folder("global_step20"), 3).unlink(), "rank-0003.digests.json: No such file"),
-        (lambda made: made.latest.unlink(), "latest: missing, although there are checkpoints: global_step20"),
-        (lambda made: made.latest.write_text(""), "latest: is empty"),
-        (lambda made: made.latest.write_text("global_step99"), "latest: names global_step99, which does not exist"),
-        (lambda made: shutil.rmtree(made.folder("global_step20")), "latest: names global_step20, which does not exist"),
-        (lambda made: record_path(made.folder("global_step20")).write_text("{}"), "not a checkpoint record"),
-        (lambda made: record_path(made.folder("global_step20")).unlink(), "not a checkpoint of `bsl train`"),
-    ],
-)
+DAMAGES: dict[str, Callable[[CheckpointsDir], object]] = {
+    "no shard": lambda made: shard_of(made).unlink(),
+    "short": lambda made: os.truncate(shard_of(made), 5),
+    "flipped bit": lambda made: flip(shard_of(made)),
+    "no digests": lambda made: digests_path(made.folder("global_step20"), 3).unlink(),
+    "no latest": lambda made: made.latest.unlink(),
+    "empty latest": lambda made: made.latest.write_text(""),
+    "wrong latest": lambda made: made.latest.write_text("global_step99"),
+    "no folder": lambda made: shutil.rmtree(made.folder("global_step20")),
+    "empty record": lambda made: record_path(made.folder("global_step20")).write_text("{}"),
+    "no record": lambda made: record_path(made.folder("global_step20")).unlink(),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
 def test_nothing_begins_from_a_damaged_one(
-    checkpoints: CheckpointsDir, damage: Callable[[CheckpointsDir], object], text: str
+    checkpoints: CheckpointsDir, damage: Callable[[CheckpointsDir], object], check_text: CheckText
 ) -> None:
     damage(checkpoints)
-    with pytest.raises(CheckpointError, match=text) as refused:
+    with pytest.raises(CheckpointError) as refused:
         verify_resume(config(), SHAPE, checkpoints)
     assert refused.value.exit_code == 4
+    check_text(refused.value.message)
 
 
 @pytest.mark.parametrize(
-    ("overrides", "topology", "text"),
+    ("overrides", "topology", "parts"),
     [
-        (["model.hidden_size=128"], SHAPE, "hidden_size is 64 in the checkpoint and 128 in the run"),
-        (["model.embedding_norm=true"], SHAPE, "embedding_norm is False in the checkpoint and True in the run"),
-        ([], Topology(tp=2, pp=2, dp=1), "dp is 2 in the checkpoint and 1 in the run"),
+        (["model.hidden_size=128"], SHAPE, ("hidden_size", 64, 128)),
+        (["model.embedding_norm=true"], SHAPE, ("embedding_norm", False, True)),
+        ([], Topology(tp=2, pp=2, dp=1), ("dp is 2", 1)),
     ],
 )
 def test_one_of_another_run_is_refused(
-    checkpoints: CheckpointsDir, overrides: list[str], topology: Topology, text: str
+    checkpoints: CheckpointsDir, overrides: list[str], topology: Topology, parts: tuple[object, ...]
 ) -> None:
-    with pytest.raises(CheckpointError, match=text):
+    with pytest.raises(CheckpointError) as refused:
         verify_resume(config(*overrides), topology, checkpoints)
+    assert has_parts(refused.value.message, *parts)
 
 
 def test_none_is_needed_to_start(checkpoints: CheckpointsDir, tmp_path: Path) -> None:
@@ -127,7 +130,7 @@ def test_what_a_conversion_cures_says_how(checkpoints: CheckpointsDir) -> None:
         verify_resume(config(), Topology(tp=1, pp=2, dp=4), checkpoints)
     folder = checkpoints.folder("global_step20")
     command = f"bsl checkpoint convert {folder} --tp 1 --pp 2 --dp 4 -o FOLDER"
-    assert refused.value.hint == f"{command}, then set checkpoint.load: FOLDER"
+    assert has_parts(refused.value.hint or "", command, "checkpoint.load: FOLDER")
     with pytest.raises(CheckpointError) as refused:
         verify_resume(config("model.hidden_size=128"), Topology(tp=1, pp=2, dp=4), checkpoints)
     assert refused.value.hint and "convert" not in refused.value.hint
@@ -140,7 +143,7 @@ def test_a_run_that_saved_never_begins_again_unasked(tmp_path: Path) -> None:
         attempt.make()
         lines = [json.dumps({"kind": kind, "step": 20}) for kind in kinds]
         attempt.event_file(0).write_text("\n".join(lines) + "\n")
-    with pytest.raises(CheckpointError, match="contains no checkpoint, although attempt 0001 saved one after step 20"):
+    with pytest.raises(CheckpointError, match=r"0001 .*step 20"):
         require_not_lost(run)
     run.attempt("0001").event_file(0).unlink()
     require_not_lost(run)

@@ -45,6 +45,7 @@ from bigsci_launch.checkpoints.verify import (
 from bigsci_launch.cli.main import bsl
 from bigsci_launch.file_names import checkpoint_tag
 from bigsci_launch.runs.layout import RunDir
+from tests.support.texts import CheckText, has_parts
 
 SHARD = "bf16_zero_pp_rank_0_mp_rank_00_optim_states.pt"
 
@@ -74,22 +75,22 @@ def checkpoints(tmp_path: Path) -> CheckpointsDir:
     return CheckpointsDir(run.checkpoints)
 
 
-def test_one_byte_is_found(checkpoints: CheckpointsDir) -> None:
+def test_one_byte_is_found(checkpoints: CheckpointsDir, check_text: CheckText) -> None:
     folder = save(checkpoints, 10)
     assert find_damage(folder) == []
     shard = folder / SHARD
     content = bytearray(shard.read_bytes())
     content[12345] ^= 1
     shard.write_bytes(content)
-    assert find_damage(folder) == [f"{shard}: its contents differ from what was saved"]
+    found = find_damage(folder)
     shard.write_bytes(content[:-1])
-    assert "bytes, but" in find_damage(folder)[0]
+    found += find_damage(folder)
     digests_path(folder, 0).write_text("{}" + " " * (list_files(folder)["digests/rank-0000.digests.json"] - 2))
     shard.write_bytes(content)
-    assert "cannot be read" in find_damage(folder)[0]
+    check_text(*found, *find_damage(folder))
 
 
-def test_every_file_that_is_wrong_is_named(checkpoints: CheckpointsDir, tmp_path: Path) -> None:
+def test_every_file_that_is_wrong_is_named(checkpoints: CheckpointsDir, check_text: CheckText) -> None:
     folder = save(checkpoints, 10)
     (folder / "rng_rank_0000.pt").write_bytes(b"1234")
     shard = folder / SHARD
@@ -98,12 +99,7 @@ def test_every_file_that_is_wrong_is_named(checkpoints: CheckpointsDir, tmp_path
     record = read_record(folder)
     sizes = {**record.files, SHARD: shard.stat().st_size, "rng_rank_0000.pt": 5, "layer_00.pt": 7}
     write_record(folder, replace(record, files=sizes))
-    problems = find_damage(folder)
-    assert [problem.removeprefix(f"{folder}/") for problem in problems] == [
-        "rng_rank_0000.pt: 4 bytes, but 5 were saved",
-        "layer_00.pt: No such file or directory",
-        f"{SHARD}: Is a directory",
-    ]
+    check_text(*find_damage(folder))
     digests_path(folder, 0).unlink()
     assert len(find_damage(folder)) == 3
 
@@ -112,17 +108,14 @@ def test_half_a_checkpoint_is_no_lost_run(checkpoints: CheckpointsDir) -> None:
     folder = save(checkpoints, 10)
     record_path(folder).unlink()
     result = CliRunner().invoke(bsl, ["checkpoint", "verify", str(folder)])
-    assert (result.exit_code, result.stdout) == (
-        1,
-        f"{folder}: not a checkpoint of `bsl train` (it has no checkpoint.json)\n",
-    )
+    assert result.exit_code == 1 and has_parts(result.stdout, folder, "checkpoint.json")
 
 
 def test_a_checkpoint_that_cannot_be_marked_is_verified_all_the_same(checkpoints: CheckpointsDir) -> None:
     folder = save(checkpoints, 10)
     (folder / "verified.json" / "in the way").mkdir(parents=True)
     result = CliRunner().invoke(bsl, ["checkpoint", "verify", str(folder)])
-    assert (result.exit_code, result.stdout) == (0, "global_step10: unchanged since it was saved\n")
+    assert result.exit_code == 0 and "global_step10" in result.stdout
 
 
 def test_a_mark_holds_until_a_file_changes(checkpoints: CheckpointsDir) -> None:
@@ -146,18 +139,14 @@ def change(path: Path, **fields: object) -> None:
 def test_an_edited_record_is_found(checkpoints: CheckpointsDir, edit: dict[str, object]) -> None:
     folder = save(checkpoints, 10)
     change(record_path(folder), **edit)
-    text = "the digest over the whole checkpoint differs: this file or the digests of a rank are not as saved"
-    assert find_damage(folder) == [f"{record_path(folder)}: {text}"]
+    (problem,) = find_damage(folder)
+    assert has_parts(problem, record_path(folder), "digest")
 
 
-def test_an_edited_step_is_found_even_without_a_digest(checkpoints: CheckpointsDir) -> None:
+def test_an_edited_step_is_found_even_without_a_digest(checkpoints: CheckpointsDir, check_text: CheckText) -> None:
     folder = save(checkpoints, 10)
     change(record_path(folder), step=5, digest=None)
-    assert find_damage(folder) == [
-        f"{record_path(folder)}: it says step 5, its folder step 10",
-        f"{folder}: the files of rank 0 (dp0 pp0 tp0) are of step 10, the checkpoint is of step 5",
-        f"{folder}: the optimizer's step is 10 on rank 0 (dp0 pp0 tp0), the checkpoint is of step 5",
-    ]
+    check_text(*find_damage(folder))
 
 
 def mix(folder: Path, source: Path, ranks: list[int]) -> None:
@@ -168,15 +157,10 @@ def mix(folder: Path, source: Path, ranks: list[int]) -> None:
     change(record_path(folder), files=sizes)
 
 
-def test_two_steps_in_one_checkpoint_are_named(checkpoints: CheckpointsDir) -> None:
+def test_two_steps_in_one_checkpoint_are_named(checkpoints: CheckpointsDir, check_text: CheckText) -> None:
     folder, later = save(checkpoints, 10, pp=2), save(checkpoints, 12, pp=2)
     mix(folder, later, [1])
-    problems = [problem.removeprefix(f"{folder}: ") for problem in find_damage(folder)]
-    assert problems[:2] == [
-        "the files of rank 1 (dp0 pp1 tp0) are of step 12, the checkpoint is of step 10",
-        "the optimizer's step is 12 on rank 1 (dp0 pp1 tp0), the checkpoint is of step 10",
-    ]
-    assert "digest over the whole checkpoint differs" in problems[2]
+    check_text(*find_damage(folder))
 
 
 def test_exchanged_digests_are_found_when_all_counters_agree(checkpoints: CheckpointsDir) -> None:
@@ -185,28 +169,26 @@ def test_exchanged_digests_are_found_when_all_counters_agree(checkpoints: Checkp
     document["optimizer"]["decay.master"] = "f0"
     digests_path(folder, 1).write_text(json.dumps(document) + "\n")
     (problem,) = find_damage(folder)
-    assert "digest over the whole checkpoint differs" in problem
+    assert has_parts(problem, record_path(folder), "digest")
 
 
 def test_an_optimizer_step_that_only_some_ranks_have_is_named(checkpoints: CheckpointsDir) -> None:
     folder = save(checkpoints, 10, pp=3)
     change(digests_path(folder, 2), optimizer={"decay.step": 3})
-    text = "the optimizer's step is 3 on rank 2 (dp0 pp2 tp0), 10 on the others"
-    assert f"{folder}: {text}" in find_disagreements(folder, read_record(folder))
+    found = find_disagreements(folder, read_record(folder))
+    assert any(has_parts(each, folder, "step is 3 on rank 2 (dp0 pp2 tp0), 10 on") for each in found), found
 
 
-def test_what_is_not_known_is_said(checkpoints: CheckpointsDir) -> None:
+def test_what_is_not_known_is_said(checkpoints: CheckpointsDir, check_text: CheckText) -> None:
     folder = save(checkpoints, 10, passed=True)
     assert remark(read_record(folder)) == []
     change(record_path(folder), digest=None, health=None)
     assert find_damage(folder) == []
     older, unchecked = remark(read_record(folder))
-    assert older.startswith("saved by an older version: its record has no digest")
-    assert "not known" in unchecked
     result = CliRunner().invoke(bsl, ["checkpoint", "verify", str(folder)])
     assert result.stderr.splitlines() == [f"global_step10: {older}", f"global_step10: {unchecked}"]
     failed = save(checkpoints, 20, passed=False)
-    assert remark(read_record(failed)) == ["it failed the guards' checks: exp_avg is 1e34"]
+    check_text(older, unchecked, *remark(read_record(failed)))
 
 
 def test_the_newest_that_passed_is_never_deleted(checkpoints: CheckpointsDir) -> None:
@@ -323,8 +305,8 @@ def test_a_file_server_that_is_gone_does_not_end_a_training(checkpoints: Checkpo
         raise OSError(errno.ESTALE, "Stale file handle", str(checkpoints.latest))
 
     monkeypatch.setattr(verify, "list_checkpoints", gone)
-    expected = f"{checkpoints.path}: cannot be deleted: {checkpoints.latest}: Stale file handle"
-    assert prune_checkpoints(checkpoints, 1) == [expected]
+    (problem,) = prune_checkpoints(checkpoints, 1)
+    assert has_parts(problem, checkpoints.path, checkpoints.latest, "Stale file handle")
 
 
 def test_the_command(checkpoints: CheckpointsDir) -> None:
@@ -336,7 +318,8 @@ def test_the_command(checkpoints: CheckpointsDir) -> None:
         result = CliRunner().invoke(bsl, ["checkpoint", arguments[0], run, *arguments[1:]], catch_exceptions=False)
         return result.exit_code, result.stdout
 
-    assert call("verify", "--step", "20") == (0, "global_step20: unchanged since it was saved\n")
+    code, text = call("verify", "--step", "20")
+    assert code == 0 and "global_step20" in text
     assert call("pin", "--step", "10") == (0, "global_step10: pinned\n")
     assert pin_path(checkpoints.folder("global_step10")).exists()
     lines = call("list")[1].splitlines()

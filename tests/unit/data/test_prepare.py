@@ -71,13 +71,13 @@ def test_bytes_that_are_no_text_are_replaced(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_prepared_is_refused(corpus: Path, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="no such folder"):
+    with pytest.raises(DataError, match="nowhere"):
         find_texts(tmp_path / "nowhere", "*")
-    with pytest.raises(DataError, match=r"no file matches '\*\.rs'"):
+    with pytest.raises(DataError, match=r"\*\.rs"):
         find_texts(corpus, "*.rs")
-    with pytest.raises(DataError, match="too small; the smallest has 257 tokens"):
+    with pytest.raises(DataError, match="257"):
         prepare_dataset(corpus, tmp_path / "d", 256)
-    with pytest.raises(DataError, match=r"bytes of text yield a vocabulary of \d+, not 5000"):
+    with pytest.raises(DataError, match="5000"):
         prepare_dataset(corpus, tmp_path / "d", 5000, "*.py")
     assert not list(tmp_path.glob("d*"))
 

@@ -118,14 +118,14 @@ def test_a_link_does_not_make_a_new_run_the_next_attempt_of_another(run_file: Ru
     link.symlink_to("old")
     loaded, request = planned(run_file(run={"name": "new", "command": ["true"]}))
     assert request.run.name == "old"
-    with pytest.raises(RunDirError, match="is of run 'old', not of new"):
+    with pytest.raises(RunDirError, match=r"'old'.*new"):
         require_same_run(request.run, loaded.config, request.topology)
     request.run.record.unlink()
     (request.run.attempts_folder / "0001").rmdir()
     require_same_run(request.run, loaded.config, request.topology)
     if os.geteuid() == 0:
         os.lchown(link, MALLORY, MALLORY)
-        with pytest.raises(RunDirError, match=f"runs/new is a link of uid {MALLORY} to "):
+        with pytest.raises(RunDirError, match=f"runs/new .*{MALLORY}"):
             require_same_run(request.run, loaded.config, request.topology)
 
 
@@ -144,5 +144,5 @@ def test_a_run_that_is_being_made_is_no_foreign_folder(run_file: RunFile, monkey
     request.attempt.path.mkdir(parents=True)
     require_same_run(request.run, loaded.config, request.topology)
     request.attempt.job.write_text("{}")
-    with pytest.raises(RunDirError, match="exists and is not a run directory"):
+    with pytest.raises(RunDirError, match=str(request.run.path)):
         require_same_run(request.run, loaded.config, request.topology)

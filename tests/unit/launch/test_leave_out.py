@@ -13,6 +13,7 @@ from click.testing import CliRunner, Result
 
 from bigsci_launch.cli.main import bsl
 from bigsci_launch.nodes.memory import BadNode, add_nodes
+from tests.support.texts import has_parts
 
 RunFile = Callable[..., Path]
 CONFIG = "ClusterName             = jean\n"
@@ -50,8 +51,8 @@ def test_the_script_and_the_user_get_the_reason(slurm: Any, run_file: RunFile) -
     done = submit("--dry-run")
     [reason, option] = header(done)
     assert option == "#SBATCH --exclude=n1"
-    assert reason.startswith("# remembered as bad: n1 until 2") and "Xid 79" in reason and "run other" in reason
-    assert "left out: n1 until" in done.stderr and "attempt 0002, rank 5" in done.stderr
+    assert reason.startswith("# ") and has_parts(reason, "n1 until 2", "Xid 79", "run other")
+    assert has_parts(done.stderr, "n1 until 2", "attempt 0002", "rank 5")
     document = json.loads(submit("--dry-run", "--json").stdout)
     assert [(each["node"], each["reason"]) for each in document["left_out"]] == [("n1", "gpu")]
     assert "--exclude=n1" in document["options"]
@@ -80,16 +81,13 @@ def test_a_node_that_the_user_demands_stays_with_a_warning(slurm: Any) -> None:
     remember(BAD)
     done = submit("--dry-run", "--set", "slurm.nodelist=n[0-1]")
     assert header(done) == []
-    assert "warning: slurm.nodelist demands a node that is remembered as bad: n1 until" in done.stderr
+    assert has_parts(done.stderr, "warning: slurm.nodelist ", "n1 until")
 
 
 def test_too_few_nodes_are_left(slurm: Any) -> None:
     remember(*(BadNode("jean", f"n{number}", "lost", "x", NOW, None) for number in range(3)))
     done = submit("--dry-run")
-    assert "warning: 1 nodes of the default partition are left for a run of 2: the job cannot start" in done.stderr or (
-        "warning: 1 nodes of partition debug are left for a run of 2: the job cannot start" in done.stderr
-    )
-    assert "`bsl nodes forgive n0,n1,n2`" in done.stderr
+    assert has_parts(done.stderr, "warning: 1 nodes ", " of 2", "`bsl nodes forgive n0,n1,n2`")
 
 
 def test_a_memory_that_cannot_be_read_stops_the_submission(slurm: Any) -> None:

@@ -14,6 +14,7 @@ from bigsci_launch.cli.main import bsl
 from bigsci_launch.config.load import load_resolved, load_run
 from bigsci_launch.config.schema.section import DESCRIBING, NotDescribed
 from bigsci_launch.runs.layout import RunDir
+from tests.support.texts import has_parts
 
 RunFile = Callable[..., Path]
 
@@ -43,7 +44,7 @@ def test_it_needs_a_name_a_command_and_a_place(own: Path) -> None:
 
 def test_a_section_of_which_some_is_written_must_be_whole(own: Path) -> None:
     done = invoke("config", "check", str(own), "--set", "model.num_layers=4")
-    assert done.exit_code == 2 and "model.hidden_size: the key is required" in done.stderr
+    assert done.exit_code == 2 and "model.hidden_size: " in done.stderr
     assert "training" not in done.stderr
 
 
@@ -51,7 +52,7 @@ def test_a_section_of_which_some_is_written_must_be_whole(own: Path) -> None:
 def test_the_trainer_needs_every_section(run_file: RunFile, section: str) -> None:
     path = run_file(run={"name": "trial"}, **{section: None})
     done = invoke("config", "check", str(path))
-    assert done.exit_code == 2 and f"{section}: must be a section with keys below it" in done.stderr
+    assert done.exit_code == 2 and f"{section}: " in done.stderr
 
 
 def test_it_is_submitted_and_frozen(fake_slurm: Callable[..., Any], own: Path) -> None:
@@ -68,13 +69,12 @@ def test_it_is_submitted_and_frozen(fake_slurm: Callable[..., Any], own: Path) -
 @pytest.mark.parametrize("words", [("plan", "--set", "run.framework=megatron"), ("rehearse",)])
 def test_what_computes_with_a_model_says_that_there_is_none(own: Path, words: tuple[str, ...]) -> None:
     done = invoke(words[0], str(own), *words[1:])
-    assert done.exit_code == 2 and "error: the run file has no section `" in done.stderr
-    assert "docs/reference/config.md#" in done.stderr
+    assert done.exit_code == 2 and has_parts(done.stderr, "section `", "docs/reference/config.md#")
 
 
 def test_surviving_needs_a_global_batch(own: Path) -> None:
     done = invoke("config", "check", str(own), "--set", "survive=true")
-    assert done.exit_code == 2 and "survive: the replicas that are left keep the global batch size" in done.stderr
+    assert done.exit_code == 2 and has_parts(done.stderr, "survive: ", "global batch size")
 
 
 @pytest.mark.slow
@@ -88,4 +88,4 @@ def test_a_described_program_may_change_its_sizes(fake_slurm: Callable[..., Any]
     assert invoke("submit", path, "--set", "model.num_layers=3").exit_code == 0
     assert invoke("submit", path, "--set", "run.command=null").exit_code == 0, "nothing says that it had another model"
     done = invoke("submit", path, "--set", "slurm.nodes=1")
-    assert done.exit_code == 2 and "started with another model or layout: topology.dp: 2 -> 1" in done.stderr
+    assert done.exit_code == 2 and "topology.dp: 2 -> 1" in done.stderr

@@ -117,14 +117,14 @@ def test_a_cut_that_goes_by_no_price_is_left_as_it_was_written(run_file: RunFile
 
 def test_errors_of_the_arithmetic_stop_a_submission_that_is_not_forced(tmp_path: Path) -> None:
     run = prepared(BLOOM, WRONG)
-    with pytest.raises(ConfigError, match="1 findings of bsl plan check") as refused:
+    with pytest.raises(ConfigError, match="bsl plan check") as refused:
         require_sound(run)
     (problem,) = refused.value.problems
     assert (problem.where, problem.key) == ("--set", "model.declared_parameters")
     assert "the sizes give 176.3B" in problem.text
     require_sound(prepared(BLOOM))
     forced = invoke("submit", str(BLOOM), "--dry-run", "--force", "--set", WRONG)
-    assert "forced despite error: model.declared_parameters and model.num_layers: 104B" in forced.stderr
+    assert "error: model.declared_parameters and model.num_layers: 104B" in forced.stderr and forced.exit_code == 0
 
 
 def test_a_new_run_starts_at_step_0(run_file: RunFile) -> None:
@@ -140,7 +140,7 @@ def test_a_start_that_cannot_be_is_found_before_the_queue(run_file: RunFile) -> 
     again = prepared(path)
     again.request.run.path.mkdir(parents=True)
     (again.request.run.path / "thesis.tex").touch()
-    with pytest.raises(RunDirError, match="is not a run directory"):
+    with pytest.raises(RunDirError, match=str(again.request.run.path)):
         decide_start(again.loaded.config, again.request)
 
 

@@ -186,8 +186,7 @@ def test_a_superpod_mounts_what_the_run_needs(request_on: MakeRequest) -> None:
 
 
 @pytest.mark.parametrize(
-    ("tp", "more", "segment"),
-    [(4, (), None), (8, (), "2"), (8, ('slurm.sbatch_options=["--segment=16"]',), "16")],
+    ("tp", "more", "segment"), [(4, (), None), (8, (), "2"), (8, ('slurm.sbatch_options=["--segment=16"]',), "16")]
 )
 def test_a_tensor_parallel_group_stays_in_one_rack(
     tp: int, more: tuple[str, ...], segment: str | None, request_on: MakeRequest

@@ -27,6 +27,7 @@ from bigsci_launch.runs.attempts import JobRecord, read_job, write_job
 from bigsci_launch.runs.layout import RunDir
 from bigsci_launch.scheduler.job import format_comment
 from bigsci_launch.scheduler.local import Launcher
+from tests.support.texts import CheckText, has_parts
 
 Install = Callable[..., Any]
 USER = pwd.getpwuid(os.getuid()).pw_name
@@ -77,7 +78,7 @@ def test_the_tools_of_an_attempt_need_nothing_else(tmp_path: Path) -> None:
         subprocess.run(argv, check=True, capture_output=True, timeout=20)
 
 
-def test_the_script_is_that_of_the_dry_run(slurm: Any, run_file: RunFile) -> None:
+def test_the_script_is_that_of_the_dry_run(slurm: Any, run_file: RunFile, check_text: CheckText) -> None:
     path = str(run_file())
     dry = invoke("submit", path, "--dry-run")
     document = json.loads(invoke("submit", path, "--dry-run", "--json").stdout)
@@ -85,7 +86,7 @@ def test_the_script_is_that_of_the_dry_run(slurm: Any, run_file: RunFile) -> Non
     invoke("submit", path)
     script = (RUN / "attempts" / "0001" / "script.sh").read_text()
     assert dry.stdout.startswith(script)
-    assert "node 1  ranks 2-3  dp1 pp0 tp0-1" in dry.stdout
+    check_text(dry.stdout.removeprefix(script))
     assert document["script"] == script and document["schema_version"] == 1
     assert document["rank_map"][1] == {"node_rank": 1, "ranks": "2-3", "coordinates": "dp1 pp0 tp0-1"}
     assert document["exit_margin"]["margin_s"] == 64
@@ -96,24 +97,18 @@ def test_context_and_expert_ranks_of_another_program_are_laid_out(slurm: Any, ru
     sizes = {"tensor_parallel_size": 1, "context_parallel_size": 2}
     path = str(run_file(parallelism=sizes))
     dry = invoke("submit", path, "--dry-run")
-    assert "4 ranks, tp=1,cp=2,pp=1,dp=2; tp fastest, then cp, then dp, then pp" in dry.stdout
-    assert "node 1  ranks 2-3  dp1 pp0 cp0-1 tp0" in dry.stdout
-    assert "--topology tp=1,cp=2,pp=1,dp=2 " in dry.stdout
-    assert "axes: bsl plan prices" not in dry.stderr
+    assert has_parts(dry.stdout, "4 ranks", "tp=1,cp=2,pp=1,dp=2; ", "--topology tp=1,cp=2,pp=1,dp=2 ")
+    assert has_parts(dry.stdout, "dp1 pp0 cp0-1 tp0") and "axes: " not in dry.stderr
     assert invoke("submit", path).exit_code == 0
     assert json.loads((RUN / "run.json").read_text())["topology"] == {"tp": 1, "pp": 1, "dp": 2, "cp": 2}
     smaller = ["--set", "parallelism.context_parallel_size=1", "--set", "slurm.nodes=1"]
-    assert "another model or layout: topology.cp: 2 -> 1\n" in invoke("submit", path, *smaller).stderr
+    assert "topology.cp: 2 -> 1\n" in invoke("submit", path, *smaller).stderr
 
 
 def test_the_trainer_takes_no_context_parallelism(slurm: Any, run_file: RunFile) -> None:
     path = run_file(run={"name": "trial"}, parallelism={"context_parallel_size": 2})
     done = invoke("submit", str(path), "--dry-run")
-    assert done.exit_code == 2
-    assert (
-        "parallelism.context_parallel_size: bsl train supports tensor, pipeline and data parallelism only; set "
-        "parallelism.context_parallel_size to 1, or start your own program with run.command" in done.stderr
-    )
+    assert done.exit_code == 2 and has_parts(done.stderr, "parallelism.context_parallel_size: ", "run.command")
 
 
 def test_the_cut_of_the_layers_is_shown_and_written_down(slurm: Any, run_file: RunFile) -> None:
@@ -173,7 +168,7 @@ def test_refusal_shows_slurms_words_and_leaves_nothing(slurm: Any, run_file: Run
     slurm.answer("sbatch", stderr="sbatch: error: Invalid qos specification\n", rc=1)
     done = invoke("submit", str(run_file()))
     assert done.exit_code == 3
-    assert "error: sbatch: Slurm refused: Invalid qos specification" in done.stderr
+    assert has_parts(done.stderr, "error: ", "sbatch", "Invalid qos specification")
     assert not RUN.exists()
 
 
@@ -186,11 +181,11 @@ def test_a_refused_second_attempt_leaves_the_first(slurm: Any, run_file: RunFile
     assert [each.name for each in RunDir(RUN.resolve()).attempts()] == ["0001"]
 
 
-def test_an_absent_controller_is_one_clear_error(slurm: Any, run_file: RunFile) -> None:
+def test_an_absent_controller_is_one_clear_error(slurm: Any, run_file: RunFile, check_text: CheckText) -> None:
     slurm.answer("sbatch", stderr="sbatch: error: Unable to contact slurm controller (connect failure)\n", rc=1)
     done = invoke("submit", str(run_file()))
     assert done.exit_code == 3
-    assert "Slurm is not available" in done.stderr and "hint: " in done.stderr and "Traceback" not in done.output
+    check_text(done.output)
     assert not RUN.exists()
 
 
@@ -236,18 +231,18 @@ def test_a_submission_under_way_is_not_overtaken(slurm: Any, run_file: RunFile) 
 
 # tests/slurm/test_lost_answers.py has the same with a slurmctld that answers late.
 @pytest.mark.slow
-def test_an_attempt_stays_that_may_have_a_job(slurm: Any, run_file: RunFile, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_attempt_stays_that_may_have_a_job(
+    slurm: Any, run_file: RunFile, monkeypatch: pytest.MonkeyPatch, check_text: CheckText
+) -> None:
     monkeypatch.setattr(start_job, "LOOK_S", 0.0)
     path, script = str(run_file()), RUN.resolve() / "attempts" / "0001" / "script.sh"
     slurm.answer("sbatch", stderr=TIMED_OUT, rc=1)
     slurm.answer("squeue", "")
     done = invoke("submit", path)
-    assert done.exit_code == 3 and "Socket timed out" in done.stderr
-    assert "the job may be in the queue all the same" in done.stderr and "bsl status trial" in done.stderr
-    assert "none that waits or runs has the script of this attempt" in invoke("status", "trial").stdout
+    assert done.exit_code == 3
+    texts = [done.stderr, invoke("status", "trial").stdout]
     slurm.answer("squeue", stderr=TIMED_OUT, rc=1)
-    assert "recorded no job; squeue: Slurm is not available: " in invoke("status", "trial").stdout
-    assert "Slurm is not available" in invoke("cancel", "trial").stderr
+    check_text(*texts, invoke("status", "trial").stdout, invoke("cancel", "trial").stderr)
     slurm.answer("squeue", f"78|(null)|{script}\n" + line("78", "PENDING"))
     assert "(job 78) is PENDING" in invoke("submit", path).stderr
     assert len(slurm.calls("sbatch")) == 1
@@ -256,8 +251,8 @@ def test_an_attempt_stays_that_may_have_a_job(slurm: Any, run_file: RunFile, mon
 def test_a_job_of_the_run_that_no_attempt_records_is_named(slurm: Any, run_file: RunFile) -> None:
     slurm.answer("squeue", f"79|{format_comment(str(RUN.resolve()))}|/some/where/script.sh\n")
     done = invoke("submit", str(run_file()))
-    assert done.exit_code == 2 and "job 79 in the queue belongs to this run" in done.stderr
-    assert "`scancel 79` ends it" in done.stderr and not slurm.calls("sbatch") and not RUN.exists()
+    assert done.exit_code == 2 and has_parts(done.stderr, "job 79", "`scancel 79`")
+    assert not slurm.calls("sbatch") and not RUN.exists()
 
 
 def test_another_model_is_another_run(slurm: Any, run_file: RunFile) -> None:
@@ -266,9 +261,8 @@ def test_another_model_is_another_run(slurm: Any, run_file: RunFile) -> None:
     slurm.answer("squeue", line("77", "COMPLETED"))
     done = invoke("submit", path, "--set", "model.num_layers=3", "--set", "parallelism.partition_method=uniform")
     assert done.exit_code == 2
-    assert (
-        "model.num_layers: 2 -> 3; parallelism.partition_method: type:transformer|embedding -> uniform" in done.stderr
-    )
+    expected = "model.num_layers: 2 -> 3; parallelism.partition_method: type:transformer|embedding -> uniform"
+    assert expected in done.stderr
 
 
 def test_a_folder_that_is_no_run_is_left_alone(slurm: Any, run_file: RunFile) -> None:
@@ -276,7 +270,7 @@ def test_a_folder_that_is_no_run_is_left_alone(slurm: Any, run_file: RunFile) ->
     RUN.mkdir(parents=True)
     (RUN / "thesis.tex").write_text("ten years of work")
     done = invoke("submit", path)
-    assert done.exit_code == 2 and "is not a run directory" in done.stderr
+    assert done.exit_code == 2 and str(RUN) in done.stderr
     assert [each.name for each in RUN.iterdir()] == ["thesis.tex"]
 
 
@@ -308,25 +302,22 @@ def test_options_of_the_callers_environment_do_not_reach_the_job(
     monkeypatch.setenv("SLURM_JOB_ID", "3")
     done = invoke("submit", str(run_file()), "--set", "slurm.partition=debug")
     assert not {"SBATCH_PARTITION", "SLURM_JOB_ID"} & set(slurm.calls("sbatch")[0]["env"])
-    dropped = "SBATCH_PARTITION=other in your environment has no effect: slurm.partition (--set) sets --partition=debug"
-    assert dropped in done.stderr.splitlines()
+    assert has_parts(done.stderr, "SBATCH_PARTITION=other", "slurm.partition (--set)", "--partition=debug")
 
 
 SITE = "description: x\nscheduler: slurm\nranks_per_node: 2\naccount: six@a100\ndefault_time_limit: '01:00:00'\n"
-REPLACED = "SBATCH_ACCOUNT=mine in your environment applies: it replaces the default of site mysite, six@a100"
-UNCHANGED = "has no effect: slurm.account (--set) sets --account=theirs"
 
 
 @pytest.mark.parametrize(
-    ("variable", "settings", "expected", "sent"),
+    ("variable", "settings", "sent"),
     [
-        ("SBATCH_ACCOUNT=mine", (), REPLACED, True),
-        ("SBATCH_ACCOUNT=mine", ("slurm.account=theirs",), UNCHANGED, False),
-        ("SBATCH_WCKEY=paper", (), "SBATCH_WCKEY=paper in your environment applies: nothing else sets --wckey", True),
-        ("SBATCH_TIMELIMIT=5", (), "has no effect: slurm.time_limit (", False),
-        ("SBATCH_EXPORT=NONE", (), "has no effect: the ranks need the variables of the job", False),
-        ("SBATCH_REQUEUE=1", (), "has no effect: slurm.requeue decides", False),
-        ("SBATCH_OUTPUT=here", (), "has no effect: bsl sets --output=", False),
+        ("SBATCH_ACCOUNT=mine", (), True),
+        ("SBATCH_ACCOUNT=mine", ("slurm.account=theirs",), False),
+        ("SBATCH_WCKEY=paper", (), True),
+        ("SBATCH_TIMELIMIT=5", (), False),
+        ("SBATCH_EXPORT=NONE", (), False),
+        ("SBATCH_REQUEUE=1", (), False),
+        ("SBATCH_OUTPUT=here", (), False),
     ],
 )
 def test_each_option_of_the_environment_applies_or_is_named(
@@ -335,15 +326,16 @@ def test_each_option_of_the_environment_applies_or_is_named(
     monkeypatch: pytest.MonkeyPatch,
     variable: str,
     settings: tuple[str, ...],
-    expected: str,
     sent: bool,
+    check_text: CheckText,
 ) -> None:
     name, _, value = variable.partition("=")
     monkeypatch.setenv(name, value)
     Path("mysite.yaml").write_text(SITE)
     words = [word for each in settings for word in ("--set", each)]
     done = invoke("submit", str(run_file(site="mysite.yaml")), *words)
-    assert done.exit_code == 0 and expected in done.stderr, done.stderr
+    assert done.exit_code == 0
+    check_text(*(text for text in done.stderr.splitlines() if name in text))
     assert slurm.calls("sbatch")[0]["env"].get(name) == (value if sent else None)
     script = (RUN / "attempts" / "0001" / "script.sh").read_text()
     assert not sent or "#SBATCH --account=" not in script or name != "SBATCH_ACCOUNT"
@@ -398,7 +390,7 @@ def test_where_there_is_no_sbatch_nothing_starts_unless_asked(fake_slurm: Instal
     fake_slurm()
     done = invoke("submit", str(run_file()))
     assert done.exit_code == 3 and not RUN.exists()
-    assert "site minicluster has Slurm, and there is no sbatch on this machine" in done.stderr
+    assert has_parts(done.stderr, "minicluster", "sbatch")
     request = prepare(run_file(), working_directory=Path.cwd(), python=sys.executable, local=True).request
     assert (request.scheduler, request.topology.world_size, request.nodes) == ("local", 4, 1)
 
@@ -409,7 +401,7 @@ def test_more_ranks_than_a_machine_can_have_are_refused(
     monkeypatch.delattr("bigsci_launch.launch.start_job.start_launcher")  # if nothing refuses them, they must not start
     many = ["--set", "slurm.nodes=50000", "--set", "training.global_batch_size=50000"]
     done = invoke("submit", str(run_file()), "--local", *many)
-    assert done.exit_code == 2 and "the run has 100000 ranks, and `bsl` starts at most" in done.stderr
+    assert done.exit_code == 2 and "100000 ranks" in done.stderr
     assert not RUN.exists()
 
 
@@ -419,7 +411,7 @@ def test_a_dry_run_shows_the_job_of_a_slurm_site_where_there_is_no_slurm(
     fake_slurm()
     done = invoke("submit", str(run_file()), "--dry-run")
     assert "#SBATCH --nodes=2\n" in done.stdout and "\nsrun " in done.stdout
-    assert "there is no sbatch here: without --dry-run, the run would be refused\n" in done.stderr
+    assert has_parts(done.stderr, "sbatch", "--dry-run")
     document = json.loads(invoke("submit", str(run_file()), "--dry-run", "--json").stdout)
     assert (document["scheduler"], document["nodes"]) == ("slurm", 2)
     local = json.loads(invoke("submit", str(run_file()), "--dry-run", "--local", "--json").stdout)
@@ -457,7 +449,7 @@ def test_a_local_attempt_of_another_machine_cannot_be_cancelled_here(slurm: Any,
     assert record is not None
     write_job(attempt, JobRecord("local", record.submitted, launcher=Launcher(1, 1, f"not-{socket.gethostname()}")))
     done = invoke("cancel", "trial")
-    assert done.exit_code == 2 and "only that machine can tell" in done.stderr
+    assert done.exit_code == 2 and f"not-{socket.gethostname()}" in done.stderr
 
 
 def test_a_secret_in_the_run_file_is_warned_of(slurm: Any, run_file: RunFile) -> None:
@@ -469,7 +461,8 @@ def test_a_secret_in_the_run_file_is_warned_of(slurm: Any, run_file: RunFile) ->
 
 def test_a_run_for_a_slurm_site_says_that_it_starts_here(run_file: RunFile) -> None:
     loaded = load_run(run_file())
-    assert notes(loaded, is_local=True) == ["starting 4 ranks on this machine"]
+    [note] = notes(loaded, is_local=True)
+    assert "4 ranks" in note
     assert notes(loaded, is_local=False) == []
 
 
@@ -477,4 +470,4 @@ def test_a_dataset_that_is_not_there_is_warned_of_before_anyone_waits(slurm: Any
     Path("corpus.bin").touch()
     trained = run_file(run={"name": "trial", "command": None}, data={"prefix": "corpus"})
     done = invoke("submit", str(trained))
-    assert "data.prefix: corpus.idx: this machine sees no such file; `bsl data prepare" in done.stderr
+    assert has_parts(done.stderr, "data.prefix: corpus.idx: ", "`bsl data prepare")

@@ -15,6 +15,7 @@ from click.testing import CliRunner
 from bigsci_launch.cli.main import bsl
 from bigsci_launch.errors import RunDirError
 from bigsci_launch.nodes.memory import BadNode, add_nodes, forgive_nodes, left_out, make_entry, read_nodes
+from tests.support.texts import CheckText, has_parts
 
 NOW = 1_795_400_000.0
 ENTRY = BadNode("jean", "n1", "ecc", "uncorrectable", NOW, NOW + 60, "demo", "0001", 3, "alice")
@@ -49,7 +50,7 @@ def test_who_is_left_out(cluster: str | None, asked: str | None, age_s: float, i
 
 @pytest.mark.parametrize("name", ["", "n1\nn2", "n1 n2", "-w", "n[1-4]"])
 def test_what_is_no_name_of_a_node_does_not_get_into_the_memory(memory: Path, name: str) -> None:
-    with pytest.raises(RunDirError, match="is no name of a node"):
+    with pytest.raises(RunDirError):
         add_nodes(memory, [make_entry(name, "lost", "silent", cluster=None)])
     assert not memory.exists()
 
@@ -109,23 +110,19 @@ def call(*words: str, code: int = 0) -> str:
     return done.output
 
 
-def test_added_listed_and_forgiven_by_hand(runs: Path) -> None:
-    assert "no node is left out" in call()
-    assert "left out: n7 until it is forgiven: by hand: fan is broken" in call(
-        "add", "n[7-8]", "--reason", "fan is broken"
-    )
+def test_added_listed_and_forgiven_by_hand(runs: Path, check_text: CheckText) -> None:
+    texts = [call(), call("add", "n[7-8]", "--reason", "fan is broken")]
     document = json.loads(call("list", "--json"))
     assert [(each["node"], each["reason"], each["expires"]) for each in document["nodes"]] == [
         ("n7", "by_hand", None),
         ("n8", "by_hand", None),
     ]
-    assert "fan is broken" in call("list")
-    assert call("forgive", "n7") == "forgiven: n7 (by hand: fan is broken)\n"
-    assert "error: n7: not remembered as bad in" in call("forgive", "n7", code=2)
+    assert has_parts(call("list"), "n7", "n8", "fan is broken")
+    check_text(*texts, call("forgive", "n7"), call("forgive", "n7", code=2))
     call("forgive", code=2)
     call("add", "n[3", "--reason", "x", code=2)
     assert "n8" in call("forgive", "--all")
-    assert "no node is left out" in call()
+    assert call() == texts[0]
 
 
 def test_a_folder_that_may_not_be_written_is_named(runs: Path) -> None:

@@ -52,6 +52,13 @@ class Trial:
     def ended(self, reason: str, exit_code: int | None, **fields: Any) -> None:
         write_json(self.attempt.exit, {"reason": reason, "exit_code": exit_code, "first_failure": None, **fields})
 
+    def queue(self, name: str, job_id: str) -> None:
+        """Queue an attempt behind the newest one."""
+        attempt = self.run.attempt(name)
+        attempt.make()
+        write_job(attempt, JobRecord("slurm", self.now, job_id=job_id, total_steps=20))
+        attempt.queued_mark.write_text("")
+
     def log(self, rank: int, *lines: str) -> None:
         with self.attempt.log_file(rank).open("a") as stream:
             stream.writelines(lines)

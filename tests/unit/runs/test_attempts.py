@@ -107,10 +107,7 @@ def test_slurm_speaks_of_the_last_start_of_a_requeued_job(fake_slurm: Install, t
     trial.ended("requeued", 143)
     trial.add_attempt("0001.r1")
     states = query_attempts(trial.run.attempts())
-    assert {name: job.state for name, job in states.items()} == {
-        "0001": JobState.REQUEUED,
-        "0001.r1": JobState.RUNNING,
-    }
+    assert {name: job.state for name, job in states.items()} == {"0001": JobState.REQUEUED, "0001.r1": JobState.RUNNING}
 
 
 def test_a_requeue_shares_the_job_record_of_its_attempt(trial: Any) -> None:

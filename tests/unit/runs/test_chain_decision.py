@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -10,7 +9,7 @@ import pytest
 from bigsci_launch.runs.chain.decision import ChainDecision, ChainStart, Mark, decide
 from bigsci_launch.runs.chain.records import ChainRecord
 from bigsci_launch.runs.watching.ended import EndedBy
-from tests.support.texts import has_parts
+from tests.support.texts import CheckText, has_parts
 
 HANG = {"act": "end_ranks", "who": "agent", "why": "no step for 62 s", "continues": True}
 
@@ -185,7 +184,7 @@ def test_other_failures_at_the_step_of_a_hang_count_and_planned_ends_do_not() ->
     assert Starts(*AT_START).decide().action == "stop"
 
 
-def test_each_decision_has_its_sentence(check_text: Callable[..., None]) -> None:
+def test_each_decision_has_its_sentence(check_text: CheckText) -> None:
     tried, known = [("crashed", 21 + number, 20) for number in range(4)], [("crashed", None, None)] * 3
     given = (("stopped", 10, 10), ("stopped", 20, 20))
     hang = ("hang", 45, 40, by())

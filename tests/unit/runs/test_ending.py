@@ -12,7 +12,7 @@ from click.testing import CliRunner
 
 from bigsci_launch.cli.main import bsl
 from bigsci_launch.runs.layout import write_json
-from tests.support.texts import has_parts, without_ages
+from tests.support.texts import CheckText, has_parts, without_ages
 
 Install = Callable[..., Any]
 GONE = "slurm_load_jobs error: Invalid job id specified\n"
@@ -51,7 +51,7 @@ def told_to_end(trial: Any, *ranks: int) -> None:
     ends(trial, *ranks, signal="SIGTERM", terminated=trial.now - 1)
 
 
-def test_the_node_of_a_lost_batch_host_is_named(slurm: Any, trial: Any, check_text: Callable[..., None]) -> None:
+def test_the_node_of_a_lost_batch_host_is_named(slurm: Any, trial: Any, check_text: CheckText) -> None:
     slurm.answer("squeue", line("NODE_FAIL"))
     told_to_end(trial, *range(2, 8))
     found = told("status")["exit"]
@@ -100,7 +100,7 @@ def test_slurm_knows_what_the_ranks_do_not(slurm: Any, trial: Any, state: str, r
 
 @pytest.mark.slow
 def test_who_cancelled_the_job_is_said_or_said_to_be_unknown(
-    slurm: Any, trial: Any, fake_slurm: Install, tmp_path: Path, check_text: Callable[..., None]
+    slurm: Any, trial: Any, fake_slurm: Install, tmp_path: Path, check_text: CheckText
 ) -> None:
     slurm.answer("squeue", line("CANCELLED"))
     trial.ended("cancelled", 143)
@@ -131,7 +131,7 @@ def test_nothing_is_worked_out_while_slurm_is_silent(slurm: Any, trial: Any) -> 
 
 
 def test_the_record_that_a_full_disk_refused_is_read_from_the_output(
-    slurm: Any, trial: Any, check_text: Callable[..., None]
+    slurm: Any, trial: Any, check_text: CheckText
 ) -> None:
     slurm.answer("squeue", stderr=GONE, rc=1)
     failure = {"rank": 5, "node": "n2", "coordinate": None, "code": 7, "signal": None, "error": "no space left"}

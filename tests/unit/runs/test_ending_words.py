@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from bigsci_launch.status.ending import ending_advice, ending_facts
+from tests.support.texts import CheckText
 
 RANK_5 = {"rank": 5, "node": "n2", "coordinate": {"pp": 1, "tp": 1, "dp": 0}, "signal": None, "error": None, "code": 3}
 STACKS = "/runs/x/spy/1"
@@ -31,7 +31,7 @@ RECORDS = [
 ]
 
 
-def test_the_words_of_each_end(check_text: Callable[..., None]) -> None:
+def test_the_words_of_each_end(check_text: CheckText) -> None:
     lines = []
     for each in RECORDS:
         lines += [f"{name}: {value}" for name, value in ending_facts(each)]

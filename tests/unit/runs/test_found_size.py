@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -10,6 +9,7 @@ import pytest
 from bigsci_launch.checkpoints.found_size import FoundSize, read_found_size, size_of_checkpoint, write_found_size
 from bigsci_launch.runs.layout import RunDir
 from bigsci_launch.status.sections import size_facts
+from tests.support.texts import CheckText
 
 FINGERPRINT = {"model": {"num_layers": 4}, "device": {"name": "cpu", "memory": None}}
 
@@ -54,6 +54,6 @@ def test_a_checkpoint_keeps_it_without_the_history() -> None:
     assert size_of_checkpoint({"size": 4}) is None
 
 
-def test_status_says_the_size_its_room_and_its_newest_changes(check_text: Callable[..., None]) -> None:
+def test_status_says_the_size_its_room_and_its_newest_changes(check_text: CheckText) -> None:
     assert size_facts(None) == []
     check_text(*(f"{name:12}{value}" for name, value in size_facts(grown())))

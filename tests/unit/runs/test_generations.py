@@ -18,7 +18,7 @@ from bigsci_launch.runs.generations.records import recoveries
 from bigsci_launch.runs.layout import write_json
 from bigsci_launch.topology import Topology
 from tests.support.generation_records import GenerationRecords
-from tests.support.texts import has_parts, without_ages
+from tests.support.texts import CheckText, has_parts, without_ages
 
 WHOLE = Topology(tp=2, pp=2, dp=2)
 HALF = Topology(tp=2, pp=2, dp=1)
@@ -92,7 +92,7 @@ def test_an_attempt_without_survive_says_nothing_of_generations(trial: Any) -> N
 
 
 def test_a_recovery_is_told_with_its_cause_its_phases_and_what_was_done_again(
-    trial: Any, records: GenerationRecords, check_text: Callable[..., None]
+    trial: Any, records: GenerationRecords, check_text: CheckText
 ) -> None:
     kill_rank_5(trial, records)
     check_text(without_ages(invoke("status")))
@@ -110,7 +110,7 @@ def test_samples_that_the_next_step_does_not_consume_are_lost(trial: Any, record
 
 
 def test_a_rank_that_is_lost_in_the_last_save_costs_no_sample(
-    trial: Any, records: GenerationRecords, check_text: Callable[..., None]
+    trial: Any, records: GenerationRecords, check_text: CheckText
 ) -> None:
     records.clock = trial.now - 300
     records.fails("died", 5, "n2", signal="SIGKILL")
@@ -147,7 +147,7 @@ def test_the_present_step_is_the_newest_and_not_the_highest(trial: Any, records:
 
 
 def test_what_was_not_recorded_is_said_to_be_unknown(
-    trial: Any, records: GenerationRecords, check_text: Callable[..., None]
+    trial: Any, records: GenerationRecords, check_text: CheckText
 ) -> None:
     records.fails("lost_node", 5, "n2", noticed_s=None)
     records.ends(None, 1.0)
@@ -177,7 +177,7 @@ def test_clocks_that_differ_make_the_notice_unknown(trial: Any, records: Generat
 @pytest.mark.slow
 @pytest.mark.parametrize("age_s", [5.0, 95.0])
 def test_a_recovery_in_progress_is_a_phase_of_its_own(
-    trial: Any, records: GenerationRecords, age_s: float, check_text: Callable[..., None]
+    trial: Any, records: GenerationRecords, age_s: float, check_text: CheckText
 ) -> None:
     for rank in range(8):
         trial.event(rank, "heartbeat", 400, phase="step", step=12)
@@ -217,7 +217,7 @@ def shrink(trial: Any, records: GenerationRecords) -> None:
 
 
 def test_ranks_and_nodes_that_only_earlier_generations_had_are_not_missed(
-    trial: Any, records: GenerationRecords, slurm: Any, check_text: Callable[..., None]
+    trial: Any, records: GenerationRecords, slurm: Any, check_text: CheckText
 ) -> None:
     shrink(trial, records)
     slurm.answer("sinfo", "n2|down*|Not responding\n")

@@ -81,7 +81,7 @@ def test_a_link_that_a_colleague_has_made_is_not_followed(tmp_path: Path) -> Non
         (shared / "status.html").symlink_to(victim)
     own.symlink_to(shared / "status.html")
     for link in (shared / "status.html", own):
-        with pytest.raises(BslError, match="a symbolic link of somebody else"):
+        with pytest.raises(BslError, match=str(link)):
             write_page(link, "page")
     assert victim.read_text() == "old" and own.is_symlink()
     os.chown(shared, 0, 0)
@@ -95,7 +95,7 @@ def test_only_run_directories_are_found(tmp_path: Path) -> None:
     (tmp_path / "b").mkdir()
     assert [run.name for run in find_runs(tmp_path)] == ["a"]
     assert find_runs(tmp_path / "missing") == []
-    with pytest.raises(RunDirError, match="not a run directory"):
+    with pytest.raises(RunDirError, match=str(tmp_path / "b")):
         open_run(tmp_path / "b")
 
 
@@ -103,21 +103,14 @@ def test_only_run_directories_are_found(tmp_path: Path) -> None:
 def test_a_broken_document_is_one_clear_error(tmp_path: Path, text: str) -> None:
     path = tmp_path / "x.json"
     path.write_text(text)
-    with pytest.raises(RunDirError, match="not a JSON document"):
+    with pytest.raises(RunDirError, match=str(path)):
         read_json(path)
     with pytest.raises(RunDirError, match="No such file"):
         read_json(tmp_path / "y.json")
 
 
 def test_files_of_ranks_come_in_the_order_of_ranks(tmp_path: Path) -> None:
-    for name in (
-        "rank-10000.json",
-        "rank-9999.json",
-        "rank-0003.json",
-        "rank-0003.log",
-        ".rank-4.json.x",
-        "run.json",
-    ):
+    for name in ("rank-10000.json", "rank-9999.json", "rank-0003.json", "rank-0003.log", ".rank-4.json.x", "run.json"):
         (tmp_path / name).touch()
     assert list(rank_files(tmp_path, ".json").items()) == [
         (3, tmp_path / "rank-0003.json"),

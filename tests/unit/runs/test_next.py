@@ -20,7 +20,7 @@ from bigsci_launch.runs.chain.records import ChainRecord, NextRecord, write_chai
 from bigsci_launch.runs.layout import write_json
 from bigsci_launch.scheduler.lease import is_renewed, kept_lease
 from bigsci_launch.scheduler.local import Launcher
-from tests.support.texts import has_parts, without_ages
+from tests.support.texts import CheckText, has_parts, without_ages
 
 SENTENCE = "start 0001 ended: stopped; it reached step 19"
 
@@ -50,14 +50,6 @@ def decide(trial: Any, **more: Any) -> None:
     write_json(trial.attempt.next, asdict(NextRecord(**{**values, **more})))
 
 
-def queue(trial: Any, job_id: str = "13") -> None:
-    """Queue attempt 0002 behind the newest one."""
-    attempt = trial.run.attempt("0002")
-    attempt.make()
-    write_job(attempt, JobRecord("slurm", trial.now, job_id=job_id, total_steps=20))
-    attempt.queued_mark.write_text("")
-
-
 def command(trial: Any) -> None:
     words = ["/opt/bin/bsl", "submit", "my run.yaml", "--set", "training.steps=20"]
     write_json(trial.attempt.provenance, {"command": words})
@@ -75,7 +67,7 @@ def said(text: str) -> str:
 
 
 @pytest.mark.slow
-def test_a_running_chain(slurm: Any, trial: Any, check_text: Callable[..., None]) -> None:
+def test_a_running_chain(slurm: Any, trial: Any, check_text: CheckText) -> None:
     assert said(status()) == "" and json.loads(status("--json"))["next"] is None
     write_chain(trial.attempt, chain())
     always = said(status())
@@ -94,9 +86,7 @@ def test_a_job_that_was_requeued_says_when_and_as_what_it_starts(slurm: Any, tri
     assert json.loads(CliRunner().invoke(bsl, ["list", "--json"]).stdout)["runs"][0]["state"] == "PENDING"
 
 
-def test_a_chain_that_stopped_says_why_and_how_to_go_on(
-    slurm: Any, trial: Any, check_text: Callable[..., None]
-) -> None:
+def test_a_chain_that_stopped_says_why_and_how_to_go_on(slurm: Any, trial: Any, check_text: CheckText) -> None:
     write_chain(trial.attempt, chain())
     command(trial)
     slurm.answer("squeue", line("COMPLETED"))
@@ -110,7 +100,7 @@ def test_a_chain_that_stopped_says_why_and_how_to_go_on(
     check_text(*texts, status())
 
 
-def test_a_refusal_of_slurm_is_shown(slurm: Any, trial: Any, check_text: Callable[..., None]) -> None:
+def test_a_refusal_of_slurm_is_shown(slurm: Any, trial: Any, check_text: CheckText) -> None:
     write_chain(trial.attempt, chain())
     slurm.answer("squeue", line("COMPLETED"))
     trial.ended("preempted", 0)
@@ -130,11 +120,9 @@ def test_a_run_without_a_chain_is_submitted_again(slurm: Any, trial: Any, reason
 
 
 @pytest.mark.slow
-def test_what_waits_behind_a_run_is_shown_and_cancelled_with_it(
-    slurm: Any, trial: Any, check_text: Callable[..., None]
-) -> None:
+def test_what_waits_behind_a_run_is_shown_and_cancelled_with_it(slurm: Any, trial: Any, check_text: CheckText) -> None:
     write_chain(trial.attempt, chain("queue"))
-    queue(trial)
+    trial.queue("0002", "13")
     slurm.answer("squeue", line("RUNNING") + line("PENDING", "13"))
     texts = [said(status())]
     with pytest.raises(RunDirError, match=r"0002 .*13"):
@@ -147,7 +135,7 @@ def test_what_waits_behind_a_run_is_shown_and_cancelled_with_it(
 
 
 def test_a_chain_by_queue_with_nothing_behind_it_names_the_command(
-    slurm: Any, trial: Any, check_text: Callable[..., None]
+    slurm: Any, trial: Any, check_text: CheckText
 ) -> None:
     write_chain(trial.attempt, chain("queue"))
     command(trial)
@@ -165,18 +153,11 @@ def test_only_a_chain_by_queue_may_wait_behind_an_active_attempt(slurm: Any, tri
         assert "slurm.chain.by=queue" in str(caught.value.hint)
 
 
-def link(trial: Any, name: str, job_id: str) -> None:
-    attempt = trial.run.attempt(name)
-    attempt.make()
-    write_job(attempt, JobRecord("slurm", trial.now, job_id=job_id, total_steps=20))
-    attempt.queued_mark.write_text("")
-
-
 @pytest.mark.slow
-def test_the_number_of_jobs_that_wait_is_said(slurm: Any, trial: Any, check_text: Callable[..., None]) -> None:
+def test_the_number_of_jobs_that_wait_is_said(slurm: Any, trial: Any, check_text: CheckText) -> None:
     write_chain(trial.attempt, chain(by="queue", links=3))
-    link(trial, "0002", "13")
-    link(trial, "0003", "14")
+    trial.queue("0002", "13")
+    trial.queue("0003", "14")
     slurm.answer("squeue", line("RUNNING") + line("PENDING", "13") + line("PENDING", "14"))
     texts = [said(status())]
     assert json.loads(status("--json"))["next"]["num_queued"] == 2

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from bigsci_launch.runs.attempts import JobRecord, write_job
 from bigsci_launch.runs.chain.outlook import NOTHING_QUEUED, Outlook, chain_outlook
 from bigsci_launch.runs.chain.records import ChainRecord, NextRecord, write_chain
 from bigsci_launch.runs.layout import AttemptDir, read_json, write_json
@@ -30,13 +29,6 @@ def waiting(job_id: str, reason: str = "Dependency") -> str:
     return f"{job_id}|PENDING|root|debug|4||{reason}|N/A|N/A|1:00|N/A|trial|(null)\n"
 
 
-def queue(trial: Any, name: str, job_id: str) -> None:
-    attempt = trial.run.attempt(name)
-    attempt.make()
-    write_job(attempt, JobRecord("slurm", trial.now, job_id=job_id, total_steps=20))
-    attempt.queued_mark.write_text("")
-
-
 def decide(attempt: AttemptDir, **more: Any) -> None:
     values: dict[str, Any] = {"attempt": attempt.name, "action": "continue", "sentence": "it has just started"}
     values |= {"progress": "unknown", "step": None, "by": "queue", "num_starts": 1, "max_starts": 5, "words": None}
@@ -52,7 +44,7 @@ def test_what_is_left_and_what_waits(slurm: Any, trial: Any) -> None:
     write_chain(trial.attempt, replace(CHAIN, num_starts=2, max_hours=10.0))
     began = time.time() - 4 * 3600
     write_json(trial.attempt.chain, {**read_json(trial.attempt.chain), "started": began})
-    queue(trial, "0002", "13")
+    trial.queue("0002", "13")
     found = chain_outlook(trial.run, trial.attempt)
     assert (found.starts_left, [each.job.job_id for each in found.links]) == (3, ["13"])
     assert found.hours_left == pytest.approx(6.0, abs=0.1)
@@ -88,13 +80,13 @@ def test_a_site_that_refuses_to_queue_is_the_last_link_and_what_was_not_tried_is
     decide(attempt, asked=False, words=NOTHING_QUEUED, decided=time.time() - 600)
     found = chain_outlook(trial.run, attempt)
     assert (found.why_last, kinds(found)) == (None, ["no_link"])
-    queue(trial, "0002", "13")
+    trial.queue("0002", "13")
     assert kinds(chain_outlook(trial.run, attempt)) == []
 
 
 def test_jobs_that_wait_for_nothing_are_said(slurm: Any, trial: Any) -> None:
     write_chain(trial.attempt, CHAIN)
-    queue(trial, "0002", "13")
+    trial.queue("0002", "13")
     decide(trial.attempt, action="finished", sentence="the run is finished: step 20")
     [warning] = chain_outlook(trial.run, trial.attempt).warnings
     assert warning.kind == "finished_but_queued" and has_parts(warning.sentence, "jobs 13", "`bsl cancel trial`")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from click.testing import CliRunner, Result
 from bigsci_launch.checkpoints.folder import CheckpointRecord, write_record
 from bigsci_launch.cli.main import bsl
 from bigsci_launch.runs.layout import AttemptDir
-from tests.support.texts import has_parts, without_ages
+from tests.support.texts import CheckText, has_parts, without_ages
 
 TELLER = 4
 LINE = "2026-11-21T01:02:03.123456Z  iteration {step:8d}/      60 | consumed samples: 40 | lm loss: {loss:.6E} |\n"
@@ -64,7 +64,7 @@ def test_an_attempt_that_begins_at_step_one_has_no_restart(trial: Any) -> None:
 
 
 @pytest.mark.slow
-def test_a_smooth_restart_is_said_to_be_one(trial: Any, check_text: Callable[..., None]) -> None:
+def test_a_smooth_restart_is_said_to_be_one(trial: Any, check_text: CheckText) -> None:
     train(trial, "0001", losses(1, 30))
     train(trial, "0002", losses(31, 36))
     found = restart()
@@ -72,7 +72,7 @@ def test_a_smooth_restart_is_said_to_be_one(trial: Any, check_text: Callable[...
     check_text(without_ages(status().stdout))
 
 
-def test_a_spike_is_called_one_and_its_cause_is_not_invented(trial: Any, check_text: Callable[..., None]) -> None:
+def test_a_spike_is_called_one_and_its_cause_is_not_invented(trial: Any, check_text: CheckText) -> None:
     train(trial, "0001", losses(1, 30))
     train(trial, "0002", losses(31, 36, rise=0.5))
     found = restart()
@@ -85,7 +85,7 @@ def test_a_spike_is_called_one_and_its_cause_is_not_invented(trial: Any, check_t
 
 
 @pytest.mark.slow
-def test_changed_settings_and_findings_are_its_causes(trial: Any, check_text: Callable[..., None]) -> None:
+def test_changed_settings_and_findings_are_its_causes(trial: Any, check_text: CheckText) -> None:
     train(trial, "0001", losses(1, 30))
     attempt = train(trial, "0002", losses(31, 36, rise=0.5))
     trial.event(1, "changed", 45, key="optimizer.lr", severity="name", text="A SETTING")
@@ -149,7 +149,7 @@ def test_too_few_steps_are_not_known(trial: Any) -> None:
 
 
 @pytest.mark.slow
-def test_earlier_attempts_without_losses_are_not_known(trial: Any, check_text: Callable[..., None]) -> None:
+def test_earlier_attempts_without_losses_are_not_known(trial: Any, check_text: CheckText) -> None:
     train(trial, "0002", losses(31, 36))
     texts = [restart()["text"]]
     assert restart()["verdict"] == "unknown"

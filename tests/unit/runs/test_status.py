@@ -20,7 +20,7 @@ from click.testing import CliRunner, Result
 from bigsci_launch.cli.main import bsl
 from bigsci_launch.runs.attempts import read_job, write_job
 from bigsci_launch.status.read import read_status
-from tests.support.texts import has_parts, without_ages
+from tests.support.texts import CheckText, has_parts, without_ages
 
 Install = Callable[..., Any]
 USER = pwd.getpwuid(os.getuid()).pw_name
@@ -79,7 +79,7 @@ def test_a_running_training(slurm: Any, training: Any) -> None:
     assert 299 < document["checkpoint"]["age_s"] < 360
 
 
-def test_the_words_for_people(slurm: Any, training: Any, check_text: Callable[..., None]) -> None:
+def test_the_words_for_people(slurm: Any, training: Any, check_text: CheckText) -> None:
     check_text(without_ages(invoke("status").stdout))
 
 
@@ -102,9 +102,7 @@ def test_ranks_that_have_ended_are_not_slow(slurm: Any, training: Any) -> None:
     assert status.slowest is not None and status.slowest.rank == 7
 
 
-def test_a_rank_that_has_written_nothing_is_judged_by_its_start(
-    slurm: Any, trial: Any, check_text: Callable[..., None]
-) -> None:
+def test_a_rank_that_has_written_nothing_is_judged_by_its_start(slurm: Any, trial: Any, check_text: CheckText) -> None:
     trial.event(0, "heartbeat", 1, phase="init", step=0)
     check_text(without_ages(invoke("status").stdout))
     slowest = json.loads(invoke("status", "--json").stdout)["slowest_rank"]
@@ -112,7 +110,7 @@ def test_a_rank_that_has_written_nothing_is_judged_by_its_start(
 
 
 def test_a_silent_node_with_silent_ranks_is_lost_while_squeue_says_running(
-    slurm: Any, training: Any, check_text: Callable[..., None]
+    slurm: Any, training: Any, check_text: CheckText
 ) -> None:
     silence(training, 4, 130)
     slurm.answer("sinfo", "n0|allocated|none\nn2|mixed*|Not responding\n")
@@ -120,23 +118,21 @@ def test_a_silent_node_with_silent_ranks_is_lost_while_squeue_says_running(
     assert [node["name"] for node in json.loads(invoke("status", "--json").stdout)["lost_nodes"]] == ["n2"]
 
 
-def test_the_first_failure_after_a_crash(slurm: Any, training: Any, check_text: Callable[..., None]) -> None:
+def test_the_first_failure_after_a_crash(slurm: Any, training: Any, check_text: CheckText) -> None:
     slurm.answer("squeue", line("FAILED"))
     failure = {"rank": 5, "node": "n2", "coordinate": {"pp": 1, "tp": 1, "dp": 0}, "signal": "SIGKILL", "error": None}
     training.ended("crashed", 137, first_failure=failure)
     check_text(without_ages(invoke("status").stdout))
 
 
-def test_a_pending_job(slurm: Any, trial: Any, check_text: Callable[..., None]) -> None:
+def test_a_pending_job(slurm: Any, trial: Any, check_text: CheckText) -> None:
     slurm.answer("squeue", line("PENDING").replace("n[0-3]", "").replace("|None|", "|Resources|"))
     check_text(without_ages(invoke("status").stdout))
     assert not slurm.calls("sinfo")
 
 
 @pytest.mark.slow
-def test_a_node_whose_ranks_beat_has_a_slurmd_to_wait_for(
-    slurm: Any, training: Any, check_text: Callable[..., None]
-) -> None:
+def test_a_node_whose_ranks_beat_has_a_slurmd_to_wait_for(slurm: Any, training: Any, check_text: CheckText) -> None:
     slurm.answer("sinfo", "n2|mixed*|Not responding\n")
     text = invoke("status").stdout
     document = json.loads(invoke("status", "--json").stdout)
@@ -146,9 +142,7 @@ def test_a_node_whose_ranks_beat_has_a_slurmd_to_wait_for(
     check_text(without_ages(text), without_ages(invoke("status").stdout))
 
 
-def test_a_sign_that_may_be_from_before_the_loss_tells_nothing(
-    slurm: Any, trial: Any, check_text: Callable[..., None]
-) -> None:
+def test_a_sign_that_may_be_from_before_the_loss_tells_nothing(slurm: Any, trial: Any, check_text: CheckText) -> None:
     slurm.answer("sinfo", "n2|mixed*|Not responding\n")
     trial.log(4, "up\n")
     for age_s, fate in ((0, "alive"), (30, "unknown")):
@@ -158,9 +152,7 @@ def test_a_sign_that_may_be_from_before_the_loss_tells_nothing(
     check_text(without_ages(invoke("status").stdout))
 
 
-def test_nobody_looks_for_a_hang_of_ranks_that_have_not_started(
-    slurm: Any, trial: Any, check_text: Callable[..., None]
-) -> None:
+def test_nobody_looks_for_a_hang_of_ranks_that_have_not_started(slurm: Any, trial: Any, check_text: CheckText) -> None:
     for rank in range(8):
         trial.attempt.pid_file(rank).unlink()
     trial.attempt.job_output.write_text("loading modules\n")
@@ -168,7 +160,7 @@ def test_nobody_looks_for_a_hang_of_ranks_that_have_not_started(
     check_text(without_ages(invoke("status").stdout))
 
 
-def test_a_node_without_signs_is_not_called_lost(slurm: Any, trial: Any, check_text: Callable[..., None]) -> None:
+def test_a_node_without_signs_is_not_called_lost(slurm: Any, trial: Any, check_text: CheckText) -> None:
     """Its ranks are those of another program: an old log is that of a rank that prints nothing."""
     trial.log(4, "up\n")
     os.utime(trial.attempt.log_file(4), (trial.now - 1000, trial.now - 1000))
@@ -185,7 +177,7 @@ def test_a_node_without_signs_is_not_called_lost(slurm: Any, trial: Any, check_t
 
 
 def test_a_lost_node_of_a_job_that_slurm_requeues_needs_nobody(
-    slurm: Any, training: Any, check_text: Callable[..., None]
+    slurm: Any, training: Any, check_text: CheckText
 ) -> None:
     record = read_job(training.attempt)
     assert record is not None
@@ -196,7 +188,7 @@ def test_a_lost_node_of_a_job_that_slurm_requeues_needs_nobody(
 
 
 def test_a_running_job_is_not_called_ended_when_slurm_is_silent(
-    slurm: Any, training: Any, check_text: Callable[..., None]
+    slurm: Any, training: Any, check_text: CheckText
 ) -> None:
     slurm.answer("squeue", stderr="slurm_load_jobs error: Unable to contact slurm controller (connect failure)\n", rc=1)
     check_text(without_ages(invoke("status").stdout))
@@ -205,7 +197,7 @@ def test_a_running_job_is_not_called_ended_when_slurm_is_silent(
     assert document["exit"] is None and 4 < document["step"]["age_s"] < 60
 
 
-def test_a_job_that_slurm_has_forgotten_has_ended(slurm: Any, training: Any, check_text: Callable[..., None]) -> None:
+def test_a_job_that_slurm_has_forgotten_has_ended(slurm: Any, training: Any, check_text: CheckText) -> None:
     slurm.answer("squeue", stderr="slurm_load_jobs error: Invalid job id specified\n", rc=1)
     text = invoke("status").stdout
     training.attempt.job_output.write_text("2026-11-23T01:00:00Z bsl: start attempt=0001 job=12\nnoise\n")
@@ -219,7 +211,7 @@ def stamped(moment: float, text: str) -> str:
     return f"{datetime.fromtimestamp(moment, timezone.utc):%Y-%m-%dT%H:%M:%S.%f}Z {text}"
 
 
-def test_a_program_of_its_own_that_prints_is_alive(slurm: Any, trial: Any, check_text: Callable[..., None]) -> None:
+def test_a_program_of_its_own_that_prints_is_alive(slurm: Any, trial: Any, check_text: CheckText) -> None:
     for rank in range(8):
         trial.log(rank, stamped(trial.now - 80, "up\n"))
     for rank in range(7):
@@ -232,9 +224,7 @@ def test_a_program_of_its_own_that_prints_is_alive(slurm: Any, trial: Any, check
     assert run["step"] == 7 and run["last_sign"] > trial.now - 60
 
 
-def test_a_program_of_its_own_is_silent_if_nobody_prints(
-    slurm: Any, trial: Any, check_text: Callable[..., None]
-) -> None:
+def test_a_program_of_its_own_is_silent_if_nobody_prints(slurm: Any, trial: Any, check_text: CheckText) -> None:
     for rank in (0, 7):
         trial.log(rank, ITERATION.format(6, "1000.0"), ITERATION.format(7, "1000.0"))
         os.utime(trial.attempt.log_file(rank), (trial.now - 200, trial.now - 200))
@@ -245,21 +235,19 @@ def test_a_program_of_its_own_is_silent_if_nobody_prints(
 
 
 def test_a_fresh_log_is_a_sign_of_a_rank_with_an_old_heartbeat(
-    slurm: Any, training: Any, check_text: Callable[..., None]
+    slurm: Any, training: Any, check_text: CheckText
 ) -> None:
     training.log(5, "still converting\n")
     check_text(without_ages(invoke("status").stdout))
 
 
-def test_a_batch_host_that_died_left_no_exit_record(slurm: Any, trial: Any, check_text: Callable[..., None]) -> None:
+def test_a_batch_host_that_died_left_no_exit_record(slurm: Any, trial: Any, check_text: CheckText) -> None:
     slurm.answer("squeue", line("NODE_FAIL"))
     check_text(without_ages(invoke("status").stdout))
     assert not trial.attempt.exit.exists()
 
 
-def test_a_job_that_was_cancelled_before_it_started_lost_no_host(
-    slurm: Any, trial: Any, check_text: Callable[..., None]
-) -> None:
+def test_a_job_that_was_cancelled_before_it_started_lost_no_host(slurm: Any, trial: Any, check_text: CheckText) -> None:
     for rank in range(8):
         trial.attempt.pid_file(rank).unlink()
     slurm.answer("squeue", line("CANCELLED"))
@@ -268,7 +256,7 @@ def test_a_job_that_was_cancelled_before_it_started_lost_no_host(
     check_text(without_ages(text), without_ages(invoke("status").stdout))
 
 
-def test_what_the_record_explains_is_shown(slurm: Any, trial: Any, check_text: Callable[..., None]) -> None:
+def test_what_the_record_explains_is_shown(slurm: Any, trial: Any, check_text: CheckText) -> None:
     slurm.answer("squeue", line("FAILED"))
     trial.ended("launch_failed", 127, cause="module: command not found", evidence=["one", "two"])
     check_text(without_ages(invoke("status").stdout))
@@ -307,7 +295,7 @@ def test_a_job_that_left_the_queue_is_found_by_its_record(slurm: Any, trial: Any
     assert has_parts(invoke("status", "--jobid", "12").stdout, "COMPLETED", "exit.json")
 
 
-def test_a_foreign_job_gets_slurms_part_only(slurm: Any, trial: Any, check_text: Callable[..., None]) -> None:
+def test_a_foreign_job_gets_slurms_part_only(slurm: Any, trial: Any, check_text: CheckText) -> None:
     slurm.answer("squeue", line("RUNNING", job_id="99"))
     check_text(without_ages(invoke("status", "--jobid", "99").stdout))
     document = json.loads(invoke("status", "--jobid", "99", "--json").stdout)
@@ -335,7 +323,7 @@ def test_runs_are_looked_up_under_bsl_runs(
     assert invoke("status", "trial").exit_code == 0
 
 
-def test_what_is_not_there_is_one_clear_error(slurm: Any, trial: Any, check_text: Callable[..., None]) -> None:
+def test_what_is_not_there_is_one_clear_error(slurm: Any, trial: Any, check_text: CheckText) -> None:
     words = ("status nope", "status ./nope", "logs nope", "cancel nope", "status trial --jobid 12")
     refused = [invoke(*each.split()) for each in words]
     trial.run.attempts_folder.rename(trial.run.path / "away")

@@ -14,6 +14,7 @@ from bigsci_launch.runs.layout import RunDir
 from bigsci_launch.train.device.choice import Device, choose_device
 from bigsci_launch.train.device.meeting import DeviceFacts, DeviceVerdict, judge, meet
 from bigsci_launch.train.device.nccl import nccl_settings
+from tests.support.texts import CheckText, has_parts
 
 
 def chosen(wanted: Any = "auto", *, shares: bool = False, visible: int = 0, local: int = 0, **environ: str) -> Device:
@@ -35,20 +36,17 @@ def test_the_choice_is_the_same_once_local_rank_is_the_index() -> None:
 
 def test_more_ranks_than_gpus_are_refused_in_words_unless_they_may_share() -> None:
     refused = chosen(visible=2, local=2)
-    assert refused.refusal == "it is local rank 2, and sees 2 GPUs: there are more ranks than GPUs"
-    assert refused.index is None
+    assert refused.index is None and has_parts(refused.refusal or "", "local rank 2", "2 GPUs")
     assert chosen(visible=2, local=3, shares=True) == Device("cuda", 1, "gloo")
     assert chosen(visible=1, local=3, shares=True) == Device("cuda", 0, "gloo")
 
 
-def test_a_cpu_is_taken_only_where_nobody_expects_a_gpu() -> None:
-    assert chosen() == Device("cpu", None, "gloo", why="torch sees no GPU")
-    assert chosen("cpu", visible=4, SLURM_STEP_GPUS="0,1") == Device("cpu", None, "gloo", why="training.device is cpu")
-    assert chosen("cuda").refusal == "training.device is cuda, but torch sees no GPU"
+def test_a_cpu_is_taken_only_where_nobody_expects_a_gpu(check_text: CheckText) -> None:
+    taken = chosen(), chosen("cpu", visible=4, SLURM_STEP_GPUS="0,1")
+    assert {replace(each, why=None) for each in taken} == {Device("cpu", None, "gloo")}
     assert chosen(SLURM_GPUS_ON_NODE="8").refusal is None
-    assert chosen(SLURM_STEP_GPUS="0").refusal == "Slurm gave SLURM_STEP_GPUS=0, but torch sees no GPU"
-    hidden = chosen(SLURM_STEP_GPUS="3", CUDA_VISIBLE_DEVICES="")
-    assert hidden.refusal == "Slurm gave SLURM_STEP_GPUS=3, but torch sees no GPU (CUDA_VISIBLE_DEVICES is '')"
+    refused = chosen("cuda"), chosen(SLURM_STEP_GPUS="0"), chosen(SLURM_STEP_GPUS="3", CUDA_VISIBLE_DEVICES="")
+    check_text(*(str(each.why) for each in taken), *(str(each.refusal) for each in refused))
 
 
 def test_what_is_set_for_nccl_gives_way_to_the_user(tmp_path: Path) -> None:
@@ -76,24 +74,15 @@ def test_equal_devices_are_accepted() -> None:
     assert judge(ranks(*[NO_GPU] * 3), shares=False) == DeviceVerdict()
 
 
-def test_a_node_without_a_gpu_is_named() -> None:
-    verdict = judge(ranks(*gpus(4), NO_GPU, NO_GPU), shares=False)
-    assert verdict.refusal == (
-        "ranks 4-5 on n2: cpu over gloo (torch sees no GPU), but 4 other ranks have cuda over nccl; "
-        "they would wait for each other for ever"
-    )
-
-
-def test_the_nodes_without_a_gpu_are_named_even_if_they_are_most() -> None:
-    verdict = judge(ranks(NO_GPU, NO_GPU, NO_GPU, *gpus(1)), shares=False)
-    assert verdict.refusal is not None
-    assert verdict.refusal.startswith("ranks 0-1 on n0, rank 2 on n1: cpu over gloo")
+def test_a_node_without_a_gpu_is_named_even_if_most_have_none(check_text: CheckText) -> None:
+    few = judge(ranks(*gpus(4), NO_GPU, NO_GPU), shares=False)
+    most = judge(ranks(NO_GPU, NO_GPU, NO_GPU, *gpus(1)), shares=False)
+    check_text(str(few.refusal), str(most.refusal))
 
 
 def test_ranks_with_the_same_gpu_are_refused_unless_they_may_share() -> None:
     twice = ranks(GPU, GPU)
-    refusal = judge(twice, shares=False).refusal
-    assert refusal == "ranks 0-1 on n0: have the same GPU, uuid-0 (H200); NCCL refuses that"
+    assert has_parts(judge(twice, shares=False).refusal or "", "ranks 0-1 on n0", "uuid-0", "H200")
     assert judge(twice, shares=True) == DeviceVerdict()
     assert judge(ranks(GPU, GPU, per_node=1), shares=False) == DeviceVerdict()  # two nodes may number theirs alike
     unknown = replace(GPU, identity=None)
@@ -102,10 +91,9 @@ def test_ranks_with_the_same_gpu_are_refused_unless_they_may_share() -> None:
 
 def test_other_models_and_versions_are_remarked_on() -> None:
     others = ranks(GPU, replace(GPU, name="H100", identity="other"), replace(GPU, torch="2.11.0"))
-    assert judge(others, shares=False).remarks == (
-        "ranks have different devices: H200 on rank 0 on n0, rank 2 on n1; H100 on rank 1 on n0",
-        "ranks have different versions of torch: 2.13.0 on ranks 0-1 on n0; 2.11.0 on rank 2 on n1",
-    )
+    devices, versions = judge(others, shares=False).remarks
+    assert has_parts(devices, "H200 on rank 0 on n0, rank 2 on n1", "H100 on rank 1 on n0")
+    assert has_parts(versions, "2.13.0 on ranks 0-1 on n0", "2.11.0 on rank 2 on n1")
 
 
 class SharedStore:
@@ -155,4 +143,4 @@ def test_all_ranks_get_the_same_verdict() -> None:
     errors = meet_all(ranks(*gpus(3), NO_GPU))
     assert [type(error) for error in errors] == [BslError] * 4
     assert len({(error.message, error.hint) for error in errors}) == 1
-    assert "rank 3 on n1: cpu over gloo" in errors[0].message
+    assert "rank 3 on n1" in errors[0].message

@@ -19,6 +19,7 @@ from bigsci_launch.train.guards.engine.adam import (  # noqa: E402
 from bigsci_launch.train.guards.engine.judge import checked_words  # noqa: E402
 from bigsci_launch.train.guards.engine.padding import Range, find_used_padding  # noqa: E402
 from bigsci_launch.train.guards.flat import Flat  # noqa: E402
+from tests.support.texts import CheckText  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -118,9 +119,6 @@ def test_groups_are_updated_with_the_settings_of_the_run_file() -> None:
     ]
 
 
-def test_what_is_known_to_be_sound() -> None:
-    began = "no step was checked since this attempt began after step 9"
-    assert checked_words(None, [], 9) == f"{began}, and nothing has been saved since"
-    assert checked_words(12, [6, 12], 0).endswith("after step 12, and nothing has been saved since")
-    assert "global_step18 is the first suspect checkpoint" in checked_words(12, [6, 12, 18, 24], 0)
-    assert "global_step12 is the first suspect checkpoint" in checked_words(None, [12], 9)
+def test_what_is_known_to_be_sound(check_text: CheckText) -> None:
+    cases = ((None, [], 9), (12, [6, 12], 0), (12, [6, 12, 18, 24], 0), (None, [12], 9))
+    check_text(*(checked_words(*case) for case in cases))

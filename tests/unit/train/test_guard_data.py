@@ -32,43 +32,29 @@ def test_a_healthy_step_is_silent(sizes: tuple[int, int, int]) -> None:
     assert find_wrong_data(words(topology), topology) == []
 
 
-def test_a_tp_rank_with_other_tokens_is_named_where_most_agree() -> None:
-    topology = Topology(tp=2, pp=2, dp=1)
+OTHER_FILE = {"read": 8, "probe": 7, "own": 7, "neighbour": 9}
+
+
+@pytest.mark.parametrize(
+    ("sizes", "rank", "wrong", "blamed", "part"),
+    [
+        ((2, 2, 1), 2, {"read": 7}, (2,), "rank 0 read"),
+        ((2, 1, 1), 1, {"read": 7}, (0, 1), "not known"),
+        ((1, 1, 2), 1, {"read": 8, "probe": 7}, (1,), "due"),
+        ((1, 1, 3), 1, OTHER_FILE, (1,), ""),
+        ((1, 1, 2), 1, OTHER_FILE, (0, 1), "not known"),
+    ],
+    ids=["most agree", "two that differ", "not what was due", "other file", "other file on one of two"],
+)
+def test_who_reads_other_data_is_named_where_it_is_known(
+    sizes: tuple[int, int, int], rank: int, wrong: dict[str, int], blamed: tuple[int, ...], part: str
+) -> None:
+    topology = Topology(tp=sizes[0], pp=sizes[1], dp=sizes[2])
     said = words(topology)
-    said[2] = replace(said[2], read=7)
-    (found,) = find_wrong_data(said, topology)
-    assert found.ranks == (2,) and "rank 0 read" in found.text
-
-
-def test_of_two_that_differ_none_is_accused() -> None:
-    topology = Topology(tp=2, pp=1, dp=1)
-    said = words(topology)
-    said[1] = replace(said[1], read=7)
-    (found,) = find_wrong_data(said, topology)
-    assert found.ranks == (0, 1) and "not known" in found.text
-
-
-def test_a_rank_that_did_not_take_what_was_due_is_named() -> None:
-    topology = Topology(tp=1, pp=1, dp=2)
-    said = words(topology)
-    said[1] = replace(said[1], probe=7, read=8)
-    (found,) = find_wrong_data(said, topology)
-    assert found.ranks == (1,) and "due" in found.text
-
-
-def test_another_file_on_one_of_three_replicas_is_named() -> None:
-    topology = Topology(tp=1, pp=1, dp=3)
-    said = words(topology)
-    said[1] = DataWord(read=8, probe=7, own=7, neighbour=9)
-    assert {found.ranks for found in find_wrong_data(said, topology)} == {(1,)}
-
-
-def test_another_file_on_one_of_two_replicas_is_seen_but_not_attributed() -> None:
-    topology = Topology(tp=1, pp=1, dp=2)
-    said = words(topology)
-    said[1] = DataWord(read=8, probe=7, own=7, neighbour=9)
+    said[rank] = replace(said[rank], **wrong)
     found = find_wrong_data(said, topology)
-    assert found and all(set(each.ranks) == {0, 1} and "not known" in each.text for each in found)
+    assert {tuple(sorted(each.ranks)) for each in found} == {blamed} and all(part in each.text for each in found)
+    assert len(found) == 1 or wrong is OTHER_FILE
 
 
 def test_two_replicas_on_the_same_samples_are_named() -> None:

@@ -21,6 +21,7 @@ from bigsci_launch.train.guards.moments import (  # noqa: E402
     largest_size,
 )
 from bigsci_launch.train.guards.seal import TENSORS, Seal, sample_of  # noqa: E402
+from tests.support.texts import CheckText  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -57,24 +58,24 @@ def test_healthy_moments_pass() -> None:
 
 
 @pytest.mark.parametrize(
-    ("key", "value", "check", "words"),
+    ("key", "value", "check", "part"),
     [
-        (FIRST, math.nan, "non-finite", "1 of 700 elements are not finite"),
-        (FIRST, 1e34, "magnitude", "holds 1e+34, and no run comes to more than 0.2"),
-        (FIRST, 0.15, "moments", "times the root of the second moment; AdamW's betas allow 1.04"),
-        (SECOND, 0.0, "moments", "times the root of the second moment; AdamW's betas allow 1.04"),
-        (SECOND, -1e-9, "moments", "holds -1e-09, though it is a mean of squares"),
-        (SECOND, 0.5, "magnitude", "holds 0.5, and no run comes to more than 0.04"),
-        (SECOND, math.inf, "non-finite", "1 of 700 elements are not finite"),
-        ("master", 1e13, "magnitude", "holds 1e+13"),
-        ("master", math.nan, "non-finite", "1 of 700 elements are not finite"),
+        (FIRST, math.nan, "non-finite", "1 of 700 "),
+        (FIRST, 1e34, "magnitude", " 1e+34, "),
+        (FIRST, 0.15, "moments", " 1.04"),
+        (SECOND, 0.0, "moments", " 1.04"),
+        (SECOND, -1e-9, "moments", " -1e-09, "),
+        (SECOND, 0.5, "magnitude", " 0.5, "),
+        (SECOND, math.inf, "non-finite", "1 of 700 "),
+        ("master", 1e13, "magnitude", " 1e+13"),
+        ("master", math.nan, "non-finite", "1 of 700 "),
     ],
 )
-def test_impossible_numbers_are_named(key: str, value: float, check: str, words: str) -> None:
+def test_impossible_numbers_are_named(key: str, value: float, check: str, part: str) -> None:
     kept = trained()
     kept[key].tensor[400] = value
     found = {each.check: each for each in findings(kept)}[check]
-    assert words in found.text
+    assert part in found.text
     assert found.tensor.endswith("moment of b" if key != "master" else "fp32 master of b") and found.ranks == (3,)
     assert not any(each.tensor.endswith(" of a") for each in findings(kept))
 
@@ -99,7 +100,7 @@ def sealed(seal: Seal, kept: dict[str, Flat]) -> list[str]:
 
 
 @pytest.mark.parametrize("is_whole", [True, False])
-def test_a_seal_is_whole_until_something_changes(is_whole: bool) -> None:
+def test_a_seal_is_whole_until_something_changes(is_whole: bool, check_text: CheckText) -> None:
     kept, seal = trained(), Seal("memory", 2)
     assert list(seal.find_broken(kept, {"step count": 10.0})) == []
     seal.close(kept, 7, is_whole=is_whole, counts={"step count": 10.0})
@@ -109,9 +110,7 @@ def test_a_seal_is_whole_until_something_changes(is_whole: bool) -> None:
     found = {each.tensor: each for each in seal.find_broken(kept, {"step count": 9.0})}
     assert found.keys() == {"first moment of b", "second moment of a", "step count"}
     assert {(each.check, each.ranks) for each in found.values()} == {("memory", (2,))}
-    assert "after the end of step 7, when nothing may change it: it is zero" in found["first moment of b"].text
-    assert "(and of 1 more tensors)" in found["second moment of a"].text
-    assert ("each 100 times what it was" in found["second moment of a"].text) == (not is_whole)
+    check_text(*sorted(f"{name}: {each.text}" for name, each in found.items()))
     for other in ({}, {"master": Flat.whole("a", torch.ones(700))}, {"master": flat_of(torch.ones(1000).bfloat16())}):
         assert "master" in sealed(seal, {FIRST: kept[FIRST], **other})
     seal.break_open()

@@ -58,7 +58,7 @@ def test_topology_fills_the_data_parallel_axis() -> None:
 
 
 def test_axes_that_the_trainer_does_not_know_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"parallelism.expert_parallel_size: bsl train supports tensor, pipeline and"):
+    with pytest.raises(ConfigError, match=r"parallelism.expert_parallel_size: "):
         require_topology(config(expert_parallel_size=2), 8)
 
 

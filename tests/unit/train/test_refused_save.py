@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import resource
 import subprocess
 from collections.abc import Callable, Iterator
@@ -14,6 +15,7 @@ import pytest
 
 from bigsci_launch.checkpoints.folder import CheckpointsDir
 from bigsci_launch.errors import SaveError
+from tests.support.texts import has_parts
 
 pytestmark = pytest.mark.torch
 
@@ -42,8 +44,8 @@ def save() -> Callable[[Path, int], None]:
 def test_a_full_disk_is_one_sentence(disk: Path, save: Any) -> None:
     with pytest.raises(SaveError) as refused:
         save(disk / "mp_rank_00_model_states.pt", 1 << 20)
-    assert refused.value.message == f"{disk}/mp_rank_00_model_states.pt: No space left on device (ENOSPC)"
-    assert "make room" in (refused.value.hint or "")
+    assert has_parts(refused.value.message, f"{disk}/mp_rank_00_model_states.pt: ", "ENOSPC")
+    assert refused.value.hint
 
 
 def test_a_disk_that_is_read_only_is_one_sentence(disk: Path, save: Any) -> None:
@@ -84,19 +86,14 @@ def test_a_process_without_free_descriptors_is_no_refusal_of_the_disk(tmp_path: 
 
 @pytest.mark.parametrize(
     ("latest", "step", "lost"),
-    [
-        (None, 0, "steps 1 to 8 are"),
-        ("global_step7", 7, "step 8 is"),
-        ("../elsewhere", None, "the steps since then are"),
-        ("odd", None, "the steps since then are"),
-    ],
+    [(None, 0, ["1", "8"]), ("global_step7", 7, ["8"]), ("../elsewhere", None, []), ("odd", None, [])],
 )
 def test_no_checkpoint_is_told_from_one_that_is_not_known(
-    tmp_path: Path, latest: str | None, step: int | None, lost: str
+    tmp_path: Path, latest: str | None, step: int | None, lost: list[str]
 ) -> None:
     from bigsci_launch.train.state.saves import find_newest
 
     if latest is not None:
         (tmp_path / "latest").write_text(latest)
     found = find_newest(CheckpointsDir(tmp_path))
-    assert (found.step, found.lost_words(8)) == (step, lost)
+    assert (found.step, re.findall(r"\d+", found.lost_words(8))) == (step, lost)
