@@ -11,8 +11,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
-# Most tests wait for a cluster or for ranks: three processes keep two cores busy. A file stays in one process.
-SIDE_BY_SIDE := -n 3 --dist loadfile --no-loadscope-reorder
+# Most tests wait for a cluster or for ranks: three processes keep two cores busy. tests/conftest.py says what one runs.
+SIDE_BY_SIDE := -n 3 --dist loadgroup --no-loadscope-reorder
 # Thousands of programs start in a run: compiled modules are kept for the next one.
 unexport PYTHONDONTWRITEBYTECODE
 

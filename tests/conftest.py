@@ -30,8 +30,10 @@ SYSTEM_PATH = "/usr/local/sbin:/usr/sbin:/sbin"
 RANK_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT")
 
 
-LONGEST_FIRST = ("tests/slurm", "tests/train", "tests/docs", "tests/process")
+LONGEST_FIRST = ("tests/slurm", "tests/docs", "tests/train", "tests/process")
 """Files that wait for clusters and ranks begin first, so that pure tests fill the time that is left beside them."""
+TOGETHER = ("tests/docs",)
+"""Folders whose files share what takes minutes, so that one process runs all of them. Elsewhere, it runs a file."""
 
 
 def pytest_configure() -> None:
@@ -44,9 +46,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-golden", action="store_true", help="rewrite the golden files; review them as text")
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Begin with the longest tiers, and leave the long one out, unless `-m` says what to do with it."""
     items.sort(key=lambda item: next((n for n, tier in enumerate(LONGEST_FIRST) if item.nodeid.startswith(tier)), 9))
+    for item in items:
+        file = item.nodeid.partition("::")[0]
+        item.add_marker(pytest.mark.xdist_group(next((each for each in TOGETHER if file.startswith(each)), file)))
     if re.search(r"\blong\b", config.option.markexpr):
         return
     left_out = [item for item in items if item.get_closest_marker("long")]

@@ -78,13 +78,6 @@ class Training:
         wait_until(lambda: len(list(self.attempt.pids.glob("*.json"))) == 2)
         wait_until(lambda: "iteration" in self.attempt.log_file(0).read_text())
 
-    def has_fallen_silent(self) -> bool:
-        """Wait for two seconds, and return whether rank 0 has printed nothing in them: others may use the cores."""
-        log = self.attempt.log_file(0)
-        size = log.stat().st_size
-        time.sleep(2)
-        return bool(log.stat().st_size == size)
-
     @property
     def attempt(self) -> Any:
         found = self.run.latest_attempt()
@@ -296,9 +289,8 @@ def test_once_waits_for_what_moves_and_calls_what_it_does_not_see_unknown(
     assert moving.health is Health.HEALTHY, "a run that moves has no hang, whoever found it"
     (training.steps / "silent").touch()
     monkeypatch.setattr("bigsci_launch.watch.rounds.until_over.LEAST_S", 2.0)
-    wait_until(training.has_fallen_silent)
-    unseen = look_once(training.watcher())
-    assert unseen.health is Health.BLIND, unseen.sentence
+    # How long a silence is unusual depends on how long steps took: others may use the cores.
+    wait_until(lambda: look_once(training.watcher()).health is Health.BLIND)
 
 
 def test_the_agent_is_started_again_when_it_is_killed_and_leaves_when_the_attempt_is_over(training: Training) -> None:
