@@ -22,6 +22,8 @@ from bigsci_launch.cli.main import bsl
 from bigsci_launch.demo.screen import last_screen
 from bigsci_launch.demo.story import DemoResult
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[3]
 LONG = "a" * 300
 
@@ -129,7 +131,6 @@ CHANGING = re.compile(r"(?<=error: round: ).*|(?<=JSON document ).*|(?<=known: )
 """Errors of Python in its own words, and the list of sites."""
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("words", "code"), CASES, ids=[words[:60] for words, _ in CASES])
 def test_one_clear_error_for_each_problem(
     words: str, code: int, run: Run, monkeypatch: pytest.MonkeyPatch, check_text: Callable[..., None]
@@ -158,7 +159,6 @@ def test_a_tensor_that_is_missing_is_a_difference(run: Run) -> None:
     assert done.exit_code == 1 and "second" in done.stdout and "missing" in done.stdout
 
 
-@pytest.mark.slow
 def test_a_reader_that_goes_away_is_no_error(folder: Path) -> None:
     bsl = f"{sys.executable} -m bigsci_launch"
     line = f"{bsl} plan configs/bloom-176b.yaml --json | head -n 1; echo ${{PIPESTATUS[0]}}"
@@ -211,7 +211,6 @@ def process(folder: Path, *words: str, **environment: str) -> subprocess.Complet
     return subprocess.run(argv, cwd=folder, env=given, capture_output=True, text=True, timeout=60, check=False)
 
 
-@pytest.mark.slow
 def test_a_process_says_where_an_error_comes_from_only_if_asked(folder: Path) -> None:
     done = process(folder, "status", "nowhere")
     assert (done.returncode, done.stderr.count("Traceback")) == (2, 0)

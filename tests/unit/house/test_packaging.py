@@ -15,6 +15,8 @@ import pytest
 
 from bigsci_launch.errors import INSTALL_TRAIN, INSTALL_WEIGHTS
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[3]
 PROBE = """
 from importlib.resources import files
@@ -62,7 +64,6 @@ def sdist(distributions: Path, tmp_path: Path) -> Path:
     return next(path for path in tmp_path.iterdir() if path.is_dir())
 
 
-@pytest.mark.slow
 def test_a_wheel_holds_the_content(wheel: Path, tmp_path: Path) -> None:
     assert import_from(wheel, tmp_path).is_relative_to(wheel)
     assert sorted(path.name for path in wheel.iterdir() if path.suffix != ".dist-info") == ["bigsci_launch"]
@@ -96,7 +97,6 @@ def test_wheel_and_sdist_have_what_is_known_of_frames(wheel: Path, sdist: Path, 
     assert (done.stdout, done.stderr) == (f"{len(here)} ()\n", "")
 
 
-@pytest.mark.slow
 def test_an_installed_wheel_reads_the_library(wheel: Path, tmp_path: Path) -> None:
     recording = ROOT / "diagnostics" / "signatures" / "stale-build-lock" / "recording"
     command = [sys.executable, "-m", "bigsci_launch", "spy", "--bundle", str(recording), "--json"]

@@ -35,6 +35,8 @@ from bigsci_launch.scheduler.local import Launcher
 from bigsci_launch.topology import Topology
 from tests.support.texts import CheckText, has_parts
 
+pytestmark = pytest.mark.slow
+
 RunFile = Callable[..., Path]
 SHAPE = Topology(tp=2, pp=1, dp=2)
 SITE = {"ranks_per_node": 2}

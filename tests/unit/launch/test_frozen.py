@@ -24,6 +24,8 @@ from tests.support.texts import CheckText, has_parts
 
 from ..other_users import ALICE, AS_ROOT, MALLORY, PROJECT
 
+pytestmark = pytest.mark.slow
+
 RunFile = Callable[..., Path]
 RUN = Path("runs/trial")
 SECRET, HOOK = "AccountKey=Zm9vYmFyc2VjcmV0", "https://chat.example/hooks/abcdef"
@@ -207,7 +209,6 @@ def test_a_root_in_which_others_may_rename_is_refused_with_the_way_out(
     assert f"{root}: " in invoke("submit", path).stderr
 
 
-@pytest.mark.slow
 @AS_ROOT
 def test_a_folder_further_up_is_refused_if_it_is_ours_and_said_if_it_is_anothers(
     slurm: Any, run_file: RunFile, reachable: Path

@@ -15,6 +15,8 @@ from bigsci_launch.cli.main import bsl
 from bigsci_launch.nodes.memory import BadNode, add_nodes
 from tests.support.texts import has_parts
 
+pytestmark = pytest.mark.slow
+
 RunFile = Callable[..., Path]
 CONFIG = "ClusterName             = jean\n"
 NOW = time.time()

@@ -29,6 +29,8 @@ from bigsci_launch.scheduler.job import format_comment
 from bigsci_launch.scheduler.local import Launcher
 from tests.support.texts import CheckText, has_parts
 
+pytestmark = pytest.mark.slow
+
 Install = Callable[..., Any]
 USER = pwd.getpwuid(os.getuid()).pw_name
 RunFile = Callable[..., Path]
@@ -200,7 +202,6 @@ def test_one_attempt_at_a_time(slurm: Any, run_file: RunFile, state: str) -> Non
     assert len(slurm.calls("sbatch")) == 1
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("state", ["COMPLETED", "FAILED", "TIMEOUT", "NODE_FAIL"])
 def test_the_next_attempt_after_the_end(slurm: Any, run_file: RunFile, state: str) -> None:
     path = str(run_file())
@@ -217,7 +218,6 @@ def test_a_job_that_nobody_knows_any_more_blocks_nothing(slurm: Any, run_file: R
     assert invoke("submit", path).exit_code == 0
 
 
-@pytest.mark.slow
 def test_a_submission_under_way_is_not_overtaken(slurm: Any, run_file: RunFile) -> None:
     path = str(run_file())
     invoke("submit", path)
@@ -230,7 +230,6 @@ def test_a_submission_under_way_is_not_overtaken(slurm: Any, run_file: RunFile) 
 
 
 # tests/slurm/test_lost_answers.py has the same with a slurmctld that answers late.
-@pytest.mark.slow
 def test_an_attempt_stays_that_may_have_a_job(
     slurm: Any, run_file: RunFile, monkeypatch: pytest.MonkeyPatch, check_text: CheckText
 ) -> None:
@@ -358,7 +357,6 @@ def test_what_sbatch_says_although_it_accepts_the_job(slurm: Any, run_file: RunF
     assert document["said"] == ["plugin: hello", warning]
 
 
-@pytest.mark.slow
 def test_waiting_says_each_state_and_exits_as_the_training(
     slurm: Any, run_file: RunFile, monkeypatch: pytest.MonkeyPatch
 ) -> None:

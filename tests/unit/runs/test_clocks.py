@@ -19,6 +19,8 @@ from bigsci_launch.status.ending import START
 from bigsci_launch.status.read import read_status
 from bigsci_launch.units import OTHER_CLOCK, age_s, ago
 
+pytestmark = pytest.mark.slow
+
 HOUR = 3600.0
 
 

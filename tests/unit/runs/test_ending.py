@@ -14,6 +14,8 @@ from bigsci_launch.cli.main import bsl
 from bigsci_launch.runs.layout import write_json
 from tests.support.texts import CheckText, has_parts, without_ages
 
+pytestmark = pytest.mark.slow
+
 Install = Callable[..., Any]
 GONE = "slurm_load_jobs error: Invalid job id specified\n"
 NODES = "n0|down*|Not responding\nn1|down|drained for repair\nn2|idle|none\nn3|idle|none\n"
@@ -64,7 +66,6 @@ def test_the_node_of_a_lost_batch_host_is_named(slurm: Any, trial: Any, check_te
     assert not trial.attempt.exit.exists()
 
 
-@pytest.mark.slow
 def test_a_run_that_slurm_has_forgotten(slurm: Any, trial: Any) -> None:
     slurm.answer("squeue", stderr=GONE, rc=1)
     told_to_end(trial, 0, 1, 2, 3, 6, 7)
@@ -98,7 +99,6 @@ def test_slurm_knows_what_the_ranks_do_not(slurm: Any, trial: Any, state: str, r
     assert (found["reason"], found["exit_code"]) == (reason, 0 if state == "COMPLETED" else None)
 
 
-@pytest.mark.slow
 def test_who_cancelled_the_job_is_said_or_said_to_be_unknown(
     slurm: Any, trial: Any, fake_slurm: Install, tmp_path: Path, check_text: CheckText
 ) -> None:

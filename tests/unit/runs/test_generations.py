@@ -20,6 +20,8 @@ from bigsci_launch.topology import Topology
 from tests.support.generation_records import GenerationRecords
 from tests.support.texts import CheckText, has_parts, without_ages
 
+pytestmark = pytest.mark.slow
+
 WHOLE = Topology(tp=2, pp=2, dp=2)
 HALF = Topology(tp=2, pp=2, dp=1)
 NODES = [f"n{rank // 2}" for rank in range(8)]
@@ -174,7 +176,6 @@ def test_clocks_that_differ_make_the_notice_unknown(trial: Any, records: Generat
     assert recoveries(found)[0].noticed_s is None
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("age_s", [5.0, 95.0])
 def test_a_recovery_in_progress_is_a_phase_of_its_own(
     trial: Any, records: GenerationRecords, age_s: float, check_text: CheckText

@@ -22,6 +22,8 @@ from bigsci_launch.scheduler.lease import is_renewed, kept_lease
 from bigsci_launch.scheduler.local import Launcher
 from tests.support.texts import CheckText, has_parts, without_ages
 
+pytestmark = pytest.mark.slow
+
 SENTENCE = "start 0001 ended: stopped; it reached step 19"
 
 
@@ -66,7 +68,6 @@ def said(text: str) -> str:
     return lines[0].removeprefix("next start").strip() if lines else ""
 
 
-@pytest.mark.slow
 def test_a_running_chain(slurm: Any, trial: Any, check_text: CheckText) -> None:
     assert said(status()) == "" and json.loads(status("--json"))["next"] is None
     write_chain(trial.attempt, chain())
@@ -119,7 +120,6 @@ def test_a_run_without_a_chain_is_submitted_again(slurm: Any, trial: Any, reason
     assert "next:" not in status()
 
 
-@pytest.mark.slow
 def test_what_waits_behind_a_run_is_shown_and_cancelled_with_it(slurm: Any, trial: Any, check_text: CheckText) -> None:
     write_chain(trial.attempt, chain("queue"))
     trial.queue("0002", "13")
@@ -153,7 +153,6 @@ def test_only_a_chain_by_queue_may_wait_behind_an_active_attempt(slurm: Any, tri
         assert "slurm.chain.by=queue" in str(caught.value.hint)
 
 
-@pytest.mark.slow
 def test_the_number_of_jobs_that_wait_is_said(slurm: Any, trial: Any, check_text: CheckText) -> None:
     write_chain(trial.attempt, chain(by="queue", links=3))
     trial.queue("0002", "13")

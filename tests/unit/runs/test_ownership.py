@@ -21,6 +21,8 @@ from bigsci_launch.runs.attempts import JobRecord, query_attempt, query_attempts
 from bigsci_launch.scheduler.job import JobState, format_comment
 from tests.support.texts import has_parts
 
+pytestmark = pytest.mark.slow
+
 Install = Callable[..., Any]
 USER = pwd.getpwuid(os.getuid()).pw_name
 CONFIG = "ClusterName             = {}\n"

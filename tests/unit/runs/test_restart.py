@@ -17,6 +17,8 @@ from bigsci_launch.cli.main import bsl
 from bigsci_launch.runs.layout import AttemptDir
 from tests.support.texts import CheckText, has_parts, without_ages
 
+pytestmark = pytest.mark.slow
+
 TELLER = 4
 LINE = "2026-11-21T01:02:03.123456Z  iteration {step:8d}/      60 | consumed samples: 40 | lm loss: {loss:.6E} |\n"
 
@@ -63,7 +65,6 @@ def test_an_attempt_that_begins_at_step_one_has_no_restart(trial: Any) -> None:
     assert restart() is None and "restart" not in status().stdout
 
 
-@pytest.mark.slow
 def test_a_smooth_restart_is_said_to_be_one(trial: Any, check_text: CheckText) -> None:
     train(trial, "0001", losses(1, 30))
     train(trial, "0002", losses(31, 36))
@@ -84,7 +85,6 @@ def test_a_spike_is_called_one_and_its_cause_is_not_invented(trial: Any, check_t
     assert found["compare"][1].endswith("checkpoints/global_step30")
 
 
-@pytest.mark.slow
 def test_changed_settings_and_findings_are_its_causes(trial: Any, check_text: CheckText) -> None:
     train(trial, "0001", losses(1, 30))
     attempt = train(trial, "0002", losses(31, 36, rise=0.5))
@@ -130,7 +130,6 @@ def test_a_run_that_counts_its_samples_otherwise_reads_other_data(trial: Any) ->
     assert has_parts(cause, "step 31", "sample 0", 240)
 
 
-@pytest.mark.slow
 def test_the_losses_come_from_as_many_attempts_as_are_needed(trial: Any) -> None:
     """Attempt 2 was killed after two steps, which attempt 3 repeats."""
     train(trial, "0001", losses(1, 30))
@@ -148,7 +147,6 @@ def test_too_few_steps_are_not_known(trial: Any) -> None:
     assert restart()["verdict"] == "unknown"
 
 
-@pytest.mark.slow
 def test_earlier_attempts_without_losses_are_not_known(trial: Any, check_text: CheckText) -> None:
     train(trial, "0002", losses(31, 36))
     texts = [restart()["text"]]

@@ -22,6 +22,8 @@ from bigsci_launch.runs.attempts import read_job, write_job
 from bigsci_launch.status.read import read_status
 from tests.support.texts import CheckText, has_parts, without_ages
 
+pytestmark = pytest.mark.slow
+
 Install = Callable[..., Any]
 USER = pwd.getpwuid(os.getuid()).pw_name
 
@@ -131,7 +133,6 @@ def test_a_pending_job(slurm: Any, trial: Any, check_text: CheckText) -> None:
     assert not slurm.calls("sinfo")
 
 
-@pytest.mark.slow
 def test_a_node_whose_ranks_beat_has_a_slurmd_to_wait_for(slurm: Any, training: Any, check_text: CheckText) -> None:
     slurm.answer("sinfo", "n2|mixed*|Not responding\n")
     text = invoke("status").stdout
@@ -363,7 +364,6 @@ def as_somebody_else(*words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
 
 
-@pytest.mark.slow
 def test_a_run_that_may_not_be_read_is_one_line_of_the_list(make_trial: Any) -> None:
     trials = {name: make_trial(name) for name in ("open", "folder", "attempts", "attempt", "records")}
     closed = [

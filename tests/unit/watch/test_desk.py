@@ -32,6 +32,8 @@ from tests.support.texts import has_parts
 
 from ..other_users import AS_ROOT, MALLORY
 
+pytestmark = pytest.mark.slow
+
 ME = pwd.getpwuid(os.getuid()).pw_name
 PATIENCE_S = 60.0
 Install = Callable[..., Any]
@@ -295,7 +297,6 @@ CHANGES = ("os.mkdir", "os.rename", "os.link", "os.remove", "os.chmod", "os.kill
 WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT
 
 
-@pytest.mark.slow
 def test_a_watcher_that_is_killed_at_any_call_forgets_nothing_and_repeats_nothing(tmp_path: Path) -> None:
     num_kills = 0
     while True:

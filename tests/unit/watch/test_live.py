@@ -21,6 +21,8 @@ from tests.support.texts import has_parts
 
 from .conftest import beat, lose_a_node
 
+pytestmark = pytest.mark.slow
+
 FINDING = RunFinding("hang", "h", "no step for 7 min; rank 77 (dp3 pp2 tp1) on n19 left the schedule", 1.0)
 
 

@@ -27,6 +27,8 @@ from tests.support.texts import has_parts
 
 from .conftest import lose_a_node, write_steps
 
+pytestmark = pytest.mark.slow
+
 FINDING = RunFinding(
     "hang", "h", "rank 77 <script>left()</script>", 1.0, "0002", 90, 0.5, ("as on 04-30",), "/runs/bloom/spy/1"
 )
@@ -103,7 +105,6 @@ def test_open_findings_come_first_and_text_is_never_markup(bloom: RunDir) -> Non
     assert not ELSEWHERE.search(page)
 
 
-@pytest.mark.slow
 def test_health_is_what_a_living_watcher_says(bloom: RunDir) -> None:
     def health() -> str:
         found = re.search(r'<p class="health">(.*?)</p>', page_of(bloom))
@@ -121,7 +122,6 @@ def test_health_is_what_a_living_watcher_says(bloom: RunDir) -> None:
     assert health().startswith("unknown ") and health().endswith(f": {here.sentence}")
 
 
-@pytest.mark.slow
 def test_generations_of_the_newest_attempt_are_on_the_page(bloom: RunDir) -> None:
     assert "Generations" not in page_of(bloom)
     lose_a_node(bloom)

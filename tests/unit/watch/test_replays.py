@@ -14,6 +14,8 @@ from watching.incidents import INCIDENTS, Incident, evaluation_hang_with_heartbe
 from watching.normal import NORMAL, Normal, bars, evaluations, ramp_up  # noqa: E402
 from watching.simulation import replay  # noqa: E402
 
+pytestmark = pytest.mark.slow
+
 sys.path.remove(str(ROOT / "benchmarks"))
 PAGE = (ROOT / "docs" / "explanation" / "watch-replays.md").read_text(encoding="utf-8")
 SLOW = (evaluation_hang_with_heartbeats, evaluations, ramp_up, bars)
@@ -28,7 +30,6 @@ def test_an_incident_is_noticed_as_the_page_says(incident: Incident) -> None:
     assert line_of(row) in PAGE
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("normal", [each for each in NORMAL if each.make not in SLOW], ids=lambda each: each.what)
 def test_a_healthy_run_shows_nothing(normal: Normal) -> None:
     seen = replay(normal.make())

@@ -30,6 +30,8 @@ from bigsci_launch.topology import Topology
 
 from ..conftest import changed
 
+pytestmark = pytest.mark.slow
+
 
 def found(config: RunConfig, site: Site, nodes: str | None = None) -> Answer:
     return find_plans(request_plans(config, site, calibration_of(site), nodes=nodes), free=None)
@@ -69,7 +71,6 @@ def test_every_plan_of_bloom_is_legal_by_the_checks_of_run_files(bloom_run: tupl
         assert not independently_legal(config, site, plan.setup), plan.setup
 
 
-@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(
     st.integers(1, 6),
@@ -152,7 +153,6 @@ def test_context_and_expert_parallelism_stay_as_configured(bloom: Setup) -> None
         assert setup.global_batch_size % (setup.micro_batch_size * 2 * setup.topology.dp) == 0
 
 
-@pytest.mark.slow
 def test_the_search_reports_its_progress(bloom: Setup) -> None:
     reported: list[int] = []
     search(
@@ -166,7 +166,6 @@ def test_the_search_reports_its_progress(bloom: Setup) -> None:
     assert reported == [0, 10, 20, 30, 40, 50, 60, 70, 80, 90]
 
 
-@pytest.mark.slow
 def test_half_a_thousand_node_counts_of_a_405b_model_take_seconds() -> None:
     """33 of the counts from 512 to 1024; before layouts were counted instead of made, one took 4 seconds."""
     shape = ModelShape(
@@ -227,7 +226,6 @@ def test_free_layers_and_heads_stay_near(bloom: Setup) -> None:
     assert heads == [56, 64, 112, 128, 224]
 
 
-@pytest.mark.slow
 def test_the_whole_search_on_48_nodes_takes_less_than_a_processor_second(bloom: Setup, jean_zay: Calibration) -> None:
     """The fastest of three runs counts, so that other work on the machine does not matter."""
     seconds = []

@@ -20,6 +20,8 @@ from tests.support.texts import has_parts
 
 from ..conftest import make_evidence, rank_of, recorded_evidence
 
+pytestmark = pytest.mark.slow
+
 
 class SpyPage(Page):
     """A page of ranks."""

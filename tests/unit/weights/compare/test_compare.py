@@ -14,6 +14,8 @@ import numpy as np
 import pytest
 import torch
 
+pytestmark = pytest.mark.slow
+
 RANKS = [(rank, {"rank": str(rank), "dp": str(rank // 2 % 2), "pp": str(rank // 4), "tp": str(rank % 2)})
          for rank in range(8)]  # fmt: skip
 
@@ -286,7 +288,6 @@ def test_a_run_stands_for_its_latest_checkpoint(tmp_path: Path, tiny: Any, diff:
     assert diff(tmp_path / "run", tmp_path / "run/checkpoints").code == 0
 
 
-@pytest.mark.slow
 def test_without_numpy_equal_is_equal_and_different_asks_for_it(tmp_path: Path, tiny: Any) -> None:
     tiny().write(tmp_path / "a")
     different = tiny()
@@ -325,7 +326,6 @@ def test_the_document_has_the_published_keys(pair: Any, diff: Any) -> None:
     assert (document["schema_version"], document["different"][0]["coordinate"]) == (1, None)
 
 
-@pytest.mark.slow
 def test_neither_torch_nor_numpy_is_loaded_for_equal_weights(tmp_path: Path, tiny: Any) -> None:
     tiny().write(tmp_path / "a")
     different = tiny()

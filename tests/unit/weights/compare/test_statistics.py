@@ -18,6 +18,8 @@ from bigsci_launch.weights.files.pool import FilePool
 from bigsci_launch.weights.files.tensors import NOWHERE, StoredTensor
 from bigsci_launch.weights.formats.safetensors_file import read_safetensors
 
+pytestmark = pytest.mark.slow
+
 BITS = {torch.bfloat16: (np.uint16, "BF16"), torch.float16: (np.uint16, "F16"), torch.float32: (np.uint32, "F32")}
 FLOAT_OF = {"BF16": np.uint16, "F16": np.float16, "F32": np.float32}
 

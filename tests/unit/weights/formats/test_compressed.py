@@ -21,6 +21,8 @@ from bigsci_launch.weights.compare import work
 from bigsci_launch.weights.formats import inflate
 from bigsci_launch.weights.formats.torch_file import read_torch_file
 
+pytestmark = pytest.mark.slow
+
 Tree = dict[str, Any]
 Change = Callable[[bytes], bytes]
 

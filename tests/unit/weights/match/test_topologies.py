@@ -19,6 +19,8 @@ from bigsci_launch.weights.formats.safetensors_file import read_safetensors
 from bigsci_launch.weights.match.logical import common_whole, join_tp
 from bigsci_launch.weights.match.sharding import ShardingHints
 
+pytestmark = pytest.mark.slow
+
 # Where each matrix of the tiny model is cut over tp.
 DIMS = {"up.weight": 0, "up.bias": 0, "down.weight": 1, "embed.weight": 0}
 

@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 import torch
 
+pytestmark = pytest.mark.slow
+
 ARCHIVE = Path(__file__).with_name("checkpoints.tar.xz")
 STEP = "global_step2"
 ROLES = ("fp32", "exp_avg", "exp_avg_sq")
