@@ -11,8 +11,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
-# Most tests wait for a cluster or for ranks: three processes keep two cores busy. tests/conftest.py says what one runs.
-SIDE_BY_SIDE := -n 3 --dist loadgroup --no-loadscope-reorder
+# Most tests wait for a cluster or for ranks: two processes keep two cores busy. tests/conftest.py says what one runs.
+SIDE_BY_SIDE := -n 2 --dist loadgroup --no-loadscope-reorder
 # Thousands of programs start in a run: compiled modules are kept for the next one.
 unexport PYTHONDONTWRITEBYTECODE
 
@@ -28,7 +28,7 @@ demo: $(READY)
 	$(BIN)/bsl demo
 
 quick: $(READY)
-	$(BIN)/python -m pytest $(SIDE_BY_SIDE) -n 2 tests/unit -m "not torch and not slow and not long"
+	$(BIN)/python -m pytest $(SIDE_BY_SIDE) tests/unit -m "not torch and not slow and not long"
 
 test: $(READY)
 	bash slurm/minicluster/install.sh || true

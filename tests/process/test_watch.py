@@ -282,8 +282,7 @@ def test_once_waits_for_what_moves_and_calls_what_it_does_not_see_unknown(
     training.start()
     assert look_once(training.watcher()).health is Health.HEALTHY
     training.signal(1, signal.SIGSTOP)
-    found = look_once(training.watcher())
-    assert found.health is Health.FINDING, found.sentence
+    wait_until(lambda: look_once(training.watcher()).health is Health.FINDING)
     training.signal(1, signal.SIGCONT)
     moving = look_once(training.watcher())
     assert moving.health is Health.HEALTHY, "a run that moves has no hang, whoever found it"

@@ -41,7 +41,7 @@ def cluster(slurm_packages: None) -> Iterator[SlurmCluster]:
 
 @pytest.fixture(scope="module")
 def folder() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(prefix="bsl-") as path:
+    with tempfile.TemporaryDirectory(prefix="bsl-", ignore_cleanup_errors=True) as path:
         yield Path(path)
 
 
