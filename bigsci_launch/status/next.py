@@ -6,6 +6,7 @@ import time
 from typing import Any
 
 from bigsci_launch.runs.chain.carry import Carry
+from bigsci_launch.runs.chain.links import NOTHING_QUEUED
 from bigsci_launch.runs.find import run_argument
 from bigsci_launch.scheduler.job import JobState
 from bigsci_launch.status.ending import START
@@ -66,7 +67,7 @@ def _while_running(status: RunStatus) -> str | None:
     if carry.chain.by == "requeue":
         return f"it starts itself again until it is finished ({start}, slurm.chain)"
     words = carry.decision.words if carry.decision else None
-    return "no job is queued behind it" + (f": {words}" if words and words != "no job is queued behind it" else "")
+    return NOTHING_QUEUED + (f": {words}" if words and words != NOTHING_QUEUED else "")
 
 
 def next_name(status: RunStatus) -> str:
