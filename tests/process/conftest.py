@@ -82,8 +82,8 @@ def _end(launched: Launched) -> None:
             os.kill(pid, signal.SIGKILL)
         except ProcessLookupError:
             continue
-    launched.process.wait(10)
-    wait_until(lambda: all(state_of(pid) in ("", "Z") for pid in pids), 10)
+    launched.process.wait(60)
+    wait_until(lambda: all(state_of(pid) in ("", "Z") for pid in pids), 60)
 
 
 Launch = Callable[..., Launched]

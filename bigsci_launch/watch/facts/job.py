@@ -89,8 +89,8 @@ class JobPoller:
         }
         try:
             self.view = asked[what]()
-        except BslError as error:
-            self.view = replace(self.view, why=error.message)
+        except (BslError, OSError) as error:  # the thread goes on: an answer may come next time
+            self.view = replace(self.view, why=str(error))
 
     def _run(self) -> None:
         self.ask("job")

@@ -21,6 +21,8 @@ from bigsci_launch.recover.generation import Seat
 from bigsci_launch.recover.orders import JobEvent, RankEnded, RankSaid, SeatJoined, SeatLost, SeatReady
 from bigsci_launch.recover.seats import Seats
 
+pytestmark = pytest.mark.slow
+
 HELLO = {"seat": 3, "local_rank": 1, "node": "n0", "host": "h0", "runner_pid": 9}
 TOKEN = "t0"
 NOW = time.time()

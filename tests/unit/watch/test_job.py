@@ -15,6 +15,8 @@ from bigsci_launch.watch.facts import job
 from bigsci_launch.watch.facts.job import JobPoller
 from bigsci_launch.watch.watched import watched_run
 
+pytestmark = pytest.mark.slow
+
 SQUEUE = (
     "7|RUNNING|me|debug|2|n[0-1]|None|2026-11-25T10:00:00|2026-11-26T10:00:00|1:00|2026-11-25T10:00:00|run|bsl:{run}"
 )
@@ -85,3 +87,17 @@ def test_a_watcher_in_the_job_knows_that_it_runs(
 
 def test_thirty_seconds_are_the_least(poller: JobPoller) -> None:
     assert poller._every_s == job.SLURM_EVERY_S == 30.0
+
+
+def test_a_file_that_cannot_be_read_leaves_the_view_and_the_thread(
+    poller: JobPoller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    poller.ask("job")
+
+    def refuse(_: object) -> None:
+        raise PermissionError(13, "Permission denied", "job.json")
+
+    monkeypatch.setattr(job, "query_attempt", refuse)
+    poller.ask("job")
+    assert poller.view.is_running
+    assert "job.json" in poller.view.why

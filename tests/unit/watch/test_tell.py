@@ -31,6 +31,8 @@ from bigsci_launch.watch.tell.words import notice_of_finding, subject, text
 from bigsci_launch.watch.watched import WatchedRun
 from tests.support.texts import has_parts
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[3]
 SECRET = "/services/T0SECRET/B0SECRET"
 NOTICE = Notice(

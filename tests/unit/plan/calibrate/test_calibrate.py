@@ -30,6 +30,8 @@ from bigsci_launch.plan.price.constants import CONSTANTS, priors_for
 from bigsci_launch.plan.price.hardware import A100, model_named
 from bigsci_launch.plan.price.price import price_setup
 
+pytestmark = pytest.mark.slow
+
 
 def predictions(
     given: Sequence[Measurement], asked: Sequence[Measurement]

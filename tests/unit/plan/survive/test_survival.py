@@ -12,6 +12,8 @@ from bigsci_launch.plan.survive.replica import Replica
 from bigsci_launch.plan.survive.survival import Survival, best_on, plan_survival, step_seconds
 from bigsci_launch.topology import Topology
 
+pytestmark = pytest.mark.slow
+
 Plans = Callable[[int], Survival]
 
 

@@ -14,6 +14,8 @@ import torch
 
 from .zoo import CONTAINERS, KINDS, RAMP, save, tied, write_all
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[4]
 
 
