@@ -40,16 +40,10 @@ def ending_facts(ended: EndRecord) -> list[tuple[str, str]]:
     elif ended.get("suspects"):
         ranks = [each["rank"] for each in ended["suspects"]]
         facts.append(("first failure", f"not known: a guard accuses none of {name_ranks(ranks)}"))
-    evidence = [("evidence", sentence) for sentence in explaining(ended)]
+    is_plain = ended["reason"] in ("finished", "stopped")
+    evidence = [("evidence", sentence) for sentence in ([] if is_plain else ended.get("evidence") or [])]
     stacks = [("stacks", str(ended["spy_bundle"]))] if ended.get("spy_bundle") else []
     return [*facts, *evidence, *stacks]
-
-
-def explaining(ended: EndRecord) -> list[str]:
-    """What else explains a failure. Clocks that may differ matter only if the order of the failures depends on them."""
-    sentences: list[str] = [] if ended["reason"] in ("finished", "stopped") else ended.get("evidence") or []
-    is_open = any("not certain" in sentence for sentence in sentences)
-    return [sentence for sentence in sentences if is_open or "are not corrected" not in sentence]
 
 
 def ending_advice(ended: EndRecord, run: str, start: NextStart = "unknown") -> str | None:

@@ -57,6 +57,9 @@ SCHEMA_VERSION = 1
 PREEMPTION_LAG_S = 5.0
 """How much the clocks of slurmctld and of the batch host may differ."""
 MAX_CLOCKS = 4
+CORRECTED = "clocks differ from the other nodes': {}; the times of failures are corrected"
+UNCERTAIN = "the first failure is uncertain: clocks, or the starts and ends of ranks, differ by {}"
+"""Of clocks that only a start or an end shows; it matters where another order of the failures is possible."""
 """How many clocks that differ are named in words."""
 
 
@@ -104,11 +107,11 @@ def describe(end: SeenEnd) -> Record:
     ended = read_ended_by(end.attempt)
     if survived is not None and end.exit_code:
         finding = blame_accused(survived.given_up(finding, ranks), ranks)
-    notes = [*([told] if told else []), *limit_notes(end, finding.reason, ranks), *clock_notes(clocks)]
+    notes = [*([told] if told else []), *limit_notes(end, finding.reason, ranks), *clock_notes(certain, CORRECTED)]
+    if clocks != certain and rank_of(find_blamed(end, corrected(ranks, clocks), output)) != rank_of(finding):
+        notes += clock_notes({node: clock for node, clock in clocks.items() if node not in certain}, UNCERTAIN)
     if ended is not None and ended.sentence not in finding.evidence and finding.reason != "finished":
         notes.append(ended.intent)
-    if clocks != certain and rank_of(find_blamed(end, corrected(ranks, clocks), output)) != rank_of(finding):
-        notes.append("the order of the failures depends on it: the first failure is not certain")
     return end_record(
         end.attempt,
         reason=finding.reason,
@@ -263,21 +266,11 @@ def rank_of(finding: EndFinding) -> int | None:
     return finding.first["rank"] if finding.first else None
 
 
-def clock_notes(clocks: dict[str, NodeClock]) -> list[str]:
-    """Return what is said of clocks that differ, in one sentence for those that are certain and one for the others."""
-    notes = []
-    for is_certain, text in (
-        (True, "clocks differ from the other nodes': {}; the times of failures are corrected"),
-        (
-            False,
-            "ranks started or ended at other times, or clocks differ: {}; the times of failures are not corrected",
-        ),
-    ):
-        chosen = {node: clock for node, clock in sorted(clocks.items()) if clock.is_certain is is_certain}
-        found = [f"{node} {clock.seconds:+.1f} s" for node, clock in chosen.items()]
-        more = f" and {len(found) - MAX_CLOCKS} more" if len(found) > MAX_CLOCKS else ""
-        notes += [text.format(", ".join(found[:MAX_CLOCKS]) + more)] if found else []
-    return notes
+def clock_notes(clocks: dict[str, NodeClock], text: str) -> list[str]:
+    """Return the sentence `text` about clocks that differ; none if there are none."""
+    found = [f"{node} {clock.seconds:+.1f} s" for node, clock in sorted(clocks.items())]
+    more = f" and {len(found) - MAX_CLOCKS} more" if len(found) > MAX_CLOCKS else ""
+    return [text.format(", ".join(found[:MAX_CLOCKS]) + more)] if found else []
 
 
 def bundle_of(end: SeenEnd, finding: EndFinding) -> str | None:

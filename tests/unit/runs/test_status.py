@@ -263,13 +263,8 @@ def test_what_the_record_explains_is_shown(slurm: Any, trial: Any, check_text: C
     check_text(without_ages(invoke("status").stdout))
     trial.ended("cancelled", 143, cause=None, evidence=[])
     assert "next:" not in invoke("status").stdout
-    may_differ, matters = "ranks started at other times: the times of failures are not corrected", "it is not certain"
-    for reason, evidence, shown in (
-        ("crashed", [may_differ], []),
-        ("crashed", [may_differ, matters], [may_differ, matters]),
-        ("finished", [may_differ, matters], []),
-    ):
-        trial.ended(reason, 1, evidence=evidence)
+    for reason, shown in (("crashed", ["one", "two"]), ("finished", [])):
+        trial.ended(reason, 1, evidence=["one", "two"])
         text = invoke("status").stdout
         assert [line.split(maxsplit=1)[1] for line in text.splitlines() if line.startswith("evidence")] == shown
 
