@@ -99,11 +99,11 @@ class Running:
 
     def stop(self) -> None:
         """End the processes of the phase, in whatever state they are."""
-        for number, patience_s in ((signal.SIGTERM, LEAVE_S), (signal.SIGKILL, 0.0)):
+        for number, grace_s in ((signal.SIGTERM, LEAVE_S), (signal.SIGKILL, 0.0)):
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, number)
             with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(patience_s + 0.1)
+                self._process.wait(grace_s + 0.1)
 
     def _document(self) -> dict[str, Any]:
         try:

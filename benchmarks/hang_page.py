@@ -11,7 +11,7 @@ from bigsci_launch.hang_lab.catalogue import class_order
 from bigsci_launch.hang_lab.judgement import Judgement
 from bigsci_launch.hang_lab.zoo import NOT_REPRODUCED, find_reproduction
 from bigsci_launch.topology import Topology
-from bigsci_launch.topology.words import name_ranks
+from bigsci_launch.topology.naming import name_ranks
 
 Row = dict[str, Any]
 REMOVED = "rings removed"

@@ -124,7 +124,7 @@ def changed_stalls() -> Iterator[Mutant]:
 
 
 def changed_constants() -> Iterator[Mutant]:
-    """Each number in capitals, also where another module has imported it, and each of `Patience`."""
+    """Each number in capitals, also where another module has imported it, and each of `GracePeriod`."""
     modules = [module for name, module in sorted(sys.modules.items()) if name.startswith(ENGINE)]
     for module in modules:
         for name, value in vars(module).items():
@@ -133,14 +133,14 @@ def changed_constants() -> Iterator[Mutant]:
                     changed = type(value)(value * factor)
                     label = f"{module.__name__.removeprefix(ENGINE)}.{name} = {changed:g}"
                     yield label, lambda name=name, changed=changed: everywhere(modules, name, changed)
-    for patience in conclusion.Patience:
+    for grace in conclusion.GracePeriod:
         for name in ("asleep_s", "late_s"):
             for factor in (0.5, 2):
-                if seconds := getattr(patience, name):
-                    label = f"Patience.{patience.name}.{name} = {seconds * factor:g}"
+                if seconds := getattr(grace, name):
+                    label = f"GracePeriod.{grace.name}.{name} = {seconds * factor:g}"
                     yield (
                         label,
-                        lambda p=patience, n=name, value=seconds * factor: setting(p, n, value),
+                        lambda p=grace, n=name, value=seconds * factor: setting(p, n, value),
                     )
 
 

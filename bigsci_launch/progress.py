@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Protocol
 
-Tell = Callable[[str], None]
+Report = Callable[[str], None]
 """Reports a line to the user."""
 
 

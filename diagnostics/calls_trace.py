@@ -30,7 +30,7 @@ OTHERS = "calls are missing where the program has set a profile function of its 
 
 
 class Trace:
-    """One wish: which packages, and from when on. `from_step` and `from_call` may be None: from now on."""
+    """One request: which packages, and from when on. `from_step` and `from_call` may be None: from now on."""
 
     def __init__(self, packages: list[str], from_step: int | None, from_call: str | None) -> None:
         self.packages = tuple(packages)

@@ -93,13 +93,13 @@ def ask_hosts(node: str) -> list[str]:
 
 def tournament(count: int) -> list[list[tuple[int, int]]]:
     """Return rounds of pairs in which everybody meets everybody once (the circle method); an odd one out rests."""
-    seats: list[int | None] = [*range(count), *([None] if count % 2 else [])]
+    slots: list[int | None] = [*range(count), *([None] if count % 2 else [])]
     rounds = []
-    for _ in range(len(seats) - 1):
-        half = len(seats) // 2
-        pairs = zip(seats[:half], reversed(seats[half:]))
+    for _ in range(len(slots) - 1):
+        half = len(slots) // 2
+        pairs = zip(slots[:half], reversed(slots[half:]))
         rounds.append([(min(a, b), max(a, b)) for a, b in pairs if a is not None and b is not None])
-        seats = [seats[0], seats[-1], *seats[1:-1]]
+        slots = [slots[0], slots[-1], *slots[1:-1]]
     return rounds
 
 

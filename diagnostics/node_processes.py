@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 LARGEST_RECORD = 1 << 22
 SIGKILL = 9  # the signal module takes 5 ms to import
-PATIENCE_S = 0.7  # a reader that reports nothing for this long is stuck: the others continue without it
+GRACE_S = 0.7  # a reader that reports nothing for this long is stuck: the others continue without it
 
 
 def read_text(path: str, limit: int = 1 << 16) -> str | None:
@@ -219,7 +219,7 @@ def ask_children(items: list[Any], produce: Produce, limit_s: float, workers: in
         now = time.monotonic()
         for reader in list(readers):
             ended = reader.descriptor in ready and not reader.receive(found)
-            if not ended and now - reader.heard > PATIENCE_S and not reader.is_replaced:
+            if not ended and now - reader.heard > GRACE_S and not reader.is_replaced:
                 reader.is_replaced = True
                 rest, reader.left = reader.left[1:], reader.left[:1]
                 if rest and now < deadline:

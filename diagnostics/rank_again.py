@@ -1,4 +1,4 @@
-"""A runner that follows one that has died in the same seat. For rank_seat.py and rank_levels.py. Standard library only.
+"""A runner that follows one that has died in the same slot. For rank_slot.py and rank_levels.py. Standard library only.
 
 Slurm starts no task of a step again. So a runner that lives on the same node starts the new one, at the place of the
 dead one: its numbers, processors and GPUs, which its hello had told the controller. Before it serves a rank, the new
@@ -70,7 +70,7 @@ def numbers_in(text: str) -> set[int]:
 
 
 def start_runner(order: dict[str, Any]) -> subprocess.Popen[bytes]:
-    """Start a runner for another seat of this node, as the controller asks: with the arguments of this one.
+    """Start a runner for another slot of this node, as the controller asks: with the arguments of this one.
 
     Raises:
         OSError, LookupError, TypeError, ValueError: it cannot be started, or the order is none.
@@ -82,7 +82,7 @@ def start_runner(order: dict[str, Any]) -> subprocess.Popen[bytes]:
     cpus = numbers_in(own[CPUS]) if own.get(CPUS) else None
     environment = {name: value for name, value in os.environ.items() if name not in OF_A_TASK}
     environment.update({name: own[name] for name in OF_A_TASK if name in own})
-    environment.update(SLURM_PROCID=str(int(order["seat"])), SLURM_LOCALID=str(int(order["local_rank"])))
+    environment.update(SLURM_PROCID=str(int(order["slot"])), SLURM_LOCALID=str(int(order["local_rank"])))
 
     def prepare() -> None:
         if cpus is not None:
@@ -100,24 +100,24 @@ def without_again(words: list[str]) -> list[str]:
     return words[2:] if words[:1] == [AGAIN] else words
 
 
-def end_rest_of_seat(seat: int, attempt: Path, runner_pid: int) -> None:
-    """KILL every process that an earlier runner of this seat has left: its ranks, all that they have started, and that
+def end_rest_of_slot(slot: int, attempt: Path, runner_pid: int) -> None:
+    """KILL every process that an earlier runner of this slot has left: its ranks, all that they have started, and that
     runner itself, which may only be stopped."""
-    rank = {"BSL_SEAT": str(seat), "BSL_RUN_DIR": str(attempt.parent.parent), "BSL_ATTEMPT": attempt.name}
+    rank = {"BSL_SLOT": str(slot), "BSL_RUN_DIR": str(attempt.parent.parent), "BSL_ATTEMPT": attempt.name}
     runner = {"BSL_CONTROLLER_TOKEN": os.environ.get("BSL_CONTROLLER_TOKEN", "")}
     of_rank, of_runner = ({os.fsencode(f"{name}={text}") for name, text in mark.items()} for mark in (rank, runner))
 
     def end() -> None:
-        end_all(seat, lambda pid: is_marked(pid, of_rank) or (pid == runner_pid and is_marked(pid, of_runner)))
+        end_all(slot, lambda pid: is_marked(pid, of_rank) or (pid == runner_pid and is_marked(pid, of_runner)))
 
     looker = threading.Thread(target=end, daemon=True)
     looker.start()
     looker.join(LOOK_S)
     if looker.is_alive():
-        say(f"rank_runner: what an earlier runner of seat {seat} has left could not be ended in {LOOK_S:g} s")
+        say(f"rank_runner: what an earlier runner of slot {slot} has left could not be ended in {LOOK_S:g} s")
 
 
-def end_all(seat: int, is_doomed: Callable[[int], bool]) -> None:
+def end_all(slot: int, is_doomed: Callable[[int], bool]) -> None:
     """KILL processes again and again, because they may be starting others."""
     for _ in range(ROUNDS):
         left = [int(name) for name in os.listdir("/proc") if name.isdigit() and is_doomed(int(name))]
@@ -129,7 +129,7 @@ def end_all(seat: int, is_doomed: Callable[[int], bool]) -> None:
             except OSError:
                 continue
         time.sleep(PAUSE_S)
-    say(f"rank_runner: an earlier runner of seat {seat} has left processes that do not end: {left}")
+    say(f"rank_runner: an earlier runner of slot {slot} has left processes that do not end: {left}")
 
 
 def is_marked(pid: int, mark: set[bytes]) -> bool:

@@ -1,7 +1,7 @@
-"""Tries the node of a seat after a rank has died there, before another one starts in its place. For rank_seat.py.
+"""Tries the node of a slot after a rank has died there, before another one starts in its place. For rank_slot.py.
 Standard library only.
 
-It runs check_node.py on this node alone. What that finds broken in itself makes the seat unfit. What could not be tried
+It runs check_node.py on this node alone. What that finds broken in itself makes the slot unfit. What could not be tried
 blames nobody.
 """
 
@@ -38,7 +38,7 @@ class NodeVerdict:
 
 
 class NodeCheck:
-    """The check of one seat. `only_own_gpu`: the other GPUs of the node are in use."""
+    """The check of one slot. `only_own_gpu`: the other GPUs of the node are in use."""
 
     def __init__(self, local_rank: int, *, only_own_gpu: bool, is_local: bool, events: queue.SimpleQueue[Any]) -> None:
         self._node = node_name(is_local=is_local)
@@ -49,7 +49,7 @@ class NodeCheck:
         self.is_running, self.is_unfit = False, False
 
     def begin(self) -> None:
-        """Start it in a thread, which puts a `NodeVerdict` among the events of the seat."""
+        """Start it in a thread, which puts a `NodeVerdict` among the events of the slot."""
         self.is_running = True
         threading.Thread(target=lambda: self._events.put(NodeVerdict(self._find_fault())), daemon=True).start()
 

@@ -1,4 +1,4 @@
-"""The two levels of `survive`, as the seat of a rank carries them out. For rank_runner.py. Standard library only."""
+"""The two levels of `survive`, as the slot of a rank carries them out. For rank_runner.py. Standard library only."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import os
 import signal
 import time
 
-from rank_again import end_rest_of_seat
+from rank_again import end_rest_of_slot
 from rank_link import Link
 from rank_log import say
 from rank_process import run_variables
 from rank_program import Program, adopt_orphans
-from rank_seat import Seat
+from rank_slot import Slot
 
 TYPE_CHECKING = False  # typing costs start-up time, and annotations are never evaluated
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 MAX_FAILED_STARTS = 3
-# Of a seat: they come with the rank, not from the environment of the runner.
+# Of a slot: they come with the rank, not from the environment of the runner.
 OF_A_RANK = ("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT")
 OF_THE_AGENT = ("BSL_CONTROLLER", "BSL_CONTROLLER_TOKEN")
 
@@ -31,21 +31,21 @@ def serve(options: argparse.Namespace) -> int:
     if not address or not token:
         say(f"rank_runner: --survive needs {' and '.join(OF_THE_AGENT)}, which bsl's controller sets")
         return 2
-    seat = InPlaceSeat(options) if options.survive == "in_place" else RestartSeat(options)
+    slot = InPlaceSlot(options) if options.survive == "in_place" else RestartSlot(options)
     adopt_orphans()
     if options.again is not None:
-        end_rest_of_seat(seat.number, seat.attempt, options.again)
+        end_rest_of_slot(slot.number, slot.attempt, options.again)
     for number in (signal.SIGUSR2, signal.SIGTERM, signal.SIGURG):
-        signal.signal(number, seat.receive)
+        signal.signal(number, slot.receive)
     try:
-        link = Link(address, token, seat.hello(), seat.events)
+        link = Link(address, token, slot.hello(), slot.events)
     except OSError as error:
-        say(f"rank_runner: {seat.name} cannot reach the controller at {address}: {error}")
+        say(f"rank_runner: {slot.name} cannot reach the controller at {address}: {error}")
         return 1
-    return seat.run(link)
+    return slot.run(link)
 
 
-class RestartSeat(Seat):
+class RestartSlot(Slot):
     """Level 1: any program. It is started for a generation, and ended with it."""
 
     def open(self) -> None:
@@ -61,7 +61,7 @@ class RestartSeat(Seat):
             "MASTER_ADDR": str(order["master_addr"]),
             "MASTER_PORT": str(order["master_port"]),
             "BSL_GENERATION": str(order["generation"]),
-            "BSL_SEAT": str(self.number),
+            "BSL_SLOT": str(self.number),
         }
         environment = {**inherited, **rank.environment(), **of_generation}
         program = self.options.program
@@ -79,7 +79,7 @@ class RestartSeat(Seat):
 
     def end(self, order: dict[str, Any]) -> None:
         if self.serving is not None:
-            self.was_told, self.words = True, f"ended with its generation: {order.get('why')}"
+            self.was_requested, self.words = True, f"ended with its generation: {order.get('why')}"
             self.deadline = self.clock.read() + float(order.get("grace_s") or 0)
             self.serving.signal(signal.SIGTERM)
 
@@ -87,7 +87,7 @@ class RestartSeat(Seat):
         return code == 0
 
     def follow(self, program: Program, code: int) -> None:
-        if code != 0 or self.was_told:
+        if code != 0 or self.was_requested:
             self.say_ready()
 
     def say_ready(self) -> None:
@@ -95,20 +95,20 @@ class RestartSeat(Seat):
             super().say_ready()
 
 
-class InPlaceSeat(Seat):
+class InPlaceSlot(Slot):
     """Level 2: a process waits for a rank, serves it, leaves it when the generation ends, and waits again."""
 
     num_failed_starts = 0
     """Processes in a row that ended before they were ready."""
     num_failed_standbys = 0
-    """The same of those that were to wait next to one that serves: without any, the seat serves on."""
-    is_standby_told = False
+    """The same of those that were to wait next to one that serves: without any, the slot serves on."""
+    is_standby_notified = False
 
     def open(self) -> None:
         self.serving = self.start_or_give_up()
 
     def start_or_give_up(self) -> Program | None:
-        """Start the process that is to serve next. If that is not possible, this seat has nothing to offer."""
+        """Start the process that is to serve next. If that is not possible, this slot has nothing to offer."""
         try:
             return self.start()
         except OSError as error:
@@ -116,7 +116,7 @@ class InPlaceSeat(Seat):
             return None
 
     def start_standby(self) -> Program | None:
-        """Start a process that waits next to the one that serves. Without it, the seat serves on."""
+        """Start a process that waits next to the one that serves. Without it, the slot serves on."""
         try:
             return self.start()
         except OSError as error:
@@ -131,7 +131,7 @@ class InPlaceSeat(Seat):
         """Start a process that waits. Raises OSError if that is not possible."""
         rings = self.rings(self.name)
         inherited = {name: value for name, value in os.environ.items() if name not in (*OF_THE_AGENT, *OF_A_RANK)}
-        own = {"LOCAL_RANK": str(self.local_rank), "BSL_SEAT": str(self.number)}
+        own = {"LOCAL_RANK": str(self.local_rank), "BSL_SLOT": str(self.number)}
         variables = {**run_variables(self.attempt, self.options.topology), **rings.variables()}
         try:
             return Program(self.options.program, {**inherited, **variables, **own}, self.log(self.name), rings,
@@ -151,7 +151,7 @@ class InPlaceSeat(Seat):
         if program is None or self.generation is not None:
             say(f"rank_runner: {self.name} cannot begin generation {order['generation']}")
             return
-        rank, self.is_standby_told, self.is_finished = self.make_rank(order, program.rings), False, False
+        rank, self.is_standby_notified, self.is_finished = self.make_rank(order, program.rings), False, False
         program.output.switch(rank.log)
         rank.write_pid(program.pid)
         program.tell(order)
@@ -159,7 +159,7 @@ class InPlaceSeat(Seat):
     def end(self, order: dict[str, Any]) -> None:
         if self.serving is not None:
             grace_s = float(order.get("grace_s") or 0)
-            self.was_told, self.overdue = True, f"did not leave generation {order['generation']} in {grace_s:g} s"
+            self.was_requested, self.overdue = True, f"did not leave generation {order['generation']} in {grace_s:g} s"
             self.deadline = self.clock.read() + grace_s
             self.serving.tell(order)
 
@@ -168,7 +168,7 @@ class InPlaceSeat(Seat):
         if word == "warm":
             program.is_warm, self.num_failed_starts = True, 0
             self.num_failed_standbys = 0 if program is self.standby else self.num_failed_standbys
-            self.tell_standby()
+            self.notify_standby()
         if program is not self.serving or self.exit_code is not None:
             return
         if word == "final":
@@ -186,14 +186,14 @@ class InPlaceSeat(Seat):
             if self.standby is None and self.num_failed_standbys < MAX_FAILED_STARTS:
                 # Not before: it would compete for the processor with those that begin.
                 self.standby = self.start_standby()
-            self.tell_standby()
+            self.notify_standby()
 
-    def tell_standby(self) -> None:
+    def notify_standby(self) -> None:
         """Say once in each generation that a standby waits."""
-        if self.rank is None or self.generation is None or self.is_standby_told:
+        if self.rank is None or self.generation is None or self.is_standby_notified:
             return
         if self.standby is not None and self.standby.is_warm:
-            self.is_standby_told = True
+            self.is_standby_notified = True
             self.link.say("rank", generation=self.generation, rank=self.rank.number, word="standby", time=time.time())
 
     def note_leaving(self, program: Program) -> None:
@@ -210,7 +210,7 @@ class InPlaceSeat(Seat):
         return code == 0 and self.is_finished
 
     def follow(self, program: Program, code: int) -> None:
-        if self.is_finished and not self.was_told:
+        if self.is_finished and not self.was_requested:
             return  # the training is over; `leave` comes when that is so for all
         self.num_failed_starts += not program.is_warm
         if not self.may_try():

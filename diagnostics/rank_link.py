@@ -1,7 +1,7 @@
-"""The connection of a seat to the controller of a job with `survive`, for rank_seat.py. Standard library only.
+"""The connection of a slot to the controller of a job with `survive`, for rank_slot.py. Standard library only.
 
 Both sides first prove that they have the token of the job: see door.py. Then it is one JSON object a line, both ways,
-over TCP. Both sides say `beat` every second. A runner that hears nothing for `LEASE_S`, while it runs itself, takes the
+over TCP. Both send a `heartbeat` each second. A runner that hears nothing for `LEASE_S` while it runs itself takes the
 controller for lost; the controller gives up a runner earlier, so that it is the one who decides. Reading and beating
 have a thread of their own: neither a file system that does not answer nor a slow start of a program may look like a
 lost node.
@@ -27,7 +27,7 @@ TYPE_CHECKING = False  # typing costs start-up time, and annotations are never e
 if TYPE_CHECKING:
     from typing import Any
 
-BEAT_S = 1.0
+HEARTBEAT_S = 1.0
 LEASE_S = 60.0
 CUT_MS = 120_000
 """How long the kernel may send the same again before it takes the network for cut."""
@@ -66,7 +66,7 @@ class Link:
             self._socket.shutdown(socket.SHUT_WR)
 
     def _listen(self) -> None:
-        with contextlib.suppress(Exception):  # however it ends, the seat must hear of it
+        with contextlib.suppress(Exception):  # however it ends, the slot must hear of it
             self._read()
         self._events.put(None)
 
@@ -74,19 +74,19 @@ class Link:
         rest, clock = b"", AwakeClock()
         now = heard = beaten = clock.read()
         while now - heard < LEASE_S and len(rest) < LONGEST_LINE:
-            if select.select([self._socket], [], [], BEAT_S / 2)[0]:
+            if select.select([self._socket], [], [], HEARTBEAT_S / 2)[0]:
                 chunk = self._socket.recv(65536)
                 if not chunk:
                     return
                 *lines, rest = (rest + chunk).split(b"\n")
                 heard = now
                 for message in map(parse_json, lines):
-                    if message.get("do") != "beat":
+                    if message.get("do") != "heartbeat":
                         self._events.put(message)
             now = clock.read()
-            if now - beaten >= BEAT_S:
+            if now - beaten >= HEARTBEAT_S:
                 beaten = now
-                self.say("beat")
+                self.say("heartbeat")
 
 
 def connect(address: tuple[str, int], token: str, hello: bytes) -> socket.socket:
@@ -114,7 +114,7 @@ class OfferedPort:
     """A TCP port that is free on this host, for the store of rank 0.
 
     Rank 0 must be able to bind it, so it cannot be held. As the local launcher does, this holds an abstract socket with
-    the port in its name: other seats and launchers of this machine choose another one.
+    the port in its name: other slots and launchers of this machine choose another one.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Ends a Slurm job that has lost the node of its script, for rank_seat.py. Standard library, Python 3.8 or newer.
+"""Ends a Slurm job that has lost the node of its script, for rank_slot.py. Standard library, Python 3.8 or newer.
 
 With `--no-kill`, which `survive` needs, Slurm lets such a job run on until its time limit, with nobody left to end it:
 not as NODE_FAIL, and without a requeue. So one of the runners ends it, or has it start again where Slurm would have.
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 POLL_S = 5.0
-PATIENCE_S = 900.0
+GRACE_S = 900.0
 """For how long Slurm may take to find that the node is down: SlurmdTimeout is 300 s by default."""
 TURN_S = 10.0
 """How much later each further node of the job acts, in case the first one cannot."""
@@ -32,7 +32,7 @@ def end_orphaned_job(say: Callable[[str], None], has_to_leave: Callable[[], bool
     If only the controller has ended, the script ends the job; then this process is ended with it.
     """
     job_id, node = os.environ["SLURM_JOB_ID"], os.environ.get("SLURMD_NODENAME", "")
-    deadline = time.monotonic() + PATIENCE_S
+    deadline = time.monotonic() + GRACE_S
     turn: float | None = None
     while time.monotonic() < deadline and not has_to_leave():
         job = facts_of(job_id)

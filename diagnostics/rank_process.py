@@ -105,9 +105,9 @@ def run_variables(attempt: Path, topology: dict[str, int]) -> dict[str, str]:
 
 
 def start_program(
-    program: list[str], environment: dict[str, str], stop_signal: int, *, is_seated: bool = False, keep: int = -1
+    program: list[str], environment: dict[str, str], stop_signal: int, *, has_slot: bool = False, keep: int = -1
 ) -> subprocess.Popen[bytes]:
-    """Start a program with its output in a pipe. One that is `is_seated` does not outlive its runner, and inherits the
+    """Start a program with its output in a pipe. One that is `has_slot` does not outlive its runner, and inherits the
     descriptor `keep`.
 
     Raises:
@@ -122,7 +122,7 @@ def start_program(
         for number in IGNORED_UNTIL_HANDLED:
             if number in (signal.SIGUSR2, stop_signal):
                 signal.signal(number, signal.SIG_IGN)
-        if is_seated:
+        if has_slot:
             end_with_parent(signal.SIGKILL)
             if os.getppid() != runner:
                 os._exit(1)  # it died before the kernel was asked
@@ -203,7 +203,7 @@ class Rank:
         self.name = f"rank-{self.number:04d}"
         self.coordinate = coordinate(self.number, topology)
         self.host = socket.gethostname()
-        self.node = node_name(is_local=options.rank is not None or options.seat is not None)
+        self.node = node_name(is_local=options.rank is not None or options.slot is not None)
         self.generation = {} if generation is None else {"generation": generation}
         self.pid: int | None = None
         self.terminated: float | None = None

@@ -1,4 +1,4 @@
-"""A process of a seat: started, spoken to, watched and killed with all that it has started. For rank_seat.py."""
+"""A process of a slot: started, spoken to, watched and killed with all that it has started. For rank_slot.py."""
 
 from __future__ import annotations
 
@@ -55,10 +55,10 @@ class Program:
         theirs = None
         if has_channel:
             self._channel, theirs = socket.socketpair()
-            environment = {**environment, "BSL_SEAT_FD": str(theirs.fileno())}
+            environment = {**environment, "BSL_SLOT_FD": str(theirs.fileno())}
         try:
             keep = theirs.fileno() if theirs is not None else -1
-            self._process = start_program(argv, environment, stop_signal, is_seated=True, keep=keep)
+            self._process = start_program(argv, environment, stop_signal, has_slot=True, keep=keep)
         except OSError:
             self.close()
             raise

@@ -288,10 +288,10 @@ def sweep(above: int) -> None:
 
 
 def is_old(name: str, found: os.stat_result) -> bool:
-    """Whether an entry is PID-NS-rank-NNNN or PID-NS-seat-NNNN of a runner that has ended long ago, and a folder."""
+    """Whether an entry is PID-NS-rank-NNNN or PID-NS-slot-NNNN of a runner that has ended long ago, and a folder."""
     pid, _, rest = name.partition("-")
     moment, _, rest = rest.partition("-")
     kind, _, rank = rest.partition("-")
-    is_ours = all(part.isdigit() for part in (pid, moment, rank)) and kind in ("rank", "seat")
+    is_ours = all(part.isdigit() for part in (pid, moment, rank)) and kind in ("rank", "slot")
     is_folder = is_ours and stat.S_ISDIR(found.st_mode) and found.st_mtime < time.time() - STALE_S
     return is_folder and not os.path.exists(f"/proc/{pid}")

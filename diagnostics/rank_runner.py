@@ -7,7 +7,7 @@ LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, NODE_RANK, BSL_RUN_DIR and BSL_ATTEMPT
 `pids/rank-NNNN.json`, `logs/rank-NNNN.log` (each line with its time, UTC) and `exits/rank-NNNN.json` under DIR, and
 exits as the program did: with its exit code, or 128 + signal.
 
-With `--survive` the runner is the agent of a seat, and serves one rank after another: see rank_seat.py.
+With `--survive` the runner is the agent of a slot, and serves one rank after another: see rank_slot.py.
 
 The runner must never be the reason why training ends. A record that it cannot write, such as on a full disk, goes to
 stderr as a line of its own, `rank_runner: record exits/rank-0003 {...}`, from which the report of the end takes it.
@@ -43,7 +43,7 @@ ORPHAN_GRACE_S = 60
 
 def main(arguments: list[str] | None = None) -> int:
     options = parse_arguments(arguments)
-    if options.rank is not None or options.seat is not None:
+    if options.rank is not None or options.slot is not None:
         end_with_parent(signal.SIGTERM)  # no rank outlives its launcher (Slurm does that itself)
     if options.survive is not None:
         from rank_levels import serve
@@ -61,8 +61,8 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--survive", choices=("restart", "in_place"), help="serve the ranks that a controller names")
     parser.add_argument("--standby", action="store_true", help="keep a second process ready, with --survive in_place")
     parser.add_argument("--check", action="store_true", help="try the node after a rank has died, with --survive")
-    parser.add_argument("--seat", type=int, help="number of the seat; default: Slurm's variables")
-    parser.add_argument("--again", type=int, help="PID of the runner of this seat that this one follows")
+    parser.add_argument("--slot", type=int, help="number of the slot; default: Slurm's variables")
+    parser.add_argument("--again", type=int, help="PID of the runner of this slot that this one follows")
     parser.add_argument("--stop-signal", choices=STOP_SIGNALS, default="USR2", help="asks the program to save and stop")
     parser.add_argument("--log-limit-mib", type=int, default=0, help="largest size of a log; 0: no limit")
     parser.add_argument("--ring", default="none", help="folder on this node for the last calls; auto: found; none")

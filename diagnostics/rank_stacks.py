@@ -23,7 +23,7 @@ NUM_LOOKS = 4
 LATE = 1.5
 """A look that comes so much later than it should says nothing: this program was stopped as well."""
 # As in ring_hook.py.
-BEAT_THREAD = "bsl-ring"
+HEARTBEAT_THREAD = "bsl-ring"
 STACKS_SIGNAL = signal.SIGRTMAX - 5
 
 
@@ -43,8 +43,8 @@ def watch(folder: Path) -> None:
 class Standstill:
     """How many looks in a row have found the same heartbeat, and whether the process was asked since it stands."""
 
-    def __init__(self, beat: float) -> None:
-        self.beat, self.count, self.is_asked = beat, 0, False
+    def __init__(self, heartbeat: float) -> None:
+        self.heartbeat, self.count, self.is_asked = heartbeat, 0, False
 
 
 def look(path: Path, seen: dict[Path, Standstill]) -> None:
@@ -53,10 +53,10 @@ def look(path: Path, seen: dict[Path, Standstill]) -> None:
         data = stream.read(HEADER.size)
     if len(data) < HEADER.size or data[: len(MAGIC)] != MAGIC or HEADER.unpack(data)[1] != VERSION:
         return
-    pid, ticks, beat = (HEADER.unpack(data)[at] for at in (3, 4, 9))
+    pid, ticks, heartbeat = (HEADER.unpack(data)[at] for at in (3, 4, 9))
     found = seen.get(path)
-    if found is None or found.beat != beat:
-        seen[path] = Standstill(beat)
+    if found is None or found.heartbeat != heartbeat:
+        seen[path] = Standstill(heartbeat)
         return
     thread = waiting_thread(pid, ticks)
     found.count = found.count + 1 if thread else 0
@@ -74,7 +74,7 @@ def waiting_thread(pid: int, ticks: int) -> int | None:
         return None
     for task in Path(f"/proc/{pid}/task").iterdir():
         with contextlib.suppress(OSError):
-            if (task / "comm").read_text(errors="replace").strip() == BEAT_THREAD:
+            if (task / "comm").read_text(errors="replace").strip() == HEARTBEAT_THREAD:
                 return int(task.name) if start_and_state(str(task))[1] == "S" and catches(task) else None
     return None
 

@@ -28,10 +28,10 @@ if TYPE_CHECKING:
 
     from ring_file import Lane
 
-BEAT_S = 10.0
+HEARTBEAT_S = 10.0
 HERE = os.path.dirname(os.path.abspath(__file__))
 # As in rank_stacks.py. By the name, the runner finds the thread among those of the process.
-BEAT_THREAD = "bsl-ring"
+HEARTBEAT_THREAD = "bsl-ring"
 STACKS_SIGNAL = signal.SIGRTMAX - 5
 
 _lock = threading.RLock()
@@ -120,7 +120,7 @@ def _open() -> Ring | None:
             topology=os.environ.get("BSL_TOPOLOGY", ""),
             mode=0o640,
         )
-        threading.Thread(target=_beat, args=(made,), name=BEAT_THREAD, daemon=True).start()
+        threading.Thread(target=_heartbeat, args=(made,), name=HEARTBEAT_THREAD, daemon=True).start()
         if os.environ.get("BSL_TRACE"):
             threading.Thread(target=_follow, args=(made,), name="bsl-trace", daemon=True).start()
     except (OSError, ValueError, RuntimeError) as error:
@@ -149,17 +149,17 @@ def start_ticks() -> int:
         return 0
 
 
-def _beat(here: Ring) -> None:
+def _heartbeat(here: Ring) -> None:
     pause = threading.Event()
     stacks = _offer_stacks(here.path)
     while _state["ring"] in (None, here):
         here.beat()
         stacks = _forget_stacks(stacks)
-        pause.wait(BEAT_S)
+        pause.wait(HEARTBEAT_S)
 
 
 def _follow(here: Ring) -> None:
-    """Look for wishes to trace calls, which are on the shared file system: the heartbeat must not wait for that."""
+    """Look for requests to trace calls, which are on the shared file system: the heartbeat must not wait for that."""
     pause = threading.Event()
     while _state["ring"] in (None, here):
         try:
@@ -167,7 +167,7 @@ def _follow(here: Ring) -> None:
         except Exception as error:
             say(f"calls are not traced: {error!r}")
             return
-        pause.wait(BEAT_S)
+        pause.wait(HEARTBEAT_S)
 
 
 def _offer_stacks(ring_path: str) -> tuple[int, tuple[int, int]] | None:
@@ -180,7 +180,7 @@ def _offer_stacks(ring_path: str) -> tuple[int, tuple[int, int]] | None:
         faulthandler.register(STACKS_SIGNAL, file=descriptor, all_threads=True)
         _state["stacks"] = descriptor
         with open(f"/proc/self/task/{threading.get_native_id()}/comm", "w", encoding="utf-8") as name:
-            name.write(BEAT_THREAD)
+            name.write(HEARTBEAT_THREAD)
         return descriptor, _identity(descriptor)
     except (OSError, ValueError, RuntimeError):
         return None

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 KINDS = ("kill", "exit", "exception", "stop", "runner")
 """kill: SIGKILL to the rank. exit: it ends with a code of its own. exception: it raises. stop: SIGSTOP. runner: SIGKILL
-to its runner, so that the seat is lost and fewer replicas are left."""
+to its runner, so that the slot is lost and fewer replicas are left."""
 
 MOMENTS = ("in a step", "in the first step", "in a save", "in an evaluation", "at the end of a step", "in the recovery")
 

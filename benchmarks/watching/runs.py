@@ -65,10 +65,10 @@ def end_of(events: list[Event]) -> float:
 
 @dataclass(slots=True)
 class Ranks:
-    """The ranks of `bsl train`, which write records. `teller` also records steps."""
+    """The ranks of `bsl train`, which write records. `notifier_of` also records steps."""
 
     num_ranks: int
-    teller: int = 0
+    notifier_of: int = 0
 
     def every(self, when: float, kind: str, step: int, **fields: object) -> list[Event]:
         return [self.one(rank, when + 1e-4 * rank, kind, step, **fields) for rank in range(self.num_ranks)]
@@ -89,7 +89,7 @@ def heartbeat_run(
         values = next(steps)
         now += values.seconds
         told = {"loss": values.loss, "grad_norm": values.grad_norm, "global_batch_size": size}
-        events.append(ranks.one(ranks.teller, now, "step", step, seconds=values.seconds, **told))
+        events.append(ranks.one(ranks.notifier_of, now, "step", step, seconds=values.seconds, **told))
         if plan.save_interval and step % plan.save_interval == 0:
             events += ranks.every(now, "heartbeat", step, phase="save")
             now += plan.save_s

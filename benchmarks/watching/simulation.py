@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from bigsci_launch.runs.layout import AttemptDir, RunDir
-from bigsci_launch.watch.judge.course import Course
+from bigsci_launch.watch.judge.progress import ProgressTracker
 from bigsci_launch.watch.judge.silence import Noticed, Pace, Silence
 from bigsci_launch.watch.judge.state import Expected
 from bigsci_launch.watch.read.sources import AttemptTail, LogTail
@@ -93,7 +93,7 @@ def _replay(tale: Tale, folder: Path) -> Seen:
     attempt = AttemptDir(RunDir(folder).attempt("0001").path)
     attempt.make()
     reader: AttemptTail | LogTail = AttemptTail(attempt) if tale.attempt else LogTail(folder / LOG)
-    course, seen = Course(tale.expected), Seen(tale)
+    tracker, seen = ProgressTracker(tale.expected), Seen(tale)
     events = sorted(tale.events, key=lambda event: event.time)
     starts, now, next_event = list(tale.new_attempts), tale.comes, 0
     last = Pace.USUAL
@@ -101,14 +101,14 @@ def _replay(tale: Tale, folder: Path) -> Seen:
         next_event = _write(events, next_event, now, folder if not tale.attempt else attempt.path)
         begun = time.process_time()
         while starts and starts[0] <= now:
-            course.new_attempt(starts.pop(0))
-        sightings = reader.read()
-        course.take(sightings, now, reader.blind)
-        seen.num_steps += sum(sighting.kind == "step" for sighting in sightings)
-        silence = course.silence(now)
+            tracker.new_attempt(starts.pop(0))
+        log_events = reader.read()
+        tracker.take(log_events, now, reader.blind)
+        seen.num_steps += sum(log_event.kind == "step" for log_event in log_events)
+        silence = tracker.silence(now)
         seen.cpu_s += time.process_time() - begun
         seen.num_polls += 1
-        seen.noticed += [(now, noticed) for noticed in course.noticed()]
+        seen.noticed += [(now, noticed) for noticed in tracker.noticed()]
         seen.troubles += [(now, trouble) for trouble in reader.blind]
         if silence.pace is Pace.TOO_LONG and last is not Pace.TOO_LONG:
             seen.stalls.append((now, silence))

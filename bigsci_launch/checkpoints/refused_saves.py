@@ -9,7 +9,7 @@ from typing import Any
 from bigsci_launch.runs.events import read_last_events
 from bigsci_launch.runs.layout import AttemptDir
 from bigsci_launch.runs.watching.typed import typed
-from bigsci_launch.topology.words import name_ranks
+from bigsci_launch.topology.naming import name_ranks
 
 _TAIL_BYTES = 4 << 20
 """Heartbeats of all steps between two tries are behind the record."""

@@ -34,7 +34,7 @@ from bigsci_launch.file_names import step_of_tag
 from bigsci_launch.progress import Progress, no_progress
 from bigsci_launch.safe_files import open_stream, parse_json, read_file, read_json, write_file
 from bigsci_launch.topology import Topology
-from bigsci_launch.topology.words import name_ranks_and_part
+from bigsci_launch.topology.naming import name_ranks_and_part
 
 _CHUNK = 8 << 20
 

@@ -12,7 +12,7 @@ from bigsci_launch.errors import ConfigError, RunDirError
 
 if TYPE_CHECKING:
     from bigsci_launch.runs.layout import RunDir
-    from bigsci_launch.watch.tell.tell import Delivery
+    from bigsci_launch.watch.notify.deliver import Delivery
 
 
 @click.command(short_help="Send a test message to those who watchers tell.", epilog="Example: bsl notify demo")
@@ -28,8 +28,8 @@ def notify(ctx: click.Context, run: str, why: str, as_json: bool) -> None:
     """
     from bigsci_launch.runs.find import find_attempt, find_run
     from bigsci_launch.runs.ownership import owner_of, user_name
-    from bigsci_launch.watch.tell.tell import send_now
-    from bigsci_launch.watch.tell.ways import read_ways
+    from bigsci_launch.watch.notify.deliver import send_now
+    from bigsci_launch.watch.notify.ways import read_ways
 
     found = find_run(run)
     attempt = find_attempt(found)

@@ -14,7 +14,7 @@ import click
 from bigsci_launch.cli import console
 from bigsci_launch.errors import BslError, CollectError, ConfigError
 from bigsci_launch.topology import Topology
-from bigsci_launch.topology.words import name_ranks
+from bigsci_launch.topology.naming import name_ranks
 
 if TYPE_CHECKING:
     from bigsci_launch.spy.answer import SpyAnswer
@@ -138,8 +138,8 @@ def spy(
     sys.exit(_exit_code(answer, exit_code))
 
 
-def _exit_code(answer: SpyAnswer, tells_failures: bool) -> int:
-    if tells_failures and answer.conclusion.state.is_failure:
+def _exit_code(answer: SpyAnswer, reports_failures: bool) -> int:
+    if reports_failures and answer.conclusion.state.is_failure:
         return EXIT_FOUND
     return EXIT_INCOMPLETE if answer.evidence.nodes_silent else 0
 

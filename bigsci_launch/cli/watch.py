@@ -14,7 +14,7 @@ from bigsci_launch.cli import console
 from bigsci_launch.errors import CollectError, SlurmUnavailable
 
 if TYPE_CHECKING:
-    from bigsci_launch.watch.rounds.loop import Glance
+    from bigsci_launch.watch.rounds.loop import WatchStatus
     from bigsci_launch.watch.watched import WatchedRun
 
 FRAME_S = 1.0
@@ -93,12 +93,12 @@ def _watch(watched: WatchedRun, html: Path | None, *, may_act: bool, is_agent: b
     if not as_json:
         _say(f"{'watching' if not may_act else 'watching, and acting on'} {watched.name}")
 
-    def show(glance: Glance) -> None:
-        page.keep(glance)
-        lines.show(glance)
+    def show(status: WatchStatus) -> None:
+        page.keep(status)
+        lines.show(status)
 
-    glance = watch_until_over(watcher, signals, show, _say, is_agent=is_agent)
-    return 0 if is_agent else exit_code_of(glance)
+    status = watch_until_over(watcher, signals, show, _say, is_agent=is_agent)
+    return 0 if is_agent else exit_code_of(status)
 
 
 def _watch_live(watched: WatchedRun, html: Path | None, *, may_act: bool) -> int:
@@ -108,22 +108,22 @@ def _watch_live(watched: WatchedRun, html: Path | None, *, may_act: bool) -> int
     from bigsci_launch.watch.show.live import live_lines, plain_line, read_live_view
 
     assert watched.run is not None
-    watcher, page, glance = make_watcher(watched, _say_nothing, may_act=may_act), KeptPage(watched.run, html), None
+    watcher, page, status = make_watcher(watched, _say_nothing, may_act=may_act), KeptPage(watched.run, html), None
     with console.live() as show:
         try:
-            while glance is None or not glance.seen.view.is_over or glance.seen.goes_on:
-                glance = watcher.tick()
-                page.keep(glance)
-                due = time.monotonic() + glance.every_s
+            while status is None or not status.seen.view.is_over or status.seen.goes_on:
+                status = watcher.tick()
+                page.keep(status)
+                due = time.monotonic() + status.every_s
                 while True:
-                    view = read_live_view(watched.run, glance.seen.view.job)
+                    view = read_live_view(watched.run, status.seen.view.job)
                     show(partial(live_lines, view), plain_line(view))
                     if time.monotonic() + FRAME_S > due:
                         break
                     time.sleep(FRAME_S)
         finally:
-            watcher.close(glance)
-    return exit_code_of(glance) if glance is not None else 0
+            watcher.close(status)
+    return exit_code_of(status) if status is not None else 0
 
 
 class _Lines:
@@ -133,26 +133,26 @@ class _Lines:
         self._watched, self._is_shown = watched, is_shown
         self._last: object = None
 
-    def show(self, glance: Glance) -> None:
-        from bigsci_launch.watch.show.words import glance_document
+    def show(self, status: WatchStatus) -> None:
+        from bigsci_launch.watch.show.once import status_document
 
-        now = (glance.attempt, glance.health, glance.findings, glance.blind, glance.remarks, glance.seen.view.is_over)
+        now = (status.attempt, status.health, status.findings, status.blind, status.remarks, status.seen.view.is_over)
         if self._is_shown and now != self._last:
-            console.answer(json.dumps(glance_document(self._watched, glance)))
+            console.answer(json.dumps(status_document(self._watched, status)))
         self._last = now
 
 
 def _look_once(watched: WatchedRun, html: Path | None, as_json: bool) -> int:
     from bigsci_launch.watch.rounds.until_over import exit_code_of, look_once, make_watcher
     from bigsci_launch.watch.show.kept_page import KeptPage
-    from bigsci_launch.watch.show.words import glance_document, glance_lines
+    from bigsci_launch.watch.show.once import status_document, status_lines
 
     watcher = make_watcher(watched, _say_nothing)
-    glance = look_once(watcher)
-    watcher.close(glance)
-    KeptPage(watched.run, html).keep(glance)
+    status = look_once(watcher)
+    watcher.close(status)
+    KeptPage(watched.run, html).keep(status)
     if as_json:
-        console.answer_json(glance_document(watched, glance))
+        console.answer_json(status_document(watched, status))
     else:
-        console.answer_lines(glance_lines(watched, glance))
-    return exit_code_of(glance)
+        console.answer_lines(status_lines(watched, status))
+    return exit_code_of(status)

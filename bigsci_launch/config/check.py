@@ -36,7 +36,7 @@ from bigsci_launch.units import format_slurm_duration, parse_slurm_duration
 # The launcher sets these for every rank; a run file that overrides one would send ranks to the wrong place.
 LAUNCHER_VARIABLES = re.compile(
     r"RANK|LOCAL_RANK|WORLD_SIZE|LOCAL_WORLD_SIZE|NODE_RANK|MASTER_ADDR|MASTER_PORT|BSL_RUN_DIR|BSL_ATTEMPT|"
-    r"BSL_GENERATION|BSL_SEAT_FD|BSL_CONTROLLER|BSL_CONTROLLER_TOKEN|SLURM_.*"
+    r"BSL_GENERATION|BSL_SLOT_FD|BSL_CONTROLLER|BSL_CONTROLLER_TOKEN|SLURM_.*"
 )
 
 Check = Callable[[RunConfig, Site], Iterator[Finding]]

@@ -10,7 +10,7 @@ from typing import Any
 from bigsci_launch.hang_lab.catalogue import RankSet, Reproduction
 from bigsci_launch.spy.taxonomy import HangClass, State
 from bigsci_launch.topology import Topology
-from bigsci_launch.topology.words import name_ranks
+from bigsci_launch.topology.naming import name_ranks
 
 
 class Judgement(Enum):

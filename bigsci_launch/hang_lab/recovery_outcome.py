@@ -8,7 +8,7 @@ from typing import Any
 
 from bigsci_launch.hang_lab.catalogue import RankSet, Reproduction, Stand
 from bigsci_launch.topology import Topology
-from bigsci_launch.topology.words import name_ranks
+from bigsci_launch.topology.naming import name_ranks
 
 SCHEMA_VERSION = 1
 

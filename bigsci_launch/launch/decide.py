@@ -28,7 +28,7 @@ from bigsci_launch.launch.claim import require_same_run
 from bigsci_launch.launch.freeze import require_own_place
 from bigsci_launch.launch.job.options import Option
 from bigsci_launch.launch.job.request import JobRequest
-from bigsci_launch.progress import Shown, Tell, not_shown
+from bigsci_launch.progress import Report, Shown, not_shown
 from bigsci_launch.runs.attempts import JobRecord, adopt_jobs, age_s, ask_about, find_job, query_attempt, read_job
 from bigsci_launch.runs.chain.carry import QueuedAttempt, find_queued
 from bigsci_launch.runs.chain.records import ChainRecord, read_chain
@@ -230,7 +230,7 @@ def _find_checkpoint(config: RunConfig, request: JobRequest, verifying: Shown) -
 
 
 def accept_changes(
-    start: AttemptStart, config: RunConfig, request: JobRequest, tell: Tell, *, force: bool
+    start: AttemptStart, config: RunConfig, request: JobRequest, tell: Report, *, force: bool
 ) -> JobRequest:
     """Report what has changed since the checkpoint was saved. Return the request with what `force` accepts of it.
 

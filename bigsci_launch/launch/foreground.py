@@ -13,7 +13,7 @@ from typing import Any
 
 from bigsci_launch.launch.report import end_lines, state_line
 from bigsci_launch.launch.start_job import Submission
-from bigsci_launch.progress import Tell
+from bigsci_launch.progress import Report
 from bigsci_launch.runs.attempts import query_attempt, read_exit
 from bigsci_launch.runs.layout import RunDir
 from bigsci_launch.runs.log_reader import LogReader
@@ -39,7 +39,7 @@ class Ending:
         return abs(self.exit_code) + 128 if self.exit_code < 0 else self.exit_code or (0 if is_known else 4)
 
 
-def tell_unknown_end(submission: Submission, ending: Ending, tell: Tell) -> None:
+def report_unknown_end(submission: Submission, ending: Ending, tell: Report) -> None:
     """Say it if the attempt has left no record of its end: on a full disk, its output does not say it either."""
     attempt = submission.request.attempt
     if not attempt.exit.is_file():
@@ -50,7 +50,7 @@ def tell_unknown_end(submission: Submission, ending: Ending, tell: Tell) -> None
         )
 
 
-def follow(submission: Submission, *, wait: bool, detach: bool, tell: Tell) -> int | None:
+def follow(submission: Submission, *, wait: bool, detach: bool, tell: Report) -> int | None:
     """Return the exit code of the training after its end, or None if nobody waits for it.
 
     A local attempt is watched unless `detach` is given; a job is waited for only with `wait`. Ctrl-C ends a local
@@ -60,7 +60,7 @@ def follow(submission: Submission, *, wait: bool, detach: bool, tell: Tell) -> i
         if detach:
             return None
         ending = watch(submission, tell)
-        tell_unknown_end(submission, ending, tell)
+        report_unknown_end(submission, ending, tell)
         return ending.status(is_known=exit_of(submission) is not None)
     if not wait:
         return None
@@ -74,7 +74,7 @@ def follow(submission: Submission, *, wait: bool, detach: bool, tell: Tell) -> i
     return exit_code_of(submission, job)
 
 
-def watch(submission: Submission, tell: Tell) -> Ending:
+def watch(submission: Submission, tell: Report) -> Ending:
     """Report each line of the launcher and of the rank that reports steps until the attempt ends.
 
     Ctrl-C, TERM and the loss of the terminal are forwarded to the launcher as TERM; a second one makes it kill the
@@ -87,7 +87,7 @@ def watch(submission: Submission, tell: Tell) -> Ending:
     with interrupts_on(signal.SIGTERM, signal.SIGHUP):
         while submission.process.poll() is None:
             try:
-                _tell_new(readers, tell)
+                _show_new(readers, tell)
                 time.sleep(POLL_S)
             except KeyboardInterrupt:
                 num_interrupts += 1
@@ -95,7 +95,7 @@ def watch(submission: Submission, tell: Tell) -> Ending:
                     "ending the ranks (press Ctrl-C again to kill them)" if num_interrupts == 1 else "killing the ranks"
                 )
                 submission.process.terminate()
-        _tell_new(readers, tell)
+        _show_new(readers, tell)
     return Ending(submission.process.returncode, num_interrupts > 0)
 
 
@@ -104,7 +104,7 @@ def reporting_rank(topology: Topology) -> int:
     return topology.rank_at(pp=topology.pp - 1)
 
 
-def _tell_new(readers: tuple[LogReader, ...], tell: Tell) -> None:
+def _show_new(readers: tuple[LogReader, ...], tell: Report) -> None:
     for reader in readers:
         for line in reader.new_lines():
             tell(line.text)

@@ -16,12 +16,12 @@ from bigsci_launch.launch.notes import dry_run_notes, notes
 from bigsci_launch.launch.prepare import Prepared, require_sound
 from bigsci_launch.launch.report import caller_lines, remark_lines, successor_lines
 from bigsci_launch.launch.start_job import Submission, start_attempt
-from bigsci_launch.progress import Shown, Tell, not_shown
+from bigsci_launch.progress import Report, Shown, not_shown
 from bigsci_launch.runs.attempts import JobRecord
 from bigsci_launch.runs.find import run_argument
 
 
-def review(prepared: Prepared, tell: Tell, *, force: bool, dry_run: bool) -> Prepared:
+def review(prepared: Prepared, tell: Report, *, force: bool, dry_run: bool) -> Prepared:
     """Report what is remarkable about a run before it starts. Return it without the nodes that are known to be bad.
 
     Raises:
@@ -41,7 +41,7 @@ def review(prepared: Prepared, tell: Tell, *, force: bool, dry_run: bool) -> Pre
 
 
 def submit_reviewed(
-    prepared: Prepared, command: Sequence[str], tell: Tell, verifying: Shown, *, force: bool
+    prepared: Prepared, command: Sequence[str], tell: Report, verifying: Shown, *, force: bool
 ) -> Submission:
     """Submit the run as `submit` does, and report what the user should know before and after."""
     for line in notes(prepared.loaded, is_local=prepared.request.scheduler == "local"):
@@ -56,7 +56,7 @@ def submit(
     loaded: LoadedRun,
     request: JobRequest,
     command: Sequence[str],
-    tell: Tell = lambda line: None,
+    tell: Report = lambda line: None,
     verifying: Shown = not_shown,
     *,
     force: bool = False,

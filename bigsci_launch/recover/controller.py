@@ -1,9 +1,9 @@
 """The controller of a job with `survive`: a program next to the ranks that says which of them take part.
 
 It starts the runners, which connect to it and start, end and kill the ranks as it says. Locally, it starts the command
-once for each seat; with `--step`, the command is one that starts all runners, as srun does.
+once for each slot; with `--step`, the command is one that starts all runners, as srun does.
 
-    python run_module.py bigsci_launch.recover.controller --attempt-dir DIR --level restart --seats 8 --exit-reason FILE
+    python run_module.py bigsci_launch.recover.controller --attempt-dir DIR --level restart --slots 8 --exit-reason FILE
         -- PYTHON rank_runner.py OPTIONS -- PROGRAM
 
 Signals: USR2 asks local ranks to save and stop. TERM, INT or HUP ends the job, with KILL after a grace period, and
@@ -32,22 +32,22 @@ from bigsci_launch.config.schema.run import RunConfig
 from bigsci_launch.config.schema.survive import SurviveSection
 from bigsci_launch.door import is_everywhere, listen_at
 from bigsci_launch.errors import SlurmError
-from bigsci_launch.recover.course import TERMINATION_GRACE_S, JobCourse
 from bigsci_launch.recover.generation import Instant
 from bigsci_launch.recover.members import BatchSizes, Rules, WantedLayout
 from bigsci_launch.recover.orders import (
-    DropSeat,
+    DropSlot,
     FinishJob,
     JobEvent,
     RunnersEnded,
-    SeatNeverCame,
-    SeatOrder,
+    SendToSlot,
+    SlotNeverCame,
+    SlotOrder,
     StartRunner,
-    TellSeat,
     Terminated,
 )
 from bigsci_launch.recover.records import Records
-from bigsci_launch.recover.seats import Seats
+from bigsci_launch.recover.slots import Slots
+from bigsci_launch.recover.state_machine import TERMINATION_GRACE_S, JobStateMachine
 from bigsci_launch.runs.control.request import OF_CONTROLLER, Request, follow_requests
 from bigsci_launch.runs.layout import AttemptDir
 from bigsci_launch.scheduler.hostlist import expand_hostlist
@@ -70,18 +70,18 @@ class Controller:
     def __init__(self, options: argparse.Namespace, rules: Rules) -> None:
         self._options = options
         self._clock = AwakeClock()
-        self._course = JobCourse(rules, self._now())
+        self._machine = JobStateMachine(rules, self._now())
         self._inbox: queue.SimpleQueue[JobEvent] = queue.SimpleQueue()
         self._token = secrets.token_hex(16)
         self._host = os.environ["MASTER_ADDR"] if options.step else "127.0.0.1"
         self._listeners = listen_at(self._host, only_here=os.environ.get("SLURM_JOB_NUM_NODES") == "1")
-        self._seats = Seats(self._token, self._listeners, options.seats, self._clock)
-        address = f"{self._host}:{self._seats.port}"
+        self._slots = Slots(self._token, self._listeners, options.slots, self._clock)
+        address = f"{self._host}:{self._slots.port}"
         self._environment = {**os.environ, "BSL_CONTROLLER": address, "BSL_CONTROLLER_TOKEN": self._token}
         self._noted, self._note_after = 0, 0.0
         self._children = Children()
         self._again: dict[int, int] = {}
-        """Seats whose runner is to be started again, and the PID of the one that it follows."""
+        """Slots whose runner is to be started again, and the PID of the one that it follows."""
         self._bell = self._hang_bell()
         attempt = AttemptDir(options.attempt_dir)
         self._records = Records(attempt, self.tell, remembers_nodes=options.step)
@@ -97,8 +97,8 @@ class Controller:
     @property
     def world_size(self) -> int:
         """The number of ranks of the newest generation; that of the full layout before there is one."""
-        generation = self._course.generation
-        return len(generation.seats) if generation else self._options.world_size
+        generation = self._machine.generation
+        return len(generation.slots) if generation else self._options.world_size
 
     def tell(self, event: JobEvent) -> None:
         """Pass an event to the main loop, from any thread or signal handler."""
@@ -116,34 +116,34 @@ class Controller:
         """Start the runners, and return the exit code of the job when all of them have ended."""
         self._start_runners()
         while self._children.numbers:
-            for event in self._seats.poll(POLL_S):
+            for event in self._slots.poll(POLL_S):
                 self._take(event)
             while not self._inbox.empty():
                 self._take(self._inbox.get())
             self._reap()
             self._note_strangers()
-            self._carry_out(self._course.wake(self._now()))
+            self._carry_out(self._machine.wake(self._now()))
             if self._deadline is not None and self._clock.read() >= self._deadline:
                 self._children.kill()
         self._note_after = 0.0
         self._note_strangers()
         self._closed.set()
         self._records.close()
-        self._seats.close()
-        return 1 if self._course.exit_code is None else self._course.exit_code
+        self._slots.close()
+        return 1 if self._machine.exit_code is None else self._machine.exit_code
 
     def _hang_bell(self) -> int:
         """Return a descriptor that wakes the main loop when it is written to, as signals do."""
         reader, writer = os.pipe()
         for descriptor in (reader, writer):
             os.set_blocking(descriptor, False)
-        self._seats.wake_on(reader)
+        self._slots.wake_on(reader)
         signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
         return writer
 
     def _start_runners(self) -> None:
         address = self._environment["BSL_CONTROLLER"]
-        say(f"controller of {self._options.seats} seats at {address}")
+        say(f"controller of {self._options.slots} slots at {address}")
         if is_everywhere(self._listeners):
             say(f"it listens on all addresses: {self._host} has none on this node that other nodes can use")
         if self._options.step:
@@ -151,20 +151,20 @@ class Controller:
                 say(f"{self._options.command[0]} cannot be started: {error}")
                 self._take(RunnersEnded(127))
             return
-        for seat in range(self._options.seats):
-            self._start_runner(seat)
+        for slot in range(self._options.slots):
+            self._start_runner(slot)
         if self.terminated is not None:
             self._children.signal(signal.SIGTERM)  # the request may have come while a runner was being started
 
-    def _start_runner(self, seat: int, *more: str) -> None:
-        """Start the runner of a seat on this machine, unless the job is being ended. One that cannot be started, such
-        as for lack of files or memory, is a runner that did not come: whether it is tried again is up to the course."""
+    def _start_runner(self, slot: int, *more: str) -> None:
+        """Start the runner of a slot on this machine, unless the job is being ended. One that cannot be started, such
+        as for lack of files or memory, never came: the state machine decides whether to try again."""
         before, after = split_command(self._options.command)
         if self.terminated is not None:
             return
-        if (error := self._try_start(seat, [*before, "--seat", str(seat), *more, *after])) is not None:
-            say(f"the runner of seat {seat} cannot be started: {error}")
-            self._take(SeatNeverCame(seat, 127))
+        if (error := self._try_start(slot, [*before, "--slot", str(slot), *more, *after])) is not None:
+            say(f"the runner of slot {slot} cannot be started: {error}")
+            self._take(SlotNeverCame(slot, 127))
 
     def _try_start(self, number: int, argv: Sequence[str]) -> OSError | None:
         try:
@@ -174,42 +174,42 @@ class Controller:
         return None
 
     def _start_again(self) -> None:
-        """Start the runners that follow others in their seats, once these have ended."""
-        for seat in self._again.keys() - set(self._children.numbers):
-            self._start_runner(seat, "--again", str(self._again.pop(seat)))
+        """Start the runners that follow others in their slots, once these have ended."""
+        for slot in self._again.keys() - set(self._children.numbers):
+            self._start_runner(slot, "--again", str(self._again.pop(slot)))
 
     def _reap(self) -> None:
         ended = self._children.reap()
         for number, code in ended:
             if not self._options.step:
-                self._take(SeatNeverCame(number, code))
+                self._take(SlotNeverCame(number, code))
         if ended and not self._children.numbers:
-            for event in self._seats.poll(0.0):
+            for event in self._slots.poll(0.0):
                 self._take(event)
         self._start_again()
         if ended and not self._children.numbers:
             self._take(RunnersEnded(ended[-1][1]))
 
     def _note_strangers(self) -> None:
-        count, host = self._seats.strangers
+        count, host = self._slots.strangers
         if count > self._noted and self._clock.read() >= self._note_after:
             self._noted, self._note_after = count, self._clock.read() + NOTE_S
             self._records.note_strangers(count, host, time.time())
 
     def _take(self, event: JobEvent) -> None:
-        self._carry_out(self._course.take(event, self._now()))
+        self._carry_out(self._machine.take(event, self._now()))
 
-    def _carry_out(self, orders: Sequence[SeatOrder]) -> None:
+    def _carry_out(self, orders: Sequence[SlotOrder]) -> None:
         moment = self._now()
         for order in orders:
             match order:
-                case TellSeat():
-                    self._seats.tell(order.seat, order.message)
+                case SendToSlot():
+                    self._slots.tell(order.slot, order.message)
                 case StartRunner():
-                    self._again[order.seat] = order.runner_pid
-                    self._children.end(order.seat)
-                case DropSeat():
-                    self._seats.drop(order.seat)
+                    self._again[order.slot] = order.runner_pid
+                    self._children.end(order.slot)
+                case DropSlot():
+                    self._slots.drop(order.slot)
                 case FinishJob():
                     grace_s = TERMINATION_GRACE_S + LEAVE_S * self._options.step if self.terminated else LEAVE_S
                     self._deadline = self._clock.read() + grace_s
@@ -251,12 +251,12 @@ def require_door(command: Sequence[str]) -> None:
 def rules_of(config: RunConfig, options: argparse.Namespace) -> Rules:
     """Return what the run file says about the job."""
     survive = config.survive or SurviveSection()
-    topology = config.parallelism.topology(options.seats)
+    topology = config.parallelism.topology(options.slots)
     batches = batches_of(config) if config.run.starts_trainer else None
     return Rules(
         options.level,
         WantedLayout(topology, survive.shrink, batches),
-        options.seats,
+        options.slots,
         wait_s=float(config.slurm.wait_s),
         address_suffix=options.address_suffix if options.step else None,
         addresses=addresses_of_nodes(options.address_suffix) if options.step else {},
@@ -314,7 +314,7 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Hold the generations of a job, and start its runners.")
     parser.add_argument("--attempt-dir", type=Path, required=True)
     parser.add_argument("--level", choices=("restart", "in_place"), required=True)
-    parser.add_argument("--seats", type=int, required=True, help="how many runners there are, spares included")
+    parser.add_argument("--slots", type=int, required=True, help="how many runners there are, spares included")
     parser.add_argument("--step", action="store_true", help="the command starts all runners, on several nodes")
     parser.add_argument("--address-suffix", default="", help="appended to a node's name for the address of rank 0")
     parser.add_argument(

@@ -1,4 +1,4 @@
-"""What a job with `survive` consists of: seats, generations, and the failures that end them. Values only."""
+"""What a job with `survive` consists of: slots, generations, and the failures that end them. Values only."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Instant:
 
 
 @dataclass(frozen=True, slots=True)
-class Seat:
+class Slot:
     """A place for one rank: a runner that is connected to the controller. Its local rank, and so its GPU, never
     change."""
 
@@ -41,67 +41,67 @@ class Seat:
     local_rank: int
     runner_pid: int
     place: Mapping[str, str] = field(default_factory=dict, compare=False)
-    """What Slurm has given to this task alone, for a runner that follows in this seat."""
+    """What Slurm has given to this task alone, for a runner that follows in this slot."""
 
     def as_dict(self) -> dict[str, Any]:
-        return {"seat": self.number, "node": self.node, "host": self.host}
+        return {"slot": self.number, "node": self.node, "host": self.host}
 
 
 @dataclass(frozen=True, slots=True)
-class LineUp:
-    """Who takes part: the seat of every rank, in the order of ranks."""
+class Membership:
+    """Who takes part: the slot of every rank, in the order of ranks."""
 
     topology: Topology
-    seats: tuple[Seat, ...]
+    slots: tuple[Slot, ...]
 
-    def rank_of(self, seat: int) -> int | None:
-        """The rank in a seat; None if it has none."""
-        return next((rank for rank, each in enumerate(self.seats) if each.number == seat), None)
+    def rank_of(self, slot: int) -> int | None:
+        """The rank in a slot; None if it has none."""
+        return next((rank for rank, each in enumerate(self.slots) if each.number == slot), None)
 
 
 @dataclass(frozen=True, slots=True)
-class Formation:
-    """A generation as it begins: its number, who takes part, and where the ranks meet."""
+class RankGroup:
+    """The ranks of a generation as it begins: its number, its members, and the address where they meet."""
 
     number: int
-    line_up: LineUp
+    membership: Membership
     master: tuple[str, int]
 
     @property
     def topology(self) -> Topology:
-        return self.line_up.topology
+        return self.membership.topology
 
     @property
-    def seats(self) -> tuple[Seat, ...]:
-        return self.line_up.seats
+    def slots(self) -> tuple[Slot, ...]:
+        return self.membership.slots
 
-    def as_dict(self, spares: Sequence[Seat]) -> dict[str, Any]:
-        """Return the record of its begin; `spares` are the seats without a rank."""
+    def as_dict(self, spares: Sequence[Slot]) -> dict[str, Any]:
+        """Return the record of its begin; `spares` are the slots without a rank."""
         return {
-            "world_size": len(self.seats),
+            "world_size": len(self.slots),
             "topology": self.topology.as_dict(),
-            "members": [{"rank": rank, **seat.as_dict()} for rank, seat in enumerate(self.seats)],
-            "spares": [{"seat": seat.number, "node": seat.node} for seat in spares],
+            "members": [{"rank": rank, **slot.as_dict()} for rank, slot in enumerate(self.slots)],
+            "spares": [{"slot": slot.number, "node": slot.node} for slot in spares],
             "master": f"{self.master[0]}:{self.master[1]}",
         }
 
     def begin_messages(self) -> list[tuple[int, dict[str, Any]]]:
-        """Return what each seat is told when the generation begins, in the order of ranks."""
-        nodes = [seat.node for seat in self.seats]
+        """Return what each slot is told when the generation begins, in the order of ranks."""
+        nodes = [slot.node for slot in self.slots]
         order = {node: number for number, node in enumerate(dict.fromkeys(nodes))}
         sizes = Counter(nodes)
         shared = {
             "do": "begin",
             "generation": self.number,
-            "world_size": len(self.seats),
+            "world_size": len(self.slots),
             "topology": self.topology.as_dict(),
             "nodes": nodes,
             "master_addr": self.master[0],
             "master_port": self.master[1],
         }
         return [
-            (seat.number, {**shared, "rank": rank, "local_world_size": sizes[seat.node], "node_rank": order[seat.node]})
-            for rank, seat in enumerate(self.seats)
+            (slot.number, {**shared, "rank": rank, "local_world_size": sizes[slot.node], "node_rank": order[slot.node]})
+            for rank, slot in enumerate(self.slots)
         ]
 
 
@@ -109,12 +109,12 @@ class Formation:
 class GenerationFailure(RankFailure):
     """What ended a generation, or was found while it ended.
 
-    `rank`, `seat` and `node` are None where none can be blamed. `noticed` orders failures.
+    `rank`, `slot` and `node` are None where none can be blamed. `noticed` orders failures.
     """
 
     kind: FailureKind
     noticed: float = 0.0
-    seat: int | None = None
+    slot: int | None = None
     status: int = 1
     """Exit code of the job if this is the failure that it ends with."""
 
@@ -124,7 +124,7 @@ class GenerationFailure(RankFailure):
         return self.kind in CONSEQUENCES or bool(self.words and says_lost_peer(self.words))
 
     def as_dict(self) -> dict[str, Any]:
-        names = ("kind", "rank", "seat", "node", "code", "signal", "step", "words", "died", "noticed")
+        names = ("kind", "rank", "slot", "node", "code", "signal", "step", "words", "died", "noticed")
         return {name: getattr(self, name) for name in names}
 
     def __str__(self) -> str:

@@ -1,6 +1,6 @@
-"""Who takes part in a generation: seats, ranks and the layout. Pure.
+"""Who takes part in a generation: slots, ranks and the layout. Pure.
 
-Ranks that are left keep their numbers where the layout is kept. A lost rank gets a spare seat, those of a lost node all
+Ranks that are left keep their numbers where the layout is kept. A lost rank gets a spare slot, those of a lost node all
 on one spare node if there is one. Without spares the layout gets fewer data-parallel replicas.
 """
 
@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Literal
 
-from bigsci_launch.recover.generation import Level, LineUp, Seat
+from bigsci_launch.recover.generation import Level, Membership, Slot
 from bigsci_launch.recover.holding import keepers
 from bigsci_launch.topology import Topology
 from bigsci_launch.topology.axes import DP
@@ -55,38 +55,40 @@ class Rules:
 
     level: Level
     wanted: WantedLayout
-    num_seats: int
+    num_slots: int
     wait_s: float = 0.0
     address_suffix: str | None = None
     addresses: Mapping[str, str] = field(default_factory=dict)
 
-    def address_of(self, seat: Seat) -> str:
+    def address_of(self, slot: Slot) -> str:
         if self.address_suffix is None:
             return "127.0.0.1"
-        return self.addresses.get(seat.node, seat.node + self.address_suffix)
+        return self.addresses.get(slot.node, slot.node + self.address_suffix)
 
 
-def line_up(wanted: WantedLayout, seats: Mapping[int, Seat], before: LineUp | None) -> LineUp | str:
-    """Return who takes part next, or why nobody can. `seats` are those that can take a rank."""
-    dp = replicas_for(wanted, len(seats))
+def choose_members(wanted: WantedLayout, slots: Mapping[int, Slot], before: Membership | None) -> Membership | str:
+    """Return who takes part next, or why nobody can. `slots` are those that can take a rank."""
+    dp = replicas_for(wanted, len(slots))
     if isinstance(dp, str):
         return dp
     if before is None:
-        return LineUp(wanted.topology.resized(dp=dp), first_seats(seats.values(), dp * wanted.replica_size))
-    held = HeldStates(before, seats)
-    lines = [_Replacement(wanted.topology.resized(dp=dp), before, seats, held, keeps).line_up() for keeps in KEEPS]
+        return Membership(wanted.topology.resized(dp=dp), first_slots(slots.values(), dp * wanted.replica_size))
+    held = HeldStates(before, slots)
+    lines = [
+        _Replacement(wanted.topology.resized(dp=dp), before, slots, held, keeps).choose_members() for keeps in KEEPS
+    ]
     return min(lines, key=held.num_lost)
 
 
-def replicas_for(wanted: WantedLayout, num_seats: int) -> int | str:
-    """Return the largest number of replicas for that many seats that keeps the global batch, or why there is none."""
+def replicas_for(wanted: WantedLayout, num_slots: int) -> int | str:
+    """Return the largest number of replicas for that many slots that keeps the global batch, or why there is none."""
     world_size, full = wanted.topology.world_size, wanted.topology.dp
-    if num_seats >= world_size:
+    if num_slots >= world_size:
         return full
-    short = f"{world_size} ranks need as many seats, and {num_seats} {'is' if num_seats == 1 else 'are'} left"
+    short = f"{world_size} ranks need as many slots, and {num_slots} {'is' if num_slots == 1 else 'are'} left"
     if not wanted.shrink:
         return f"{short}; survive.shrink is false"
-    fits = num_seats // wanted.replica_size
+    fits = num_slots // wanted.replica_size
     if fits == 0:
         return f"{short}; one replica alone needs {wanted.replica_size}"
     for dp in range(fits, 0, -1):
@@ -98,12 +100,12 @@ def replicas_for(wanted: WantedLayout, num_seats: int) -> int | str:
     return f"{short}; no dp up to {fits} divides the global batch ({sizes}) into micro batches of {micro}"
 
 
-def first_seats(seats: Iterable[Seat], number: int) -> tuple[Seat, ...]:
-    """Return the seats of the first generation: those of whole nodes before others, numbered in the order of seats."""
-    known = list(seats)
-    sizes = Counter(seat.node for seat in known)
-    chosen = sorted(known, key=lambda seat: (-sizes[seat.node], seat.number))[:number]
-    return tuple(sorted(chosen, key=lambda seat: seat.number))
+def first_slots(slots: Iterable[Slot], number: int) -> tuple[Slot, ...]:
+    """Return the slots of the first generation: those of whole nodes before others, numbered in the order of slots."""
+    known = list(slots)
+    sizes = Counter(slot.node for slot in known)
+    chosen = sorted(known, key=lambda slot: (-sizes[slot.node], slot.number))[:number]
+    return tuple(sorted(chosen, key=lambda slot: slot.number))
 
 
 KEEPS: tuple[Literal["replicas", "states"], ...] = ("replicas", "states")
@@ -113,19 +115,19 @@ KEEPS: tuple[Literal["replicas", "states"], ...] = ("replicas", "states")
 class HeldStates:
     """Which ranks that are left hold the state of each rank: its own, or the copy that its keeper has."""
 
-    def __init__(self, before: LineUp, seats: Mapping[int, Seat]) -> None:
+    def __init__(self, before: Membership, slots: Mapping[int, Slot]) -> None:
         replicas = [before.topology.coordinate(rank)["dp"] for rank in range(before.topology.world_size)]
-        by = keepers([seat.node for seat in before.seats], replicas)
+        by = keepers([slot.node for slot in before.slots], replicas)
         holders = [{rank, keeper} for rank, keeper in enumerate(by)]
-        self._seats = [{before.seats[each].number for each in ranks} & seats.keys() for ranks in holders]
+        self._slots = [{before.slots[each].number for each in ranks} & slots.keys() for ranks in holders]
         self._replicas = {
-            frozenset(replicas[each] for each in ranks if before.seats[each].number in seats) for ranks in holders
+            frozenset(replicas[each] for each in ranks if before.slots[each].number in slots) for ranks in holders
         }
 
-    def num_lost(self, line: LineUp) -> int:
-        """Return how many states nobody in a line-up holds."""
-        stay = {seat.number for seat in line.seats}
-        return sum(not holders & stay for holders in self._seats)
+    def num_lost(self, line: Membership) -> int:
+        """Return how many states nobody in a membership holds."""
+        stay = {slot.number for slot in line.slots}
+        return sum(not holders & stay for holders in self._slots)
 
     def may_leave(self, kept: Set[int]) -> set[int]:
         """Return which of the replicas that are kept hold no state alone."""
@@ -134,32 +136,32 @@ class HeldStates:
 
 
 class _Replacement:
-    """Fills the ranks of a layout with the seats that are left of another one, then with free ones."""
+    """Fills the ranks of a layout with the slots that are left of another one, then with free ones."""
 
     def __init__(
         self,
         topology: Topology,
-        before: LineUp,
-        seats: Mapping[int, Seat],
+        before: Membership,
+        slots: Mapping[int, Slot],
         held: HeldStates,
         keeps: Literal["replicas", "states"],
     ) -> None:
         self._topology, self._before, self._held, self._keeps = topology, before, held, keeps
-        self._left = {rank: seat for rank, seat in enumerate(before.seats) if seat.number in seats}
-        self._filled: dict[int, Seat] = {}
+        self._left = {rank: slot for rank, slot in enumerate(before.slots) if slot.number in slots}
+        self._filled: dict[int, Slot] = {}
         self._rows = self._kept_replicas()
-        self._homes: dict[int, Seat] = {}
-        """The seat that a rank had before, where it is lost."""
+        self._homes: dict[int, Slot] = {}
+        """The slot that a rank had before, where it is lost."""
         self._keep()
-        used = {seat.number for seat in self._filled.values()}
-        self._free = {number: seat for number, seat in seats.items() if number not in used}
+        used = {slot.number for slot in self._filled.values()}
+        self._free = {number: slot for number, slot in slots.items() if number not in used}
 
-    def line_up(self) -> LineUp:
+    def choose_members(self) -> Membership:
         self._take_same_place()
         for ranks in self._missing_by_node():
-            for rank, seat in self._choose(ranks):
-                self._fill(rank, seat)
-        return LineUp(self._topology, tuple(self._filled[rank] for rank in range(self._topology.world_size)))
+            for rank, slot in self._choose(ranks):
+                self._fill(rank, slot)
+        return Membership(self._topology, tuple(self._filled[rank] for rank in range(self._topology.world_size)))
 
     def _kept_replicas(self) -> list[int | None]:
         """Return which replica of before each replica continues; None for a new one."""
@@ -187,14 +189,14 @@ class _Replacement:
                 if was in self._left:
                     self._filled[rank] = self._left[was]
                 else:
-                    self._homes[rank] = self._before.seats[was]
+                    self._homes[rank] = self._before.slots[was]
 
     def _take_same_place(self) -> None:
         """Give ranks of a replica that is left out the same place in another one: they have its state."""
-        at: dict[ReplicaSlot, list[Seat]] = defaultdict(list)
-        for rank, seat in self._left.items():
-            if seat.number in self._free:
-                at[place_of(self._before.topology, rank)].append(seat)
+        at: dict[ReplicaSlot, list[Slot]] = defaultdict(list)
+        for rank, slot in self._left.items():
+            if slot.number in self._free:
+                at[place_of(self._before.topology, rank)].append(slot)
         for rank in self._missing():
             if candidates := at[place_of(self._topology, rank)]:
                 self._fill(rank, candidates.pop(0))
@@ -203,40 +205,40 @@ class _Replacement:
         return [rank for rank in range(self._topology.world_size) if rank not in self._filled]
 
     def _missing_by_node(self) -> list[list[int]]:
-        """Return the ranks without a seat, those that shared a node together, the largest part first."""
+        """Return the ranks without a slot, those that shared a node together, the largest part first."""
         parts: dict[str | None, list[int]] = defaultdict(list)
         for rank in self._missing():
             home = self._homes.get(rank)
             parts[home.node if home else None].append(rank)
         return sorted(parts.values(), key=len, reverse=True)
 
-    def _choose(self, ranks: Sequence[int]) -> Iterator[tuple[int, Seat]]:
-        """Yield a free seat for each rank: on its own node, else all on the smallest node that holds them, else
+    def _choose(self, ranks: Sequence[int]) -> Iterator[tuple[int, Slot]]:
+        """Yield a free slot for each rank: on its own node, else all on the smallest node that holds them, else
         wherever there are most."""
         home = self._homes.get(ranks[0])
-        by_node: dict[str, list[Seat]] = defaultdict(list)
-        for seat in sorted(self._free.values(), key=lambda seat: seat.number):
-            by_node[seat.node].append(seat)
+        by_node: dict[str, list[Slot]] = defaultdict(list)
+        for slot in sorted(self._free.values(), key=lambda slot: slot.number):
+            by_node[slot.node].append(slot)
         own = by_node.pop(home.node, []) if home else []
         num_others = len(ranks) - len(own)
         others = sorted(by_node.values(), key=lambda free: (-len(free), free[0].number))
         whole = min((free for free in others if len(free) >= num_others), key=len, default=None)
-        left = [*own, *(whole or [seat for free in others for seat in free][: max(num_others, 0)])]
+        left = [*own, *(whole or [slot for free in others for slot in free][: max(num_others, 0)])]
         for rank in ranks:
-            seat = self._like_home(rank, left)
-            left.remove(seat)
-            yield rank, seat
+            slot = self._like_home(rank, left)
+            left.remove(slot)
+            yield rank, slot
 
-    def _like_home(self, rank: int, seats: Sequence[Seat]) -> Seat:
-        """Return the seat on the same node, else that with the same local rank, else the first."""
+    def _like_home(self, rank: int, slots: Sequence[Slot]) -> Slot:
+        """Return the slot on the same node, else that with the same local rank, else the first."""
         home = self._homes.get(rank)
         if home is None:
-            return seats[0]
-        return min(seats, key=lambda seat: (seat.node != home.node, seat.local_rank != home.local_rank))
+            return slots[0]
+        return min(slots, key=lambda slot: (slot.node != home.node, slot.local_rank != home.local_rank))
 
-    def _fill(self, rank: int, seat: Seat) -> None:
-        self._filled[rank] = seat
-        self._free.pop(seat.number, None)
+    def _fill(self, rank: int, slot: Slot) -> None:
+        self._filled[rank] = slot
+        self._free.pop(slot.number, None)
 
 
 def places(topology: Topology) -> Iterator[ReplicaSlot]:

@@ -1,4 +1,4 @@
-"""What the controller learns, and what it orders. Values only: `course` turns the one into the other."""
+"""What the controller learns, and what it orders. Values only: `state_machine` turns the one into the other."""
 
 from __future__ import annotations
 
@@ -7,64 +7,64 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
-from bigsci_launch.recover.generation import Seat
+from bigsci_launch.recover.generation import Slot
 from bigsci_launch.runs.control.request import Request
 
 # ------------------------------------------------------------------------------------------------ what happens
 
 
 @dataclass(frozen=True, slots=True)
-class SeatJoined:
+class SlotJoined:
     """A runner has connected."""
 
-    seat: Seat
+    slot: Slot
 
 
 @dataclass(frozen=True, slots=True)
-class SeatLost:
+class SlotLost:
     """A runner is gone. `is_silent`: nothing was heard from it, and its connection was not closed either."""
 
-    seat: int
+    slot: int
     why: str
     is_silent: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class SeatNeverCame:
+class SlotNeverCame:
     """A runner has ended, perhaps before it connected."""
 
-    seat: int
+    slot: int
     code: int
 
 
 @dataclass(frozen=True, slots=True)
-class SeatReady:
-    """A seat can take a rank. `generation` is the newest that it knows to be over, `port` is free on its host."""
+class SlotReady:
+    """A slot can take a rank. `generation` is the newest that it knows to be over, `port` is free on its host."""
 
-    seat: int
+    slot: int
     generation: int | None
     port: int
 
 
 @dataclass(frozen=True, slots=True)
-class SeatUnfit:
+class SlotUnfit:
     """A check after the death of a rank has found its node broken."""
 
-    seat: int
+    slot: int
     words: str
 
 
 @dataclass(frozen=True, slots=True)
 class RankEnded:
-    """The process in a seat has ended; `generation` and `rank` are None for one that only waited."""
+    """The process in a slot has ended; `generation` and `rank` are None for one that only waited."""
 
-    seat: int
+    slot: int
     generation: int | None
     rank: int | None
     code: int | None
     signal: str | None
     time: float | None
-    was_told: bool
+    was_requested: bool
     is_final: bool
     words: str | None
 
@@ -82,9 +82,9 @@ class RankEnded:
 
 @dataclass(frozen=True, slots=True)
 class RankSaid:
-    """A word of the process in a seat, with what belongs to it."""
+    """A word of the process in a slot, with what belongs to it."""
 
-    seat: int
+    slot: int
     generation: int | None
     word: str
     fields: dict[str, Any] = field(default_factory=dict)
@@ -125,11 +125,11 @@ class Terminated:
 
 
 JobEvent: TypeAlias = (
-    SeatJoined
-    | SeatLost
-    | SeatNeverCame
-    | SeatReady
-    | SeatUnfit
+    SlotJoined
+    | SlotLost
+    | SlotNeverCame
+    | SlotReady
+    | SlotUnfit
     | RankEnded
     | RankSaid
     | Request
@@ -143,26 +143,26 @@ JobEvent: TypeAlias = (
 
 
 @dataclass(frozen=True, slots=True)
-class TellSeat:
-    """Send a message to a seat."""
+class SendToSlot:
+    """Send a message to a slot."""
 
-    seat: int
+    slot: int
     message: dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class StartRunner:
-    """Start the runner of a seat of this machine again; `runner_pid` is the one that it follows."""
+    """Start the runner of a slot of this machine again; `runner_pid` is the one that it follows."""
 
-    seat: int
+    slot: int
     runner_pid: int
 
 
 @dataclass(frozen=True, slots=True)
-class DropSeat:
-    """Close the connection of a seat: its runner then ends everything there."""
+class DropSlot:
+    """Close the connection of a slot: its runner then ends everything there."""
 
-    seat: int
+    slot: int
     why: str
 
 
@@ -218,15 +218,15 @@ class SayLine:
 
 @dataclass(frozen=True, slots=True)
 class FinishJob:
-    """The job is over, with this exit code. Every seat has been told."""
+    """The job is over, with this exit code. Every slot has been told."""
 
     code: int
 
 
-SeatOrder: TypeAlias = (
-    TellSeat
+SlotOrder: TypeAlias = (
+    SendToSlot
     | StartRunner
-    | DropSeat
+    | DropSlot
     | RecordLine
     | ArchiveRecords
     | LookAtRanks

@@ -29,7 +29,7 @@ from bigsci_launch.recover.orders import (
     RecordLine,
     RequestAnswer,
     SayLine,
-    SeatOrder,
+    SlotOrder,
 )
 from bigsci_launch.runs.control.request import answer_request
 from bigsci_launch.runs.layout import AttemptDir, node_memory, read_json
@@ -58,7 +58,7 @@ class Records:
         self._thread = threading.Thread(target=self._work, name="bsl-records", daemon=True)
         self._thread.start()
 
-    def carry_out(self, order: SeatOrder, now: Instant) -> None:
+    def carry_out(self, order: SlotOrder, now: Instant) -> None:
         match order:
             case RecordLine():
                 line = {"time": now.time, "event": order.event, "generation": order.generation, **order.fields}

@@ -7,7 +7,7 @@ from dataclasses import replace
 from enum import Enum
 from typing import Any
 
-from bigsci_launch.recover.generation import FailureKind, Formation, GenerationFailure, Instant, cause_first
+from bigsci_launch.recover.generation import FailureKind, GenerationFailure, Instant, RankGroup, cause_first
 from bigsci_launch.recover.members import WantedLayout, replicas_for
 from bigsci_launch.recover.orders import RankEnded, RanksSeen
 from bigsci_launch.recover.phases import Phases
@@ -18,7 +18,7 @@ STOPPED = "stopped by SIGSTOP"
 KILL_AFTER_S = 5.0
 """After the grace: the runner is told to kill a rank if it has not said that it did."""
 DROP_AFTER_S = 15.0
-"""After the grace: a seat whose rank cannot be killed is given up."""
+"""After the grace: a slot whose rank cannot be killed is given up."""
 FINAL_S = 10.0
 """How long a rank may take to exit after it has said that its error is final."""
 LOOK_S = 3.0
@@ -37,12 +37,12 @@ class JobStage(Enum):
 class Running:
     """The state of one generation."""
 
-    def __init__(self, generation: Formation, began: Instant) -> None:
+    def __init__(self, generation: RankGroup, began: Instant) -> None:
         self.generation = generation
         self.began = began
-        self.ranks = {seat.number: rank for rank, seat in enumerate(generation.seats)}
-        """The rank in each seat."""
-        self.inside = set(range(len(generation.seats)))
+        self.ranks = {slot.number: rank for rank, slot in enumerate(generation.slots)}
+        """The rank in each slot."""
+        self.inside = set(range(len(generation.slots)))
         """Ranks whose processes have neither ended nor left."""
         self.done: dict[int, GenerationFailure] = {}
         """Ranks that have ended with 0, or after they had finished, in that order, each with the failure that it is if
@@ -50,7 +50,7 @@ class Running:
         self.finished: set[int] = set()
         """Ranks that have said that the training is over for them. Programs that say nothing are not among them."""
         self.first_done: Instant | None = None
-        self.phases = Phases(len(generation.seats))
+        self.phases = Phases(len(generation.slots))
         self.lost_peers: list[tuple[Instant, str]] = []
         """When ranks said that a peer is gone, and how."""
         self.finals: dict[int, float] = {}
@@ -82,22 +82,22 @@ class Running:
         """Whether a step was finished, by every rank if they say it."""
         return self.phases.has_stepped if stays else self.newest_step(stays=False) is not None
 
-    def seat(self, rank: int) -> int:
-        return self.generation.seats[rank].number
+    def slot(self, rank: int) -> int:
+        return self.generation.slots[rank].number
 
     def failure(
         self, kind: FailureKind, now: Instant, rank: int, event: RankEnded | None = None, words: str | None = None
     ) -> GenerationFailure:
         """Return the failure of a rank, with what the end of its process says about it."""
-        seat = self.generation.seats[rank]
+        slot = self.generation.slots[rank]
         failure = GenerationFailure(
             kind,
             rank,
-            seat.node,
+            slot.node,
             step=self.phases.step_of(rank),
             words=words,
             noticed=now.time,
-            seat=seat.number,
+            slot=slot.number,
         )
         if event is None:
             return failure
@@ -152,9 +152,9 @@ class Running:
         whom = self.seen.accused.get(raised.rank) if raised and raised.rank is not None and self.seen else None
         if raised is None or whom is None:
             return found
-        accused = [rank for rank in whom if rank < len(self.generation.seats)]
+        accused = [rank for rank in whom if rank < len(self.generation.slots)]
         if not accused:
-            return [replace(raised, rank=None, seat=None, node=None), *found]
+            return [replace(raised, rank=None, slot=None, node=None), *found]
         first = [self._accused_failure(rank, raised, found) for rank in accused]
         return [*first, *(each for each in found if each.rank not in accused)]
 
@@ -162,8 +162,8 @@ class Running:
         self, rank: int, raised: GenerationFailure, found: list[GenerationFailure]
     ) -> GenerationFailure:
         """Return the failure of an accused rank, with what the guard has found."""
-        seat = self.generation.seats[rank]
-        unknown = replace(raised, rank=rank, seat=seat.number, node=seat.node, code=None, signal=None, died=None)
+        slot = self.generation.slots[rank]
+        unknown = replace(raised, rank=rank, slot=slot.number, node=slot.node, code=None, signal=None, died=None)
         own = next((each for each in found if each.rank == rank), unknown)
         return replace(own, kind="died" if own.kind == "stuck" else own.kind, words=raised.words)
 
@@ -183,12 +183,12 @@ class Running:
         if fenced is not None:
             ended = self.failure(fenced.kind, now, rank, event, fenced.words)
             self.failures[self.failures.index(fenced)] = replace(ended, noticed=fenced.noticed)
-        elif event.was_told and event.signal == "SIGKILL":
+        elif event.was_requested and event.signal == "SIGKILL":
             self.killed.add(rank)
             self.failures += [self.failure("stuck", now, rank, event)] if stays else []
-        elif event.is_good and not event.was_told:
+        elif event.is_good and not event.was_requested:
             self.failures.append(self.failure("left_early", now, rank, event))
-        elif not event.is_good and (stays or not event.was_told):
+        elif not event.is_good and (stays or not event.was_requested):
             self.failures.append(self.failure("died", now, rank, event))
 
     def why_last(self, cause: GenerationFailure) -> str | None:
@@ -204,7 +204,7 @@ class Running:
         return f"rank {first} had already {how}: {cause}"
 
     def would_grow(self, wanted: WantedLayout, spares: int) -> bool:
-        """Whether more replicas fit with so many free seats."""
+        """Whether more replicas fit with so many free slots."""
         dp = self.generation.topology.dp
         more = replicas_for(wanted, len(self.inside) + spares) if dp < wanted.topology.dp else dp
         return isinstance(more, int) and more > dp
@@ -216,7 +216,7 @@ class Running:
         has_finished = stays and rank in self.finished
         if has_finished and stage is not JobStage.END:
             return True
-        if stage is not JobStage.LEAVE and (event.was_told or (stays and not has_finished)):
+        if stage is not JobStage.LEAVE and (event.was_requested or (stays and not has_finished)):
             return False
         return event.is_good
 

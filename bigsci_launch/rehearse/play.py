@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from bigsci_launch.errors import BslError
-from bigsci_launch.progress import Tell
+from bigsci_launch.progress import Report
 from bigsci_launch.rehearse.attempt import RunningAttempt, Waited
 from bigsci_launch.rehearse.evidence import AttemptEvidence
 from bigsci_launch.rehearse.judge import (
@@ -61,7 +61,7 @@ class Rehearsal:
         self,
         start: Callable[[], RunningAttempt],
         limits: RehearsalLimits,
-        tell: Tell,
+        tell: Report,
         *,
         has_evaluation: bool,
         tolerance: float,

@@ -11,7 +11,7 @@ from dataclasses import replace
 from bigsci_launch.errors import BslError
 from bigsci_launch.launch.foreground import interrupts_on
 from bigsci_launch.launch.notes import read_revision
-from bigsci_launch.progress import Tell
+from bigsci_launch.progress import Report
 from bigsci_launch.rehearse.arrange import Arrangement
 from bigsci_launch.rehearse.judge import REPEATABLE
 from bigsci_launch.rehearse.play import Rehearsal
@@ -20,7 +20,7 @@ from bigsci_launch.rehearse.report import RehearsalReport, report_document
 from bigsci_launch.runs.layout import write_json
 
 
-def run_rehearsal(arrangement: Arrangement, command: Sequence[str], tell: Tell) -> RehearsalReport:
+def run_rehearsal(arrangement: Arrangement, command: Sequence[str], tell: Report) -> RehearsalReport:
     """Play the rehearsal, store its report and return it. Ctrl-C, TERM and the loss of the terminal end its attempt.
 
     Raises:

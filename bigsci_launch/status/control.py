@@ -17,7 +17,7 @@ from bigsci_launch.runs.control.requests import moment_of, read_waiting
 from bigsci_launch.runs.find import find_attempt, run_argument
 from bigsci_launch.runs.layout import AttemptDir, RunDir
 from bigsci_launch.runs.ownership import user_name
-from bigsci_launch.runs.watching.beat import Beat, read_beats
+from bigsci_launch.runs.watching.heartbeat import WatcherHeartbeat, read_heartbeats
 from bigsci_launch.runs.watching.ledger import BY_WATCHERS, Act, read_acts
 from bigsci_launch.units import ago
 
@@ -45,13 +45,13 @@ class RequestState:
     lines: tuple[Act, ...]
 
 
-def serving(run: RunDir, attempt: AttemptDir, now: float) -> list[Beat]:
+def serving(run: RunDir, attempt: AttemptDir, now: float) -> list[WatcherHeartbeat]:
     """Return the watchers that serve requests of the attempt, as far as their signs of life show. Only a process of
     the attempt's owner can: nobody else may signal the ranks."""
     return [
-        beat
-        for beat in read_beats(run)
-        if beat.attempt == attempt.name and not beat.ended and beat.is_dead(now) is not True
+        heartbeat
+        for heartbeat in read_heartbeats(run)
+        if heartbeat.attempt == attempt.name and not heartbeat.ended and heartbeat.is_dead(now) is not True
     ]
 
 
@@ -59,14 +59,16 @@ def next_lines(run: RunDir, attempt: AttemptDir, verb: str, after_step: int | No
     """Return what happens next with a request that was just written."""
     when = f"step {after_step}" if after_step is not None else "the step in progress"
     lines = [f"next: {NEXT[verb].format(when=when)}"]
-    beats = serving(run, attempt, now)
-    if not beats:
+    heartbeats = serving(run, attempt, now)
+    if not heartbeats:
         lines.append(
             f"nobody watches {run.name}: the request waits until its owner starts `bsl watch {run_argument(run)}`"
         )
-    for beat in beats:
-        late = f", whose newest sign of life was {ago(beat.time, now)}" if beat.is_dead(now) is None else ""
-        lines.append(f"it is taken up by {beat.name} on {beat.host}, which looks every {beat.every_s:.3g} s{late}")
+    for heartbeat in heartbeats:
+        late = f", whose newest sign of life was {ago(heartbeat.time, now)}" if heartbeat.is_dead(now) is None else ""
+        lines.append(
+            f"it is taken up by {heartbeat.name} on {heartbeat.host}, which looks every {heartbeat.every_s:.3g} s{late}"
+        )
     chain = read_chain(attempt)
     if verb == "restart" and (chain is None or chain.only_preempted):
         lines.append("nothing starts the run again by itself: slurm.chain is not set, so submit it again")
@@ -147,7 +149,8 @@ def control_document(
         "run": str(run.path),
         "requests": requests,
         "watchers": [
-            {"name": beat.name, "host": beat.host, "last_sign": beat.time, "every_s": beat.every_s} for beat in watchers
+            {"name": heartbeat.name, "host": heartbeat.host, "last_sign": heartbeat.time, "every_s": heartbeat.every_s}
+            for heartbeat in watchers
         ],
         "next": [*next_],
     }

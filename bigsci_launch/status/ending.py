@@ -9,7 +9,7 @@ from typing import Any
 
 from bigsci_launch.checkpoints.resume import NextStart
 from bigsci_launch.runs.ending.failures import failure_text
-from bigsci_launch.topology.words import name_ranks
+from bigsci_launch.topology.naming import name_ranks
 
 EndRecord = dict[str, Any]
 FULL_DISK = ("No space left on device", "Disk quota exceeded")

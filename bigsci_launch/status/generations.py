@@ -7,15 +7,15 @@ from dataclasses import asdict
 from typing import Any
 
 from bigsci_launch.runs.generations.failures import failure_words
-from bigsci_launch.runs.generations.records import TOLD_TO_END, Generation, Generations, Recovery, recoveries
-from bigsci_launch.runs.generations.samples import RecordedStep, lost_samples, replayed_steps
-from bigsci_launch.runs.generations.words import (
-    left_out_words,
-    recovering_words,
-    recovery_words,
-    source_words,
-    timing_words,
+from bigsci_launch.runs.generations.records import ENDED_ON_REQUEST, Generation, Generations, Recovery, recoveries
+from bigsci_launch.runs.generations.recovery_text import (
+    left_out_text,
+    recovering_text,
+    recovery_text,
+    source_text,
+    timing_text,
 )
+from bigsci_launch.runs.generations.samples import RecordedStep, lost_samples, replayed_steps
 from bigsci_launch.units import age_s, format_age
 
 MOST_SHOWN = 5
@@ -34,12 +34,12 @@ def generation_facts(
         facts.append(("", f"the newest {MOST_SHOWN} of {len(came_back)} recoveries; --json has all"))
     for each in came_back[-MOST_SHOWN:]:
         facts += [
-            (f"recovery {each.generation.number}", recovery_words(each, has_phases=found.have_phases)),
-            ("", timing_words(each, has_phases=found.have_phases)),
-            ("", source_words(each, steps)),
+            (f"recovery {each.generation.number}", recovery_text(each, has_phases=found.have_phases)),
+            ("", timing_text(each, has_phases=found.have_phases)),
+            ("", source_text(each, steps)),
         ]
-    facts += [("left out", left_out_words(each)) for generation in found.all for each in generation.left_out]
-    if found.gave_up not in (None, TOLD_TO_END):
+    facts += [("left out", left_out_text(each)) for generation in found.all for each in generation.left_out]
+    if found.gave_up not in (None, ENDED_ON_REQUEST):
         facts.append(("gave up", found.gave_up))
     if found.unknown:
         facts.append(("unknown", f"records of generations that this version does not know: {', '.join(found.unknown)}"))
@@ -52,7 +52,7 @@ def _present(found: Generations, asked: float, *, may_run: bool) -> str:
     if found.is_over or not may_run:
         return f"{who}; the last one"
     if found.is_recovering:
-        return f"{who}; {recovering_words(found, asked)}"
+        return f"{who}; {recovering_text(found, asked)}"
     lasts = None if newest.began is None else age_s(newest.began, asked)
     return f"{who}, undisturbed" + ("" if lasts is None else f" for {format_age(lasts)}")
 
@@ -73,7 +73,7 @@ def generations_document(
         "newest": found.newest.number,
         "is_recovering": found.is_recovering,
         "recovering_since": found.recovering_since,
-        "text": recovering_words(found, asked) if found.is_recovering else None,
+        "text": recovering_text(found, asked) if found.is_recovering else None,
         "exit_code": found.exit_code,
         "gave_up": found.gave_up,
         "unknown": list(found.unknown),
@@ -102,11 +102,11 @@ def _document(
 
 def _recovery_document(back: Recovery, found: Generations, steps: Sequence[RecordedStep]) -> dict[str, Any]:
     return {
-        "text": recovery_words(back, has_phases=found.have_phases),
+        "text": recovery_text(back, has_phases=found.have_phases),
         "seconds": {
             "noticed": back.noticed_s,
             "left": back.left_s,
-            "seats": back.seats_s,
+            "slots": back.slots_s,
             "grouped": back.grouped_s,
             "restored": back.restored_s,
             "first_step": back.first_step_s,

@@ -9,7 +9,7 @@ from typing import Any
 from bigsci_launch.checkpoints.found_size import FoundSize, SizeChange
 from bigsci_launch.checkpoints.restart import Restart, advice_about
 from bigsci_launch.loss_jump import figures_of
-from bigsci_launch.runs.watching.beat import Beat, Health
+from bigsci_launch.runs.watching.heartbeat import Health, WatcherHeartbeat
 from bigsci_launch.runs.watching.ledger import Act, RunFinding
 from bigsci_launch.runs.watching.read import Watching
 from bigsci_launch.units import ago
@@ -75,26 +75,26 @@ def _line(change: SizeChange) -> str:
 
 def watching_facts(watching: Watching, asked: float, *, may_run: bool) -> list[tuple[str, str]]:
     """Return who watches the run, what is wrong with it, and what was done. `may_run`: its attempt may still run."""
-    facts = [("watcher", beat_text(beat, asked)) for beat in watching.beats if may_run]
+    facts = [("watcher", heartbeat_text(heartbeat, asked)) for heartbeat in watching.heartbeats if may_run]
     for finding in watching.findings:
         facts.append(("finding", finding_text(finding, asked)))
         facts += [("", text) for text in finding.details]
         facts += [("evidence", finding.bundle)] if finding.bundle else []
-    facts += [("not told", text) for text in watching.not_told]
+    facts += [("not told", text) for text in watching.undelivered]
     facts += [("left out", text) for text in watching.remarks]
     return facts + [("act", act_text(act, asked)) for act in watching.acts]
 
 
-def beat_text(beat: Beat, asked: float) -> str:
+def heartbeat_text(heartbeat: WatcherHeartbeat, asked: float) -> str:
     """Return who watches, and what it says; that it is dead, if that is known."""
-    age = ago(beat.time, asked)
-    who = f"{beat.name} on {beat.host}"
-    if (is_dead := beat.is_dead(asked)) is not False:
+    age = ago(heartbeat.time, asked)
+    who = f"{heartbeat.name} on {heartbeat.host}"
+    if (is_dead := heartbeat.is_dead(asked)) is not False:
         sure = "is dead" if is_dead else "may be dead"
-        clock = "" if beat.is_here else ", by the clock of this machine"
+        clock = "" if heartbeat.is_here else ", by the clock of this machine"
         return f"{who} {sure}: its newest sign of life was {age}{clock}"
-    acts = ", may act" if beat.may_act else ""
-    return f"{who}{acts}, {age}: {_HEALTH[beat.health]}: {beat.sentence}"
+    acts = ", may act" if heartbeat.may_act else ""
+    return f"{who}{acts}, {age}: {_HEALTH[heartbeat.health]}: {heartbeat.sentence}"
 
 
 def finding_text(finding: RunFinding, asked: float) -> str:
@@ -114,10 +114,11 @@ def watching_document(watching: Watching, asked: float) -> dict[str, Any]:
     """Return the part of the JSON document of `bsl status` that is about watchers."""
     return {
         "watchers": [
-            {**asdict(beat), "health": beat.health.value, "is_dead": beat.is_dead(asked)} for beat in watching.beats
+            {**asdict(heartbeat), "health": heartbeat.health.value, "is_dead": heartbeat.is_dead(asked)}
+            for heartbeat in watching.heartbeats
         ],
         "findings": [asdict(finding) for finding in watching.findings],
         "acts": [asdict(act) for act in watching.acts],
-        "not_told": list(watching.not_told),
+        "undelivered": list(watching.undelivered),
         "left_out": list(watching.remarks),
     }

@@ -5,10 +5,10 @@ from __future__ import annotations
 import time
 
 from bigsci_launch.runs.ending.job_output import last_own_line
-from bigsci_launch.runs.ending.words import source_facts, unknown_end
+from bigsci_launch.runs.ending.source import source_facts, unknown_end
 from bigsci_launch.runs.find import run_argument
+from bigsci_launch.runs.generations.recovery_text import LONG_RECOVERY_S
 from bigsci_launch.runs.generations.strangers import stranger_facts
-from bigsci_launch.runs.generations.words import LONG_RECOVERY_S
 from bigsci_launch.runs.signs import FRESH_S, LastOutput, RankSign, UnreachableNode
 from bigsci_launch.scheduler.hostlist import expand_hostlist
 from bigsci_launch.scheduler.job import JobInfo, JobState

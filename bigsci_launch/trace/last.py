@@ -8,7 +8,7 @@ from datetime import datetime, timezone
 from typing import Any
 
 from bigsci_launch.spy.evidence.calls.ring import Ring, RingCall
-from bigsci_launch.topology.words import name_ranks_and_part
+from bigsci_launch.topology.naming import name_ranks_and_part
 from bigsci_launch.trace.calls import CallTrace
 
 LEFT = "from its ring, the process is gone"

@@ -13,7 +13,7 @@ from bigsci_launch.spy.look.ring_copies import NUM_LAST, copies_of, read_call_tr
 from bigsci_launch.trace.calls import CallTrace, parse_call_trace
 from bigsci_launch.trace.last import RankCalls
 
-BEAT_S = 10.0
+HEARTBEAT_S = 10.0
 """How often a rank writes its heartbeat, if its threads can run."""
 NO_COPY = "it left no copy: it ended well, it still runs, or its node was lost"
 SUFFIXES = (".ring", ".calls")
@@ -118,7 +118,7 @@ def _last_known(path: Path, ring: Ring) -> float:
     A copy is made when the rank has ended. The time of a ring that is still mapped is that of its start.
     """
     written = path.stat().st_mtime
-    return min(ring.read, written if written > ring.heartbeat else ring.heartbeat + BEAT_S)
+    return min(ring.read, written if written > ring.heartbeat else ring.heartbeat + HEARTBEAT_S)
 
 
 def read_nodes(nodes: Iterable[Mapping[str, Any]]) -> list[RankCalls]:

@@ -27,10 +27,10 @@ def main() -> None:
     Nobody else may write its checkpoints, whatever the umask: they would decide what the next attempt trains.
     """
     os.umask(os.umask(0o077) | 0o022)
-    if seat := os.environ.get("BSL_SEAT_FD"):
+    if slot := os.environ.get("BSL_SLOT_FD"):
         from bigsci_launch.train.lives import live
 
-        live(int(seat))
+        live(int(slot))
         return
     try:
         identity = this_rank()

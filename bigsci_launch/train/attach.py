@@ -31,13 +31,13 @@ from bigsci_launch.train.device.digest import digests_on_device
 from bigsci_launch.train.device.gpu import finish_queued_work
 from bigsci_launch.train.guards.copies import CopyChecker, Violation, by_cause, merge
 from bigsci_launch.train.guards.findings import Findings, find_load_differences
+from bigsci_launch.train.guards.fingerprint import StateFingerprint
+from bigsci_launch.train.guards.gradient_check import Gradient, GradientCheck, group_of
 from bigsci_launch.train.guards.interval import AutoInterval
 from bigsci_launch.train.guards.loop_state import LoopState, Sharded, by_marks, local
 from bigsci_launch.train.guards.loop_word import SLOTS, WORD_LENGTH, LoopWord, find_wrong_batches
 from bigsci_launch.train.guards.places import find_places
 from bigsci_launch.train.guards.records import open_records
-from bigsci_launch.train.guards.seal import Seal
-from bigsci_launch.train.guards.witness import Gradient, GradientWitness, group_of
 from bigsci_launch.train.rank.collective import gather
 from bigsci_launch.train.rank.exchange import Exchange
 
@@ -110,8 +110,8 @@ class Guards:
         ranks = self._places.mine.get("dp", ())
         self._factor = 1 / len(ranks) if reduction == "mean" and ranks else 1.0
         # With context parallelism, loops differ in what they divide by.
-        self._witness = GradientWitness(model) if ranks and len(self._places.mine.get("cp", ())) < 2 else None
-        self._seal = Seal("changed between steps", self._rank)
+        self._gradient_check = GradientCheck(model) if ranks and len(self._places.mine.get("cp", ())) < 2 else None
+        self._fingerprint = StateFingerprint("changed between steps", self._rank)
         self._exchanges = Exchange(self._state.device)
         self.steps_done = 0
         self.gradients_checked: int | None = None
@@ -134,9 +134,9 @@ class Guards:
         self._samples, self._cost, self._saw_gradients = 0, 0.0, False
         self._count_before = self._state.step_count()
         self._started = time.monotonic()
-        if self._witness is not None:
-            self._witness.is_armed = self._is_armed
-            self._witness.clear()
+        if self._gradient_check is not None:
+            self._gradient_check.is_armed = self._is_armed
+            self._gradient_check.clear()
 
     def batch(self, tokens: Tensor) -> None:
         """Note the samples of this micro-batch, the first axis counting them; call it before the forward pass."""
@@ -153,8 +153,8 @@ class Guards:
         self._settle_clock()
         started = time.monotonic()
         self._saw_gradients = True
-        self._found += self._seal.find_broken(self._state.sealable())
-        self._seal.break_open()
+        self._found += self._fingerprint.find_changed(self._state.state_flats())
+        self._fingerprint.forget()
         if self._is_armed:
             self._look_at_gradients()
         self._settle_clock()
@@ -173,8 +173,8 @@ class Guards:
         if not present and any(each.requires_grad for each in self._state.parameters.values()):
             text = "no parameter has a gradient after the backward pass, so nothing would be trained"
             self._found.append(Violation("missing gradients", "all gradients", (self._rank,), text))
-        if self._witness is not None:
-            self._found += self._witness.find_wrong(self._gradient, self._group, self._rank, self._factor)
+        if self._gradient_check is not None:
+            self._found += self._gradient_check.find_wrong(self._gradient, self._group, self._rank, self._factor)
 
     def step(
         self, loss: Tensor | float | None = None, *, norm: Tensor | float | None = None, lr: float | None = None
@@ -200,13 +200,13 @@ class Guards:
         word = LoopWord(mine, value is not None, _slots(self._data), len(self._found))
         words, found = self._exchange(word)
         self._record_step(words, seconds)
-        sealed = time.monotonic()
-        self._seal.close(self._state.sealable(), self.steps_done, is_whole=self._is_armed)
+        after_step = time.monotonic()
+        self._fingerprint.take(self._state.state_flats(), self.steps_done, is_whole=self._is_armed)
         self._settle_clock()
         now = time.monotonic()
         if self._is_armed:
-            # Looking at the seal will take as long again.
-            self._choose_interval(self._cost + now - started + now - sealed, seconds)
+            # Looking at the fingerprint will take as long again.
+            self._choose_interval(self._cost + now - started + now - after_step, seconds)
         if self._saw_gradients and self._is_armed:
             self.gradients_checked = self.steps_done
         self._act(found)
@@ -310,7 +310,7 @@ class Guards:
             GuardError: anything is wrong on any rank, and the action is `stop`.
         """
         self._records.phase("save")
-        found = self._check_now([*self._seal.find_broken(self._state.sealable())])
+        found = self._check_now([*self._fingerprint.find_changed(self._state.state_flats())])
         return {
             "step": self.steps_done,
             "rank": self._rank,
@@ -333,18 +333,18 @@ class Guards:
             GuardError: anything is wrong on any rank, and the action is `stop`.
         """
         self._records.phase("load")
-        self._seal.break_open()
+        self._fingerprint.forget()
         self.steps_done = int(step if step is not None else (saved or {}).get("step", self.steps_done))
         self._records.step = self.steps_done
         is_same = saved and (saved["rank"], saved["world_size"]) == (self._rank, self._places.world_size)
         self._records.event("load", compared=bool(is_same))
         found = find_load_differences(saved["digests"], self._state.document(), self._rank) if saved and is_same else ()
         self._check_now([*found])
-        self._seal.close(self._state.sealable(), self.steps_done, is_whole=True)
+        self._fingerprint.take(self._state.state_flats(), self.steps_done, is_whole=True)
 
     def touched(self) -> None:
         """Say that the loop itself has just changed weights or moments between two steps; not collective."""
-        self._seal.break_open()
+        self._fingerprint.forget()
 
     def end(self, reason: str = "finished") -> None:
         """Record that this rank ends as it should, and write what is still queued; not collective."""

@@ -28,15 +28,15 @@ def companions_of(setup: RankSetup, origin: Origin) -> list[Companion]:
         *([Dumps(setup)] if config.monitor.dump_weights_steps else []),
         checks,
         *([StepLog(setup)] if setup.tells else []),
-        *_mischief(setup),
+        *_fault_injection(setup),
         *([AutoSize(setup, checks)] if config.training.micro_batch_size == "auto" else []),
         origin,
     ]
 
 
-def _mischief(setup: RankSetup) -> Sequence[Companion]:
+def _fault_injection(setup: RankSetup) -> Sequence[Companion]:
     if not setup.config.faults:
         return ()
-    from bigsci_launch.train.mischief.faults import Faults
+    from bigsci_launch.train.fault_injection.faults import Faults
 
     return (Faults(setup),)

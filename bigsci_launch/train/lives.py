@@ -23,8 +23,8 @@ from bigsci_launch.train.survive.channel import Begin, Channel, wait_for_store
 if TYPE_CHECKING:
     from bigsci_launch.train.survive.life import RankLife
 
-PATIENCE_S = 0.2
-FINAL_PATIENCE_S = 2.0
+GRACE_S = 0.2
+FINAL_GRACE_S = 2.0
 """Seconds in which the generation may turn out to be over before an error is taken for this rank's own. What a lost
 peer leaves can look like anything; a final error ends the whole job, so there is more time for it."""
 
@@ -47,7 +47,7 @@ def live(descriptor: int) -> None:
 
 
 class Survivor:
-    """What outlives generations: the imports, the copies of states, and the wish to stop."""
+    """What outlives generations: the imports, the copies of states, and the request to stop."""
 
     def __init__(self, channel: Channel, stop: StopFlag) -> None:
         self._channel, self._stop = channel, stop
@@ -109,8 +109,8 @@ class Survivor:
     def _require_left(self, begin: Begin, report: RankReport, error: BaseException) -> None:
         """Return if `error` only says that the generation is over; otherwise end the process."""
         is_lost = _says_lost(error)
-        patience = 0.0 if is_lost else FINAL_PATIENCE_S if isinstance(error, BslError) else PATIENCE_S
-        if self._channel.is_over(patience):
+        grace = 0.0 if is_lost else FINAL_GRACE_S if isinstance(error, BslError) else GRACE_S
+        if self._channel.is_over(grace):
             return
         report.fail(error)
         if not is_lost:

@@ -20,7 +20,7 @@ from bigsci_launch.train.rank.events import RankReport
 from bigsci_launch.train.rank.flight_recorder import offered_recorder
 from bigsci_launch.train.rank.identity import RankIdentity
 from bigsci_launch.train.rank.rng import seed_generators
-from bigsci_launch.train.rank.stop import StopFlag, Wishes, watched_wishes
+from bigsci_launch.train.rank.stop import StepRequests, StopFlag, followed_requests
 from bigsci_launch.train.samples.batches import open_batches
 from bigsci_launch.train.startup import join_ranks
 from bigsci_launch.train.state.checkpoint import ChosenCheckpoint, Origin
@@ -43,7 +43,7 @@ class Training:
     companions: Sequence[Companion]
     saves: Saves
     stop: StopFlag
-    wishes: Wishes
+    requests: StepRequests
     learning_rate: LearningRate
     batch_size: BatchSize
 
@@ -61,12 +61,12 @@ def train(
     setup, origin = RankSetup(config, topology, identity, report, batches), origin or Origin()
     companions = companions_of(setup, origin)
     try:
-        with watched_wishes(identity.attempt, identity.rank) as wishes:
+        with followed_requests(identity.attempt, identity.rank) as requests:
             join_ranks(config.training, identity)
             report.phase("load")
             chosen = origin.choose(setup)
             report.phase("init")
-            training = _build(setup, origin, companions, chosen, stop, wishes)
+            training = _build(setup, origin, companions, chosen, stop, requests)
             with offered_recorder(identity):
                 return _run(training, origin, chosen)
     finally:
@@ -80,7 +80,7 @@ def _build(
     companions: Sequence[Companion],
     chosen: ChosenCheckpoint | None,
     stop: StopFlag,
-    wishes: Wishes,
+    requests: StepRequests,
 ) -> Training:
     config, rank = setup.config, setup.identity.rank
     seed_generators(config.run.seed, setup.coordinate)
@@ -97,7 +97,7 @@ def _build(
         each.after_build(built)
     saves = Saves(setup, engine, companions, stop)
     learning_rate = LearningRate.of_config(config.optimizer, config.training)
-    return Training(setup, engine, companions, saves, stop, wishes, learning_rate, batch_size)
+    return Training(setup, engine, companions, saves, stop, requests, learning_rate, batch_size)
 
 
 def _run(training: Training, origin: Origin, chosen: ChosenCheckpoint | None) -> EndReason:
@@ -158,9 +158,9 @@ def _train_batch(training: Training, progress: TrainingProgress) -> float:
 
 
 def _word(training: Training, step: int, is_skipped: bool, loss: float) -> StepWord:
-    stop = training.wishes.stop_due(step)
+    stop = training.requests.stop_due(step)
     is_exact = stop is not None and stop.after_step is not None
-    asked = AskedWord(training.wishes.save_due(step) or training.saves.is_due, stop is not None, is_exact)
+    asked = AskedWord(training.requests.save_due(step) or training.saves.is_due, stop is not None, is_exact)
     word = StepWord(training.stop.is_raised, is_skipped, alarm=False, loss=loss, asked=asked)
     for each in training.companions:
         word = each.word(word)
@@ -177,11 +177,11 @@ def _follow(
     config, step, saves = training.setup.config, progress.step, training.saves
     reason = _stop_reason(training, words, step - first_step)
     if reason == "asked" and step < config.training.steps:
-        training.wishes.record_stop()
+        training.requests.record_stop()
     asked = bool(words) and words[0].asked.save
     is_last = bool(reason) or step == config.training.steps
     if (is_last or asked or _is_save_due(config, step)) and (words or not saves.is_saved(step)):
-        saves.save(progress, training.wishes.save_key, is_last=is_last, stops=bool(reason))
+        saves.save(progress, training.requests.save_key, is_last=is_last, stops=bool(reason))
     if not reason and is_evaluation_due(config, step):
         _evaluate(training, step)
     return reason

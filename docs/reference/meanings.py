@@ -20,9 +20,9 @@ VARIABLES = {
     "BSL_ATTEMPT": "Set for every rank: the name of the attempt, such as `0001`.",
     "BSL_TOPOLOGY": "Set for every rank: the sizes of the axes, such as `tp=2,dp=4`.",
     "BSL_GENERATION": "Set for every rank of a run with `survive`: the number of the generation, from 0 on.",
-    "BSL_SEAT": "Set for every rank of a run with `survive`: the number of its seat, by which a new runner knows what "
+    "BSL_SLOT": "Set for every rank of a run with `survive`: the number of its slot, by which a new runner knows what "
     "an earlier one has left there.",
-    "BSL_SEAT_FD": "Set for every process of `bsl train` with `survive`: the descriptor that tells it its rank.",
+    "BSL_SLOT_FD": "Set for every process of `bsl train` with `survive`: the descriptor that tells it its rank.",
     "BSL_CONTROLLER": "Set for the runners of a job with `survive`: the address of the controller.",
     "BSL_CONTROLLER_TOKEN": "Set for the runners of a job with `survive`: what proves to the controller who they are.",
     "BSL_CHECK_TOKEN": "Set for the node check: what proves to other nodes of the check that one belongs to it.",
@@ -269,7 +269,7 @@ watching.acts[].attempt | the attempt
 watching.acts[].step | the step; null if it is about none
 watching.acts[].time | seconds since the epoch
 watching.acts[].stage | how far it has got, for the watcher that carries it through
-watching.not_told | ways by which people could not be told, one sentence each
+watching.undelivered | ways by which people could not be told, one sentence each
 """,
     "bsl checkpoint list --json": """
 schema_version | 1

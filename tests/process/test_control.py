@@ -24,7 +24,7 @@ from tests.support.texts import has_parts
 from tests.support.waiting import wait_until
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(180)]
-DESK = Path(__file__).parent / "programs" / "serve_desk.py"
+HANDLER = Path(__file__).parent / "programs" / "serve_requests.py"
 RANKS = range(2)
 CONFIG = {
     "run": {"name": "run"},
@@ -59,8 +59,8 @@ class Asked:
         self.popen("-m", "bigsci_launch", "submit", "run.yaml")
         wait_until(lambda: self.run.attempt(name).job.exists() and self.step() >= 1)
 
-    def desk(self, *words: str) -> subprocess.Popen[str]:
-        return self.popen(str(DESK), str(self.run.path), *words)
+    def handler(self, *words: str) -> subprocess.Popen[str]:
+        return self.popen(str(HANDLER), str(self.run.path), *words)
 
     def popen(self, *words: str) -> subprocess.Popen[str]:
         with (self.folder / "output").open("a") as output:
@@ -102,9 +102,9 @@ def test_ranks_save_as_asked_and_are_ended_when_they_hang_while_the_watcher_is_k
 ) -> None:
     asked.begin(SLOW)
     assert "nobody watches run" in asked.bsl("control", "run", "save", "--why", "before the upgrade")
-    assert asked.desk("100", "1").wait(30) == -signal.SIGKILL
+    assert asked.handler("100", "1").wait(30) == -signal.SIGKILL
     assert [act.stage for act in asked.lines("save")] == ["", "asked"], "it died before the save was seen"
-    watcher = asked.desk("100")
+    watcher = asked.handler("100")
     stranger = is_left_by_a_stranger(asked.run.control / "kill")
     wait_until(lambda: asked.lines("save")[-1].state != "begun")
     assert (asked.lines("save")[-1].state, asked.lines("save")[-1].why) == ("done", "before the upgrade")
@@ -115,8 +115,8 @@ def test_ranks_save_as_asked_and_are_ended_when_they_hang_while_the_watcher_is_k
 
     os.kill(json.loads(asked.run.attempt("0001").pid_file(1).read_text())["pid"], signal.SIGSTOP)
     (asked.run.control / "exit").write_text("it hangs\x1b[31m,\nand nobody is here\n")
-    assert asked.desk("5", "8").wait(30) == -signal.SIGKILL, "killed while it looks, or waits for the ranks"
-    watcher = asked.desk("5")
+    assert asked.handler("5", "8").wait(30) == -signal.SIGKILL, "killed while it looks, or waits for the ranks"
+    watcher = asked.handler("5")
     ended = asked.wait_for_end("0001")
     assert watcher.wait(30) == 0
     assert ended["reason"] == "cancelled" and has_parts(ended["evidence"][0], "root", "hangs?[31m, and nobody")

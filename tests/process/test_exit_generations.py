@@ -75,18 +75,18 @@ def test_a_smaller_generation_is_complete_without_the_ranks_of_earlier_ones(
     assert has_parts(found["evidence"][1], "node n4", "generation 1", "rank 2 (dp0 pp1 tp0) on n2", "SIGSEGV")
 
 
-def test_a_controller_that_finds_no_seats_has_moved_the_last_records_away(
+def test_a_controller_that_finds_no_slots_has_moved_the_last_records_away(
     attempt: Attempt, records: GenerationRecords
 ) -> None:
     records.fails("died", 3, "n2", signal="SIGKILL", step=14)
     archive(attempt, 1, 3)
     records.ends(14, 0.4)
-    records.write("gave_up", exit_code=137, why="7 of 8 seats", rank=3)
+    records.write("gave_up", exit_code=137, why="7 of 8 slots", rank=3)
     found = attempt.describe(code=137)
     assert (found["reason"], found["first_failure"]["rank"], found["first_failure"]["signal"]) == (
         "crashed", 3, "SIGKILL",
     )  # fmt: skip
-    assert found["evidence"][0].endswith(": 7 of 8 seats")
+    assert found["evidence"][0].endswith(": 7 of 8 slots")
 
 
 def test_a_job_that_is_told_to_end_while_it_recovers_did_not_crash(
@@ -127,7 +127,7 @@ def test_a_rank_that_lost_its_runner_is_no_lost_node(attempt: Attempt, records: 
     attempt.exits(*range(3), code=None, signal="SIGTERM")
     records.fails("lost_runner", 3, "n2", words="the connection to its runner was closed")
     records.ends(14, 0.4)
-    records.write("gave_up", exit_code=1, why="8 ranks need as many seats, and 7 are left", rank=3)
+    records.write("gave_up", exit_code=1, why="8 ranks need as many slots, and 7 are left", rank=3)
     found = attempt.describe(code=1)
     assert (found["reason"], found["first_failure"]["rank"], found["exit_code"]) == ("crashed", 3, 1)
     assert has_parts(found["evidence"][1], "rank 3 (dp1 pp0 tp1) on n2", "runner", "generation 1")

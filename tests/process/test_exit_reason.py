@@ -381,6 +381,6 @@ def test_how_long_before_the_limit_ranks_were_told_is_not_by_the_wall_clock(
 ) -> None:
     attempt.exits(*range(8), code=None, signal="SIGTERM", terminated=91.0)
     facts = ("--stop-requested", "--terminated", "99999", "--slurm-reason", "TimeLimit")
-    found = attempt.describe(*facts, "--told-before-s", "30", code=143)
+    found = attempt.describe(*facts, "--warned-before-s", "30", code=143)
     assert found["reason"] == "time_limit"
     check_text(*found["evidence"], *attempt.describe(*facts, code=143)["evidence"])

@@ -80,7 +80,7 @@ class Job:
         self._start(
             [
                 *(sys.executable, "-I", "-m", "bigsci_launch.recover.controller", *options, "--level", level),
-                *("--seats", str(num_nodes * per_node), "--step"),
+                *("--slots", str(num_nodes * per_node), "--step"),
                 *("--", sys.executable, str(PROGRAMS / "start_step.py"), str(num_nodes), str(per_node)),
                 *(sys.executable, "-I", "-S", str(ROOT / "diagnostics" / "rank_runner.py"), *options),
                 *("--topology", f"dp={dp}", "--ranks-per-node", str(per_node), "--survive", level),
@@ -190,7 +190,7 @@ def test_strangers_at_the_controllers_port_end_nothing_and_are_counted(job: Job)
     job.submit()
     job.wait_for("began")
     (listener,) = listeners(job.processes())
-    for data in (b'{"say":"hello","token":"x","seat":1e999}\n', b"[" * 200_000 + b"\n", b'{"seat":"\\ud800"}\n'):
+    for data in (b'{"say":"hello","token":"x","slot":1e999}\n', b"[" * 200_000 + b"\n", b'{"slot":"\\ud800"}\n'):
         with socket.create_connection((listener.place, listener.port), timeout=5) as link, contextlib.suppress(OSError):
             link.sendall(data)
             while link.recv(4096):
@@ -210,7 +210,7 @@ def test_strangers_at_the_controllers_port_end_nothing_and_are_counted(job: Job)
 
 def test_runners_of_an_earlier_version_are_refused_with_a_reason(tmp_path: Path) -> None:
     (tmp_path / "rank_runner.py").touch()
-    options = ("--attempt-dir", str(tmp_path), "--level", "restart", "--seats", "1")
+    options = ("--attempt-dir", str(tmp_path), "--level", "restart", "--slots", "1")
     command = ("--", sys.executable, str(tmp_path / "rank_runner.py"))
     argv = [sys.executable, "-m", "bigsci_launch.recover.controller", *options, *command]
     done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=60)
@@ -262,7 +262,7 @@ def test_ranks_that_slurm_tells_to_end_are_told_once_and_may_take_their_time(job
 
 
 PAUSE_S = 17.0
-"""Longer than the lease of a seat, and than the time after which a stopped process is killed."""
+"""Longer than the lease of a slot, and than the time after which a stopped process is killed."""
 
 
 def is_controller(pid: int) -> bool:
@@ -280,7 +280,7 @@ def is_runner(pid: int) -> bool:
         pytest.param(lambda pid: True, id="everything"),
         pytest.param(is_controller, id="controller", marks=pytest.mark.long),
         pytest.param(is_runner, id="runners", marks=pytest.mark.long),
-        pytest.param(lambda pid: not is_controller(pid), id="seats", marks=pytest.mark.long),
+        pytest.param(lambda pid: not is_controller(pid), id="slots", marks=pytest.mark.long),
     ],
 )
 def test_a_pause_is_no_loss(stopped: Callable[[int], bool], job: Job) -> None:
@@ -321,7 +321,7 @@ def test_a_killed_runner_is_started_again_and_nothing_of_its_rank_is_left(job: J
     child, runner = int(job.log(1).split("child ")[1].split()[0]), job.pid(1, "runner_pid")
     os.kill(runner, signal.SIGKILL)
     again = job.wait_for("began", 2)
-    assert [member["seat"] for member in again["members"]] == [0, 1]
+    assert [member["slot"] for member in again["members"]] == [0, 1]
     wait_until(lambda: "up 1 2" in job.log(1))
     wait_until(lambda: job.pid(1, "runner_pid") != runner)
     assert start_ticks(child) is None
@@ -329,7 +329,7 @@ def test_a_killed_runner_is_started_again_and_nothing_of_its_rank_is_left(job: J
     assert job.end() == 0, job.output
     assert [record["event"] for record in job.records()] == ["began", "failed", "ended", "began", "finished"]
     (failed,) = job.records("failed")
-    assert (failed["kind"], failed["rank"], failed["seat"]) == ("lost_runner", 1, 1)
+    assert (failed["kind"], failed["rank"], failed["slot"]) == ("lost_runner", 1, 1)
     wait_until(lambda: not job.processes())
 
 
@@ -340,7 +340,7 @@ def test_runners_that_cannot_be_started_do_not_end_the_controller_with_an_except
     config = load_run(job.write("pass", dp=2)).config
     job.attempt.mkdir(parents=True)
     (job.attempt / "config.yaml").write_text(dump_resolved(config))
-    words = ("--attempt-dir", str(job.attempt), "--level", "restart", "--seats", "2", *options, "--")
+    words = ("--attempt-dir", str(job.attempt), "--level", "restart", "--slots", "2", *options, "--")
     argv = [sys.executable, "-I", "-m", "bigsci_launch.recover.controller", *words, str(job.folder / "gone"), "--"]
     job._start(argv)
     assert job.end() == code, job.output
@@ -357,7 +357,7 @@ def test_a_runner_that_cannot_be_started_again_is_tried_again_later(job: Job) ->
     _, hard = resource.prlimit(controller, resource.RLIMIT_NOFILE)
     resource.prlimit(controller, resource.RLIMIT_NOFILE, (3, hard))
     os.kill(runner, signal.SIGKILL)
-    wait_until(lambda: "runner of seat 1 cannot be started" in (job.attempt / "job.out").read_text())
+    wait_until(lambda: "runner of slot 1 cannot be started" in (job.attempt / "job.out").read_text())
     resource.prlimit(controller, resource.RLIMIT_NOFILE, (hard, hard))
     wait_until(lambda: "up 1 2" in job.log(1), 30)
     (job.folder / "enough").touch()
@@ -365,7 +365,7 @@ def test_a_runner_that_cannot_be_started_again_is_tried_again_later(job: Job) ->
 
 
 @pytest.mark.long
-def test_the_runner_of_the_only_seat_is_started_again(job: Job) -> None:
+def test_the_runner_of_the_only_slot_is_started_again(job: Job) -> None:
     job.write("while not os.path.exists('enough'): time.sleep(0.05)\n", dp=1)
     job.submit()
     wait_until(lambda: "up 0 1" in job.log(0) and job.has_pid(0))
@@ -382,11 +382,11 @@ def affinity(pid: int) -> set[int]:
 
 def test_a_runner_of_a_step_is_started_again_by_another_one_of_its_node(job: Job, tmp_path: Path) -> None:
     """Slurm would not do it. The new one outlives a rank of the one that started it, and ends with the job."""
-    job.start_step(2, 2, "in_place", sys.executable, str(PROGRAMS / "seat_steps.py"), str(tmp_path), dp=4)
+    job.start_step(2, 2, "in_place", sys.executable, str(PROGRAMS / "slot_steps.py"), str(tmp_path), dp=4)
     job.wait_for_step(0)
     processors = affinity(job.pid(3, "runner_pid"))
     os.kill(job.pid(3, "runner_pid"), signal.SIGKILL)
-    assert [member["seat"] for member in job.wait_for("began", 2)["members"]] == [0, 1, 2, 3]
+    assert [member["slot"] for member in job.wait_for("began", 2)["members"]] == [0, 1, 2, 3]
     job.wait_for_step(1)
     started = job.pid(3, "runner_pid")
     variables = dict(
@@ -410,7 +410,7 @@ def test_a_runner_of_a_step_is_started_again_by_another_one_of_its_node(job: Job
 
 @pytest.mark.long
 def test_a_runner_that_stands_still_is_replaced_and_killed(job: Job, tmp_path: Path) -> None:
-    job.start_step(2, 2, "in_place", sys.executable, str(PROGRAMS / "seat_steps.py"), str(tmp_path), dp=4)
+    job.start_step(2, 2, "in_place", sys.executable, str(PROGRAMS / "slot_steps.py"), str(tmp_path), dp=4)
     job.wait_for_step(0)
     runner, rank = job.pid(1, "runner_pid"), job.pid(1)
     os.kill(runner, signal.SIGSTOP)
@@ -423,7 +423,7 @@ def test_a_runner_that_stands_still_is_replaced_and_killed(job: Job, tmp_path: P
 
 
 def test_a_rank_that_leaves_with_0_in_the_middle_is_replaced(job: Job, tmp_path: Path) -> None:
-    job.start_step(1, 2, "in_place", sys.executable, str(PROGRAMS / "seat_steps.py"), str(tmp_path), dp=2)
+    job.start_step(1, 2, "in_place", sys.executable, str(PROGRAMS / "slot_steps.py"), str(tmp_path), dp=2)
     job.wait_for_step(0)
     (tmp_path / ".leave").write_text("1")
     (tmp_path / ".leave").rename(tmp_path / "leave")
@@ -461,8 +461,8 @@ def fence(job: Job, name: str, generation: int, rank: int) -> dict[str, Any]:
 
 
 def test_nodes_are_lost_and_ranks_fenced_until_the_job_is_finished(job: Job, tmp_path: Path) -> None:
-    """Three nodes of two seats for four ranks: a spare node is used up, then the layout shrinks."""
-    job.start_step(3, 2, "in_place", sys.executable, str(PROGRAMS / "seat_steps.py"), str(tmp_path), dp=4)
+    """Three nodes of two slots for four ranks: a spare node is used up, then the layout shrinks."""
+    job.start_step(3, 2, "in_place", sys.executable, str(PROGRAMS / "slot_steps.py"), str(tmp_path), dp=4)
     job.wait_for_step(0)
     survivor = job.pid(3)
 
@@ -472,18 +472,18 @@ def test_nodes_are_lost_and_ranks_fenced_until_the_job_is_finished(job: Job, tmp
 
     for rank in (0, 1):
         os.killpg(job.pid(rank, "runner_pid"), signal.SIGKILL)
-    assert [member["seat"] for member in job.wait_for("began", 2)["members"]] == [4, 5, 2, 3]
+    assert [member["slot"] for member in job.wait_for("began", 2)["members"]] == [4, 5, 2, 3]
     job.wait_for_step(1)
     assert job.records("left_out")[0]["node"] == "n0"
 
     assert fence(job, "now", 1, 2)["granted"]
-    assert [member["seat"] for member in job.wait_for("began", 3)["members"]] == [4, 5, 2, 3]
+    assert [member["slot"] for member in job.wait_for("began", 3)["members"]] == [4, 5, 2, 3]
     job.wait_for_step(2)
 
     for rank in (0, 1):
         os.killpg(job.pid(rank, "runner_pid"), signal.SIGKILL)
     began = job.wait_for("began", 4)
-    assert (began["topology"]["dp"], [member["seat"] for member in began["members"]]) == (2, [2, 3])
+    assert (began["topology"]["dp"], [member["slot"] for member in began["members"]]) == (2, [2, 3])
     job.wait_for_step(3)
     assert job.pid(1) == survivor, "rank 3 of before has never ended"
 

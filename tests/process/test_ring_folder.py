@@ -64,7 +64,7 @@ def test_what_is_exchanged_later_is_not_touched(rank_rings: Any, tmp_path: Path)
 
 def test_only_old_folders_of_runners_that_have_ended_are_removed(rank_rings: Any, tmp_path: Path) -> None:
     gone, alive = 4194305, os.getpid()  # no process has a number above 2^22
-    removed = [f"{gone}-17-rank-0003", f"{gone}-17-seat-0001", f"{gone}-17-rank-10000"]
+    removed = [f"{gone}-17-rank-0003", f"{gone}-17-slot-0001", f"{gone}-17-rank-10000"]
     kept = [f"{alive}-17-rank-0003", f"{gone}-results", f"{gone}-17-rank-0003-copy", f"{gone}-17-rank-", f"{gone}"]
     above = tmp_path / USUAL
     for name in (*removed, *kept):

@@ -59,7 +59,7 @@ sys.exit(rank_runner.main())
 """
 GIL = f"""
 import ctypes, sys, torch, torch.distributed as dist
-sys.modules["ring_hook"].BEAT_S = {LOOK_S}
+sys.modules["ring_hook"].HEARTBEAT_S = {LOOK_S}
 dist.init_process_group("gloo")
 dist.all_reduce(torch.ones(1))
 def hold_it():

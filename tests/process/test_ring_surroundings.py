@@ -60,7 +60,7 @@ def test_the_hook_runs_on_python_38_and_is_in_no_ones_way(ranks: Ranks, tmp_path
 def test_a_program_keeps_its_timer_of_faulthandler_and_its_children_end(tmp_path: Path) -> None:
     program = """
 import faulthandler, signal, sys, time
-ring_hook.BEAT_S = 0.001
+ring_hook.HEARTBEAT_S = 0.001
 ring_hook.mark(7, "step")
 for _ in range(200):
     child = os.fork()

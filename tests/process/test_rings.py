@@ -336,7 +336,7 @@ def test_the_heartbeat_does_not_depend_on_call_traces(tmp_path: Path, follow: st
 import time, types
 os.environ["BSL_TRACE"] = "trace.json"
 sys.modules["calls_trace"] = types.SimpleNamespace(follow=lambda: {follow}, renew=lambda: None, forget=lambda: None)
-ring_hook.BEAT_S = 0.02
+ring_hook.HEARTBEAT_S = 0.02
 ring_hook.lane()
 time.sleep(0.3)
 began = time.time()

@@ -17,12 +17,12 @@ import pytest
 import bigsci_launch
 from bigsci_launch.runs.generations.read import read_generations
 from bigsci_launch.runs.layout import RunDir, read_json
-from bigsci_launch.runs.watching.beat import Health, agent_of, read_beats
+from bigsci_launch.runs.watching.heartbeat import Health, agent_of, read_beats
 from bigsci_launch.runs.watching.ledger import RunFinding, read_acts, read_findings
 from bigsci_launch.watch.facts import stalls
 from bigsci_launch.watch.judge import durations
 from bigsci_launch.watch.rounds import one_attempt
-from bigsci_launch.watch.rounds.loop import Glance, Watcher
+from bigsci_launch.watch.rounds.loop import Watcher, WatchStatus
 from bigsci_launch.watch.rounds.until_over import look_once
 from bigsci_launch.watch.watched import watched_run
 from tests.support.texts import has_parts
@@ -110,12 +110,12 @@ def with_process(pid: int, act: Callable[[int], None]) -> None:
         return
 
 
-def tick_until(watcher: Watcher, holds: Callable[[Glance], object], seconds: float = 40.0) -> Glance:
+def tick_until(watcher: Watcher, holds: Callable[[WatchStatus], object], seconds: float = 40.0) -> WatchStatus:
     deadline = time.monotonic() + seconds
-    while not holds(glance := watcher.tick()):
-        assert time.monotonic() < deadline, f"it did not happen in time: {glance}"
+    while not holds(status := watcher.tick()):
+        assert time.monotonic() < deadline, f"it did not happen in time: {status}"
         time.sleep(0.2)
-    return glance
+    return status
 
 
 @pytest.fixture
@@ -133,12 +133,12 @@ def training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Traini
 def test_a_hang_is_noticed_explained_and_kept_and_its_end_too(training: Training) -> None:
     training.start()
     watcher = training.watcher()
-    assert tick_until(watcher, lambda glance: (glance.seen.silence.step or 0) > 20).health is Health.HEALTHY
+    assert tick_until(watcher, lambda status: (status.seen.silence.step or 0) > 20).health is Health.HEALTHY
     training.signal(1, signal.SIGSTOP)
     began = time.monotonic()
-    glance = tick_until(watcher, lambda glance: glance.findings)
+    status = tick_until(watcher, lambda status: status.findings)
     assert time.monotonic() - began < 15
-    (finding,) = glance.findings
+    (finding,) = status.findings
     assert finding.kind == "hang", finding
     assert "rank 1" in finding.sentence
     assert "is stopped" in finding.sentence
@@ -163,11 +163,11 @@ def test_a_hang_is_noticed_explained_and_kept_and_its_end_too(training: Training
     assert not training.run.watcher_file("cron").exists()
 
     training.signal(1, signal.SIGCONT)
-    assert not tick_until(watcher, lambda glance: glance.health is Health.HEALTHY).findings
+    assert not tick_until(watcher, lambda status: status.health is Health.HEALTHY).findings
     assert [found.cleared is not None for found in read_findings(training.run)] == [True]
 
     training.signal(1, signal.SIGSTOP)
-    (again,) = tick_until(watcher, lambda glance: glance.findings).findings
+    (again,) = tick_until(watcher, lambda status: status.findings).findings
     assert again.signature == finding.signature
     assert any("attempt 0001" in text for text in again.details), again
 
@@ -175,12 +175,12 @@ def test_a_hang_is_noticed_explained_and_kept_and_its_end_too(training: Training
 def test_a_watcher_that_may_act_ends_a_hang_once_and_says_why(training: Training) -> None:
     training.start()
     watcher, other = training.watcher("one", may_act=True), training.watcher("two", may_act=True)
-    tick_until(watcher, lambda glance: other.tick() and (glance.seen.silence.step or 0) > 20)
+    tick_until(watcher, lambda status: other.tick() and (status.seen.silence.step or 0) > 20)
     training.signal(1, signal.SIGSTOP)
     deadline = time.monotonic() + 90
-    while not (glance := watcher.tick()).seen.view.is_over:
+    while not (status := watcher.tick()).seen.view.is_over:
         other.tick()
-        assert time.monotonic() < deadline, glance.sentence
+        assert time.monotonic() < deadline, status.sentence
         time.sleep(0.2)
     ended = read_json(training.attempt.exit)
     assert ended["reason"] == "hang"
@@ -201,13 +201,13 @@ def test_a_hang_of_a_run_that_survives_is_fenced_and_the_job_continues(training:
     training.start(survive=True)
     watcher, other = training.watcher("one", may_act=True), training.watcher("two", may_act=True)
     for number in (1, 2):
-        tick_until(watcher, lambda glance: other.tick() and (glance.seen.silence.step or 0) > 20)
+        tick_until(watcher, lambda status: other.tick() and (status.seen.silence.step or 0) > 20)
         hung = training.pid(1)
         training.signal(1, signal.SIGSTOP)
         tick_until(watcher, lambda _, number=number: other.tick() and generation(training) == number, 90)
         wait_until(lambda hung=hung: training.pid(1) != hung)
         assert not Path(f"/proc/{hung}").exists()
-    tick_until(watcher, lambda glance: other.tick() and (glance.seen.silence.step or 0) > 20 and not glance.findings)
+    tick_until(watcher, lambda status: other.tick() and (status.seen.silence.step or 0) > 20 and not status.findings)
     found = read_generations(training.attempt)
     assert found is not None
     causes = [(each.cause.kind, each.cause.rank, each.cause.signal) for each in found.all[:2] if each.cause]
@@ -220,8 +220,8 @@ def test_a_hang_of_a_run_that_survives_is_fenced_and_the_job_continues(training:
     assert len(told) == 2 and has_parts(told[0], "generation 1", "rank 1 (dp1 pp0 tp0)"), told
     assert has_parts(training.bsl("status", "run").stdout, "rank 1 (dp1 pp0 tp0)", "fenced")
     training.signal(0, signal.SIGKILL)
-    glance = tick_until(watcher, lambda glance: other.tick() and generation(training) == 3)
-    assert not glance.findings, "a death that is overcome is no finding"
+    status = tick_until(watcher, lambda status: other.tick() and generation(training) == 3)
+    assert not status.findings, "a death that is overcome is no finding"
     assert len(read_acts(training.run)) == 4, "and nothing is done about it"
 
 
@@ -233,15 +233,15 @@ def generation(training: Training) -> int:
 def test_what_cannot_be_written_down_is_not_done(training: Training) -> None:
     training.start()
     watcher = training.watcher(may_act=True)
-    tick_until(watcher, lambda glance: (glance.seen.silence.step or 0) > 20)
+    tick_until(watcher, lambda status: (status.seen.silence.step or 0) > 20)
     (training.run.path / "away").mkdir()
     training.run.watch.rename(training.run.path / "away" / "watch")
     training.run.watch.write_text("not a folder\n")
     training.signal(1, signal.SIGSTOP)
-    glance = tick_until(watcher, lambda glance: any("nothing was done" in words for words in training.said))
-    assert [finding.kind for finding in glance.findings] == ["hang"]
+    status = tick_until(watcher, lambda status: any("nothing was done" in words for words in training.said))
+    assert [finding.kind for finding in status.findings] == ["hang"]
     assert training.told, "people are told all the same"
-    assert any(str(training.run.watch) in text for text in glance.remarks)
+    assert any(str(training.run.watch) in text for text in status.remarks)
     assert not training.attempt.ended_by.exists()
     assert not training.attempt.exit.exists()
 
@@ -249,15 +249,15 @@ def test_what_cannot_be_written_down_is_not_done(training: Training) -> None:
 def test_a_silent_log_is_no_hang_if_the_ranks_record_steps(training: Training) -> None:
     training.start()
     watcher = training.watcher(may_act=True)
-    tick_until(watcher, lambda glance: (glance.seen.silence.step or 0) > 20)
+    tick_until(watcher, lambda status: (status.seen.silence.step or 0) > 20)
     (training.steps / "silent").touch()
     time.sleep(2)
     beats = subprocess.Popen([sys.executable, "-c", BEATS, str(training.attempt.event_file(0)), str(training.steps)])
     try:
         deadline = time.monotonic() + 8
         while time.monotonic() < deadline:
-            glance = watcher.tick()
-            assert not glance.findings, glance.findings
+            status = watcher.tick()
+            assert not status.findings, status.findings
             time.sleep(0.2)
     finally:
         beats.kill()
@@ -323,7 +323,7 @@ def test_the_agent_of_a_run_that_was_removed_leaves_and_does_not_make_its_folder
 def test_ranks_that_move_at_the_last_moment_are_not_ended(training: Training) -> None:
     training.start()
     watcher = training.watcher(may_act=True)
-    tick_until(watcher, lambda glance: (glance.seen.silence.step or 0) > 20)
+    tick_until(watcher, lambda status: (status.seen.silence.step or 0) > 20)
     training.signal(1, signal.SIGSTOP)
     take = watcher._now.stalls._take_look
     looks = []
@@ -336,9 +336,9 @@ def test_ranks_that_move_at_the_last_moment_are_not_ended(training: Training) ->
         return looks[-1]
 
     watcher._now.stalls._take_look = look_and_continue
-    tick_until(watcher, lambda glance: len(looks) >= 2)
+    tick_until(watcher, lambda status: len(looks) >= 2)
     assert all(look.is_failure for look in looks)
-    assert tick_until(watcher, lambda glance: not glance.findings)
+    assert tick_until(watcher, lambda status: not status.findings)
     assert not read_acts(training.run)
     assert not training.attempt.ended_by.exists()
 
@@ -365,11 +365,11 @@ def test_a_silent_controller_is_no_reason_to_act_or_to_call_a_run_healthy_or_los
     write_job(attempt, JobRecord("slurm", time.time(), job_id="4711"))
     said: list[str] = []
     watcher = Watcher(watched_run(run), name="test", may_act=True, say=said.append, tell=lambda finding: None)
-    glance = watcher.tick()
-    assert glance.health is Health.BLIND
-    assert not glance.findings
+    status = watcher.tick()
+    assert status.health is Health.BLIND
+    assert not status.findings
     assert not read_acts(run)
-    watcher.close(glance)
+    watcher.close(status)
 
 
 @pytest.mark.long

@@ -1,4 +1,4 @@
-"""The least of a controller that a seat needs: it listens, takes down what seats say, and passes on orders."""
+"""The least of a controller that a slot needs: it listens, takes down what slots say, and passes on orders."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Message = dict[str, Any]
 
 
 class ToyController:
-    """Everything that one seat says, in order; and the runner of the seat."""
+    """Everything that one slot says, in order; and the runner of the slot."""
 
     def __init__(self, attempt: Path) -> None:
         self.attempt = attempt
@@ -36,10 +36,10 @@ class ToyController:
         self.runner: subprocess.Popen[str] | None = None
         threading.Thread(target=self._serve, daemon=True).start()
 
-    def start_seat(self, *options: str, program: list[str], **slurm: str) -> None:
-        """Start the runner of seat 1; with variables of Slurm, that of a task."""
+    def start_slot(self, *options: str, program: list[str], **slurm: str) -> None:
+        """Start the runner of slot 1; with variables of Slurm, that of a task."""
         argv = [sys.executable, "-I", "-S", str(RUNNER), "--attempt-dir", str(self.attempt), "--topology", "dp=2"]
-        argv += ["--ranks-per-node", "2", *([] if slurm else ["--seat", "1"]), *options, "--", *program]
+        argv += ["--ranks-per-node", "2", *([] if slurm else ["--slot", "1"]), *options, "--", *program]
         host, port = self._server.getsockname()
         address = {"BSL_CONTROLLER": f"{host}:{port}", "BSL_CONTROLLER_TOKEN": TOKEN, "PYTHONUNBUFFERED": "1"}
         script = {"MASTER_ADDR": "where-the-script-runs", "MASTER_PORT": "1"}
@@ -115,7 +115,7 @@ class ToyController:
             self._connection = guests[0].link
             self._connection.settimeout(1)
             self.said.append({"say": "hello", **json.loads(guests[0].words)})
-            threading.Thread(target=self._beat, daemon=True).start()
+            threading.Thread(target=self._heartbeat, daemon=True).start()
             rest = b""
             while not self._is_silent:
                 try:
@@ -129,7 +129,7 @@ class ToyController:
         except (OSError, ValueError):
             return
 
-    def _beat(self) -> None:
+    def _heartbeat(self) -> None:
         try:
             while not self._is_silent:
                 self.order("beat")

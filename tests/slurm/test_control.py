@@ -18,7 +18,7 @@ from tests.support.texts import has_parts
 from .test_submit import Run, write_run
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(240)]
-DESK = Path(__file__).parents[1] / "process" / "programs" / "serve_desk.py"
+HANDLER = Path(__file__).parents[1] / "process" / "programs" / "serve_requests.py"
 
 
 @pytest.fixture
@@ -27,8 +27,8 @@ def watch(isolated_cluster: Any) -> Iterator[Callable[[Run], None]]:
     started: list[subprocess.Popen[bytes]] = []
 
     def start(run: Run) -> None:
-        argv = [sys.executable, str(DESK), str(run.directory), "5"]
-        with (run.folder / "desk").open("w") as output:
+        argv = [sys.executable, str(HANDLER), str(run.directory), "5"]
+        with (run.folder / "handler").open("w") as output:
             started.append(
                 subprocess.Popen(argv, env=run.cluster.environment(), stdout=output, stderr=subprocess.STDOUT)
             )

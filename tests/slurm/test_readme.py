@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from bigsci_launch.spy.judge.conclusion import Patience
+from bigsci_launch.spy.judge.conclusion import GracePeriod
 from tests.support.waiting import wait_until
 
 from .conftest import SlurmCluster
@@ -23,7 +23,7 @@ export MASTER_ADDR=$(hostname) MASTER_PORT=29417 OMP_NUM_THREADS=1
 srun {sys.executable} {PROGRAM} {{folder}} 5
 """
 # The seven others compute a batch and reach their all_reduce; then the worker must have slept for long enough.
-STILL_S = (Patience.LOCAL.asleep_s or 0.0) + 7.0
+STILL_S = (GracePeriod.LOCAL.asleep_s or 0.0) + 7.0
 
 
 def test_a_plain_job_with_a_locked_data_loader_worker(isolated_cluster: SlurmCluster, tmp_path: Path) -> None:

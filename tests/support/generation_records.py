@@ -28,13 +28,13 @@ class GenerationRecords:
     def begins(self, topology: Topology, nodes: Sequence[str], spares: Sequence[str] = ()) -> None:
         """Begin the next generation; `nodes` has the node of each rank."""
         self.number += 1
-        members = [{"rank": rank, "seat": rank, "node": node, "host": node} for rank, node in enumerate(nodes)]
+        members = [{"rank": rank, "slot": rank, "node": node, "host": node} for rank, node in enumerate(nodes)]
         self.write(
             "began",
             world_size=topology.world_size,
             topology=topology.as_dict(),
             members=members,
-            spares=[{"seat": len(nodes) + at, "node": node} for at, node in enumerate(spares)],
+            spares=[{"slot": len(nodes) + at, "node": node} for at, node in enumerate(spares)],
             master=f"{nodes[0]}:20000",
         )
 
@@ -46,7 +46,7 @@ class GenerationRecords:
 
     def fails(self, kind: str, rank: int | None, node: str, *, noticed_s: float | None = 0.1, **fields: Any) -> None:
         died = None if noticed_s is None else self.clock - noticed_s
-        common = {"code": None, "signal": None, "step": None, "words": None, "seat": rank}
+        common = {"code": None, "signal": None, "step": None, "words": None, "slot": rank}
         self.write("failed", **{**common, **fields}, kind=kind, rank=rank, node=node, died=died, noticed=self.clock)
 
     def ends(self, step: int | None, seconds: float, killed: Sequence[int] = ()) -> None:

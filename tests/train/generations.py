@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from bigsci_launch.config.load import dump_resolved
-from bigsci_launch.recover.generation import LineUp
-from bigsci_launch.recover.generation import Seat as Place
+from bigsci_launch.recover.generation import Membership
+from bigsci_launch.recover.generation import Slot as Place
 from bigsci_launch.recover.members import WantedLayout, line_up
 from bigsci_launch.runs.layout import AttemptDir, RunDir
 from bigsci_launch.topology import Topology
@@ -26,12 +26,12 @@ from bigsci_launch.topology import Topology
 from .conftest import Attempt, free_port, make_config
 from .rank_processes import RankProcess, StartRank
 
-SEAT = Path(__file__).parent / "programs" / "seat.py"
+SLOT = Path(__file__).parent / "programs" / "slot.py"
 GRACE_S = 10.0
 
 
 @dataclass
-class Seat:
+class Slot:
     """A process that may be a rank, and its agent's end of the socket."""
 
     process: RankProcess
@@ -82,30 +82,30 @@ class Generations:
         self.folder.make()
         config = make_config(self.topology, dataset, {"survive": True, **sections})
         self.folder.config.write_text(dump_resolved(config))
-        self._sockets = Path(tempfile.mkdtemp(prefix="bsl-seat-"))
+        self._sockets = Path(tempfile.mkdtemp(prefix="bsl-slot-"))
         self._nodes: list[str] = []
-        self._before: LineUp | None = None
+        self._before: Membership | None = None
         self.number = -1
         self.stuck: list[int] = []
-        self.seats: list[Seat] = []
-        self.retired: list[Seat] = []
+        self.slots: list[Slot] = []
+        self.retired: list[Slot] = []
 
     @property
     def attempt(self) -> Attempt:
         """The records, as those of an attempt that the launcher started."""
-        return Attempt(self.run, self.folder, tuple(seat.process for seat in self.members))
+        return Attempt(self.run, self.folder, tuple(slot.process for slot in self.members))
 
     @property
-    def members(self) -> list[Seat]:
-        return sorted((seat for seat in self.seats if seat.rank is not None), key=lambda seat: seat.rank or 0)
+    def members(self) -> list[Slot]:
+        return sorted((slot for slot in self.slots if slot.rank is not None), key=lambda slot: slot.rank or 0)
 
-    def rank(self, number: int) -> Seat:
-        return next(seat for seat in self.seats if seat.rank == number)
+    def rank(self, number: int) -> Slot:
+        return next(slot for slot in self.slots if slot.rank == number)
 
     def start(self, count: int, suffering: Mapping[int, str] | None = None) -> None:
         """Start processes that wait. `suffering` tells, by their numbers from 0, what happens to them and when."""
         for number in range(count):
-            name = f"p{len(self.seats) + len(self.retired)}"
+            name = f"p{len(self.slots) + len(self.retired)}"
             path, log = self._sockets / name, self.folder.path / f"{name}.log"
             with socket.socket(socket.AF_UNIX) as listener:
                 listener.bind(str(path))
@@ -117,40 +117,40 @@ class Generations:
                     "BSL_ATTEMPT": self.folder.name,
                     **({"SUFFER": suffering[number]} if suffering and number in suffering else {}),
                 }
-                process = self._start_rank([str(SEAT), str(path)], environment, log)
+                process = self._start_rank([str(SLOT), str(path)], environment, log)
                 listener.settimeout(60)
-                self.seats.append(Seat(process, listener.accept()[0], log))
+                self.slots.append(Slot(process, listener.accept()[0], log))
 
     def until(self, condition: Callable[[], bool], limit_s: float = 60) -> None:
         """Read what the processes say until `condition()` is true."""
         end = time.monotonic() + limit_s
         while not condition():
             assert time.monotonic() < end, f"not within {limit_s} s:\n{self.story()}"
-            connected = {seat.connection: seat for seat in self.seats if seat.is_connected}
+            connected = {slot.connection: slot for slot in self.slots if slot.is_connected}
             for found in select.select(list(connected), [], [], 0.01)[0]:
                 connected[found].read()
 
     def begin(self, topology: str | None = None, nodes: Sequence[str] | None = None) -> None:
-        """Begin a generation with the seats that wait; ranks that have survived keep their numbers.
+        """Begin a generation with the slots that wait; ranks that have survived keep their numbers.
 
         Where replicas must leave, the controller's rule says who stays.
         """
         self.topology = Topology.parse(topology) if topology else self.topology
         size = self.topology.world_size
         self._nodes = list(nodes or self._nodes or ())
-        self.until(lambda: len([seat for seat in self.seats if seat.said("warm")]) >= size)
+        self.until(lambda: len([slot for slot in self.slots if slot.said("warm")]) >= size)
         if self._before is not None and self.topology.dp < self._before.topology.dp:
             self._let_replicas_leave(self._before)
         else:
             self._fill(size)
-        self._before = LineUp(self.topology, tuple(self._place(seat) for seat in self.members))
+        self._before = Membership(self.topology, tuple(self._place(slot) for slot in self.members))
         self.number += 1
         port = free_port()
-        for seat in self.members:
-            seat.tell(
+        for slot in self.members:
+            slot.tell(
                 do="begin",
                 generation=self.number,
-                rank=seat.rank,
+                rank=slot.rank,
                 world_size=size,
                 topology={"tp": self.topology.tp, "pp": self.topology.pp, "dp": self.topology.dp},
                 local_world_size=size,
@@ -161,51 +161,51 @@ class Generations:
             )
 
     def _fill(self, size: int) -> None:
-        taken = {seat.rank for seat in self.seats if seat.rank is not None and seat.rank < size}
+        taken = {slot.rank for slot in self.slots if slot.rank is not None and slot.rank < size}
         free = [rank for rank in range(size) if rank not in taken]
-        for seat in self.seats:
-            if seat.rank is None or seat.rank >= size:
-                seat.rank = free.pop(0) if free else None
+        for slot in self.slots:
+            if slot.rank is None or slot.rank >= size:
+                slot.rank = free.pop(0) if free else None
         assert not free, self.story()
 
-    def _let_replicas_leave(self, before: LineUp) -> None:
-        numbers = {seat.number for seat in self.seats}
-        left = {place.number: place for place in before.seats if place.number in numbers}
+    def _let_replicas_leave(self, before: Membership) -> None:
+        numbers = {slot.number for slot in self.slots}
+        left = {place.number: place for place in before.slots if place.number in numbers}
         line = line_up(WantedLayout(before.topology, shrink=True), left, before)
-        assert isinstance(line, LineUp), line
+        assert isinstance(line, Membership), line
         assert line.topology == self.topology
-        for seat in self.seats:
-            seat.rank = line.rank_of(seat.number)
+        for slot in self.slots:
+            slot.rank = line.rank_of(slot.number)
 
-    def _place(self, seat: Seat) -> Place:
-        node = self._nodes[seat.rank or 0] if self._nodes else "node"
-        return Place(seat.number, node, host=node, local_rank=0, runner_pid=seat.process.pid)
+    def _place(self, slot: Slot) -> Place:
+        node = self._nodes[slot.rank or 0] if self._nodes else "node"
+        return Place(slot.number, node, host=node, local_rank=0, runner_pid=slot.process.pid)
 
     def kill(self, *ranks: int) -> None:
         """Kill ranks, and wait until they are gone."""
         killed = [self.rank(number) for number in ranks]
-        for seat in killed:
-            seat.process.send_signal(signal.SIGKILL)
-        for seat in killed:
-            seat.process.wait(10)
+        for slot in killed:
+            slot.process.send_signal(signal.SIGKILL)
+        for slot in killed:
+            slot.process.wait(10)
         self._retire(killed)
 
-    def _retire(self, gone: Sequence[Seat]) -> None:
-        for seat in gone:
-            self.seats.remove(seat)
-            self.retired.append(seat)
-            seat.hang_up()
+    def _retire(self, gone: Sequence[Slot]) -> None:
+        for slot in gone:
+            self.slots.remove(slot)
+            self.retired.append(slot)
+            slot.hang_up()
 
     def end(self, why: str = "test") -> list[int]:
         """End the generation: survivors leave, or are killed and returned."""
         members = self.members
-        for seat in members:
-            seat.tell(do="end", generation=self.number, why=why, grace_s=GRACE_S)
+        for slot in members:
+            slot.tell(do="end", generation=self.number, why=why, grace_s=GRACE_S)
         end = time.monotonic() + GRACE_S
         self.until(
-            lambda: all(seat.said("left", self.number) for seat in members) or time.monotonic() > end, GRACE_S + 5
+            lambda: all(slot.said("left", self.number) for slot in members) or time.monotonic() > end, GRACE_S + 5
         )
-        stuck = [seat.rank for seat in members if seat.rank is not None and not seat.said("left", self.number)]
+        stuck = [slot.rank for slot in members if slot.rank is not None and not slot.said("left", self.number)]
         self.kill(*stuck)
         self.stuck += stuck
         return stuck
@@ -218,7 +218,7 @@ class Generations:
     def recover(self, suffering: Mapping[int, str] | None = None) -> None:
         """End the generation, and begin the next one with new processes in the places of those that are gone."""
         self.end()
-        self.start(self.topology.world_size - len(self.seats), suffering)
+        self.start(self.topology.world_size - len(self.slots), suffering)
         self.begin()
 
     def lead(self, *suffering: Mapping[int, str], limit_s: float = 120) -> None:
@@ -235,28 +235,28 @@ class Generations:
             if self._is_done():
                 return
             gone = self._gone()
-            assert not any(seat.said("final") for seat in gone), self.story()
+            assert not any(slot.said("final") for slot in gone), self.story()
             self._retire(gone)
             self.recover(fates.pop(0) if fates and gone else None)
 
-    def _gone(self) -> list[Seat]:
-        return [seat for seat in self.members if seat.process.poll() is not None and not self._has_finished(seat)]
+    def _gone(self) -> list[Slot]:
+        return [slot for slot in self.members if slot.process.poll() is not None and not self._has_finished(slot)]
 
-    def _has_finished(self, seat: Seat) -> bool:
+    def _has_finished(self, slot: Slot) -> bool:
         """Whether a process has ended well: with 0, and after it has said so."""
-        return seat.process.poll() == 0 and bool(seat.said("finished"))
+        return slot.process.poll() == 0 and bool(slot.said("finished"))
 
     def _is_done(self) -> bool:
-        return all(self._has_finished(seat) for seat in self.members)
+        return all(self._has_finished(slot) for slot in self.members)
 
     def _is_lost(self) -> bool:
         """Whether ranks have said for a while that a peer is gone, and none is known to be."""
-        lost = [word["time"] for seat in self.members for word in seat.said("lost", self.number)]
+        lost = [word["time"] for slot in self.members for word in slot.said("lost", self.number)]
         return bool(lost) and time.time() - min(lost) > 2.0
 
     def step(self) -> int:
         """The last step that a rank has said it has done in this generation."""
-        return max((each["step"] for seat in self.members for each in seat.said("stepped", self.number)), default=0)
+        return max((each["step"] for slot in self.members for each in slot.said("stepped", self.number)), default=0)
 
     def until_step(self, step: int, limit_s: float = 60) -> None:
         """Wait until some rank records that it is in a step after `step`."""
@@ -267,21 +267,21 @@ class Generations:
     def finish(self, limit_s: float = 120) -> list[int]:
         """Wait for the exit codes of all members."""
         end = time.monotonic() + limit_s
-        self.until(lambda: all(seat.process.poll() is not None for seat in self.members), limit_s)
-        return [seat.process.wait(max(0.1, end - time.monotonic())) for seat in self.members]
+        self.until(lambda: all(slot.process.poll() is not None for slot in self.members), limit_s)
+        return [slot.process.wait(max(0.1, end - time.monotonic())) for slot in self.members]
 
     def story(self) -> str:
         """What every process has said and printed."""
         lines = []
-        for seat in (*self.retired, *self.seats):
-            words = [{key: value for key, value in word.items() if key != "time"} for word in seat.words]
-            lines.append(f"--- rank {seat.rank}, {seat.log.name}: {words[-8:]}\n{seat.log.read_text()[-2500:]}")
+        for slot in (*self.retired, *self.slots):
+            words = [{key: value for key, value in word.items() if key != "time"} for word in slot.words]
+            lines.append(f"--- rank {slot.rank}, {slot.log.name}: {words[-8:]}\n{slot.log.read_text()[-2500:]}")
         return "\n".join(lines)
 
     def close(self) -> None:
-        for seat in self.seats:
-            seat.process.kill()
-            seat.connection.close()
-        for seat in self.seats:
-            seat.process.wait(10)
+        for slot in self.slots:
+            slot.process.kill()
+            slot.connection.close()
+        for slot in self.slots:
+            slot.process.wait(10)
         shutil.rmtree(self._sockets, ignore_errors=True)

@@ -19,10 +19,10 @@ from torch import nn  # noqa: E402
 from bigsci_launch.errors import BslError, GuardError  # noqa: E402
 from bigsci_launch.train.attach import Guards  # noqa: E402
 from bigsci_launch.train.guards.copies import Violation  # noqa: E402
+from bigsci_launch.train.guards.gradient_check import GradientCheck  # noqa: E402
 from bigsci_launch.train.guards.loop_state import innermost, kept_states, name_states, plain_name, settings_of  # noqa: E402  # noqa: E402
 from bigsci_launch.train.guards.loop_word import find_wrong_batches  # noqa: E402
 from bigsci_launch.train.guards.moments import find_wrong_state  # noqa: E402
-from bigsci_launch.train.guards.witness import GradientWitness  # noqa: E402
 from tests.support.texts import has_parts  # noqa: E402
 
 
@@ -93,7 +93,7 @@ def test_a_witness_leaves_layers_out_that_others_read_or_nobody_trains() -> None
     model = nn.ModuleDict({"embedding": nn.Embedding(5, 4), "head": nn.Linear(4, 5), "up": nn.Linear(4, 4)})
     model["frozen"] = nn.Linear(4, 4).requires_grad_(False)
     model["head"].weight = model["embedding"].weight
-    assert [each.name for each in GradientWitness(model)._layers] == ["up"]
+    assert [each.name for each in GradientCheck(model)._layers] == ["up"]
 
 
 def test_the_library_needs_neither_deepspeed_nor_a_run_file() -> None:
@@ -111,21 +111,21 @@ def alone(tmp_path: Path) -> Iterator[None]:
     torch.distributed.destroy_process_group()
 
 
-def witnessed_step(scale: float, dtype: Any) -> list[Violation]:
-    """What the witness says of a healthy step whose gradients are about so large."""
+def checked_step(scale: float, dtype: Any) -> list[Violation]:
+    """What the gradient check reports of a healthy step whose gradients are about so large."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(48, 64), nn.GELU(), nn.Linear(64, 32)).to(dtype)
-    witness = GradientWitness(model)
-    witness.is_armed = True
+    check = GradientCheck(model)
+    check.is_armed = True
     for _ in range(3):
         (model(torch.randn(500, 48, dtype=dtype)).float().mean() * scale).backward()
-    return list(witness.find_wrong(lambda parameter: parameter.grad, None, 0, 1.0))
+    return list(check.find_wrong(lambda parameter: parameter.grad, None, 0, 1.0))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("scale", [1.0, 1e-22, 1e-30, 1e6])
 def test_the_witness_is_silent_whatever_the_size_of_gradients(scale: float, dtype: Any, alone: None) -> None:
-    assert witnessed_step(scale, dtype) == []
+    assert checked_step(scale, dtype) == []
 
 
 def test_a_loop_of_one_rank_with_vanishing_gradients_is_healthy(alone: None) -> None:
@@ -192,8 +192,8 @@ def test_wrong_arguments_are_refused(wrong: Any, alone: None) -> None:
 
 def test_the_witness_notices_gradients_that_are_not_there(alone: None) -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
-    witness = GradientWitness(model)
-    witness.is_armed = True
+    check = GradientCheck(model)
+    check.is_armed = True
     model(torch.randn(9, 4)).square().mean().backward()
-    found = list(witness.find_wrong(lambda parameter: None, None, 0, 1.0))
+    found = list(check.find_wrong(lambda parameter: None, None, 0, 1.0))
     assert [each.tensor for each in found] == ["0.weight", "1.weight"]

@@ -25,10 +25,10 @@ from bigsci_launch.train.guards.copies import CopyChecker, Violation, Watched  #
 from bigsci_launch.train.guards.engine import adam, gradients, state  # noqa: E402
 from bigsci_launch.train.guards.engine.clipping import ClipWatch, clip_factor  # noqa: E402
 from bigsci_launch.train.guards.engine.samples import distance, spread  # noqa: E402
+from bigsci_launch.train.guards.fingerprint import StateFingerprint  # noqa: E402
 from bigsci_launch.train.guards.flat import Flat  # noqa: E402
+from bigsci_launch.train.guards.gradient_check import _relation  # noqa: E402
 from bigsci_launch.train.guards.loop_state import kept_states  # noqa: E402
-from bigsci_launch.train.guards.seal import Seal  # noqa: E402
-from bigsci_launch.train.guards.witness import _relation  # noqa: E402
 
 SMALL = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 SPECIAL = [0.0, -0.0, 1.0, -1.0, 1e-45, 6e-8, 1e-30, 1e30, 3.4e38, math.inf, -math.inf, math.nan]
@@ -81,14 +81,14 @@ def test_equal_copies_have_equal_digests_and_raise_no_finding(drawn: Any) -> Non
 @given(tensors(count=2), st.booleans())
 def test_seals_of_any_state_hold_until_it_changes(drawn: Any, is_whole: bool) -> None:
     weights, moment = drawn
-    kept, counts, seal = {"exp_avg": moment.float()}, {"step": 3.0}, Seal("memory", 0)
+    kept, counts, fingerprint = {"exp_avg": moment.float()}, {"step": 3.0}, StateFingerprint("memory", 0)
     part = partition(weights, weights.float())
-    seal.close(state.flats_of(part, kept), 3, is_whole=is_whole, counts=counts)
-    assert check(seal.find_broken(state.flats_of(part, kept), counts)) == []
+    fingerprint.take(state.flats_of(part, kept), 3, is_whole=is_whole, counts=counts)
+    assert check(fingerprint.find_changed(state.flats_of(part, kept), counts)) == []
     before = kept.pop("exp_avg")
-    assert [each.check for each in check(seal.find_broken(state.flats_of(part, kept), counts))] == ["memory"]
+    assert [each.check for each in check(fingerprint.find_changed(state.flats_of(part, kept), counts))] == ["memory"]
     kept["exp_avg"] = before * -2 + 1
-    assert check(seal.find_broken(state.flats_of(part, kept), {"step": math.nan}))
+    assert check(fingerprint.find_changed(state.flats_of(part, kept), {"step": math.nan}))
 
 
 @SMALL

@@ -41,7 +41,7 @@ def data_of(dataset: Path) -> dict[str, Any]:
 
 @pytest.fixture
 def lead(start_rank: StartRank, dataset: Path, tmp_path: Path) -> Iterator[Lead]:
-    """`lead("pp=2,dp=2", {1: "optimizer:3:die"}, training={...})` begins a run; see `programs/seat.py`."""
+    """`lead("pp=2,dp=2", {1: "optimizer:3:die"}, training={...})` begins a run; see `programs/slot.py`."""
     led: list[Generations] = []
 
     def begin(
@@ -133,7 +133,7 @@ def test_a_second_rank_may_be_lost_during_recovery(second: str, rank: int, lead:
 
 def restored(run: Generations) -> list[dict[str, Any]]:
     """What the ranks of the present generation have said of the state they began with."""
-    return [word for seat in run.members for word in seat.said("restored", run.number)]
+    return [word for slot in run.members for word in slot.said("restored", run.number)]
 
 
 def test_a_lost_pair_of_buddies_costs_the_steps_since_the_checkpoint(lead: Lead, undisturbed: Attempt) -> None:
@@ -189,7 +189,7 @@ def test_fewer_and_more_replicas_train_on_as_closely_as_floating_point_allows(
     run.until_step(8)
     assert {word["source"] for word in restored(run)} <= {"memory", "buddies"}
     run.end()
-    run.start(run.topology.world_size + 2 - len(run.seats))
+    run.start(run.topology.world_size + 2 - len(run.slots))
     run.begin(topology)
     run.lead()
     assert {word["source"] for word in restored(run)} <= {"memory", "buddies"}
@@ -209,10 +209,10 @@ def test_fewer_replicas_cannot_load_a_checkpoint_of_more_and_say_what_to_do(lead
     run.begin("pp=2,dp=1")
     codes = run.finish()
     assert codes == [4, 4], run.story()
-    for seat in run.members:
-        (word,) = seat.said("final")
+    for slot in run.members:
+        (word,) = slot.said("final")
         assert has_parts(word["text"], "nobody", "decay of pp1 tp0")
-        assert "bsl checkpoint convert" in seat.log.read_text()
+        assert "bsl checkpoint convert" in slot.log.read_text()
 
 
 @pytest.mark.long
@@ -233,7 +233,7 @@ def test_an_error_of_the_run_itself_is_final(lead: Lead) -> None:
     run = lead("pp=2,dp=2", **BF16, faults=[{"kind": "tied_norm", "step": 1}])
     codes = run.finish()
     assert all(code > 1 for code in codes), run.story()
-    assert all(seat.said("final") for seat in run.members)
+    assert all(slot.said("final") for slot in run.members)
 
 
 @pytest.mark.long
@@ -299,7 +299,7 @@ def test_a_rank_ends_with_its_agent(lead: Lead) -> None:
     run.rank(1).hang_up()
     assert run.rank(1).process.wait(5) == 1
     run.start(1)
-    spare = run.seats[-1]
+    spare = run.slots[-1]
     run.until(lambda: bool(spare.said("warm")))
     spare.hang_up()
     assert spare.process.wait(5) == 1

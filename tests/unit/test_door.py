@@ -23,9 +23,9 @@ STRANGE = {
     "a line": b"x\n",
     "three words": b"a b c\n",
     "deep JSON": b"[" * 200_000 + b"\n",
-    "an odd number": b'{"say":"hello","token":"x","seat":1e999}\n',
-    "a huge number": b'{"seat":' + b"9" * 5000 + b"}\n",
-    "a lone surrogate": b'{"seat":"\\ud800"}\n',
+    "an odd number": b'{"say":"hello","token":"x","slot":1e999}\n',
+    "a huge number": b'{"slot":' + b"9" * 5000 + b"}\n",
+    "a lone surrogate": b'{"slot":"\\ud800"}\n',
     "HTTP": b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
     "TLS": bytes.fromhex("16030100c8010000c40303") + bytes(200),
     "no end": b"x" * 100_000,
@@ -75,8 +75,8 @@ def listening() -> Iterator[Listening]:
 
 
 def test_a_caller_with_the_token_is_let_in_with_its_words(listening: Listening) -> None:
-    with listening.call(b"seat 3 of n0"):
-        assert [guest.words for guest in listening.guests] == [b"seat 3 of n0"]
+    with listening.call(b"slot 3 of n0"):
+        assert [guest.words for guest in listening.guests] == [b"slot 3 of n0"]
     assert listening.door.strangers == 0
 
 

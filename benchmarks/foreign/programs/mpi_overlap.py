@@ -18,11 +18,11 @@ RANK, SIZE = WORLD.Get_rank(), WORLD.Get_size()
 
 def borders(rows, tag_in, tag_out):
     ghost = np.empty(rows.shape[1])
-    wishes = [
+    requests = [
         WORLD.Irecv(ghost, source=(RANK - 1) % SIZE, tag=tag_in),
         WORLD.Isend(np.ascontiguousarray(rows[-1]), dest=(RANK + 1) % SIZE, tag=tag_out),
     ]
-    MPI.Request.Waitall(wishes)
+    MPI.Request.Waitall(requests)
     return ghost
 
 

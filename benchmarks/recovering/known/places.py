@@ -135,7 +135,7 @@ def _garbage(run: StartedRun) -> None:
     run.until(12)
     ports = _listening(set(run.processes()))
     draw = random.Random(5)
-    texts = (b"GET / HTTP/1.0\r\n\r\n", b'{"kind": "hello"}\n', b"\n" * 50, b"[1,2]\n", b'{"seat": 0}\n', b"\xff" * 8)
+    texts = (b"GET / HTTP/1.0\r\n\r\n", b'{"kind": "hello"}\n', b"\n" * 50, b"[1,2]\n", b'{"slot": 0}\n', b"\xff" * 8)
     with ExitStack() as held:
         sent = 0
         for port in ports * 30:

@@ -32,7 +32,7 @@ def injured(*arguments, **named):
 ENGINE = {"module": "deepspeed.runtime.engine", "owner": "module.DeepSpeedEngine", "name": "_take_model_step"}
 TO_RUNNER = """
 import json, os
-descriptor = int(os.environ["BSL_SEAT_FD"])
+descriptor = int(os.environ["BSL_SLOT_FD"])
 def write(data):
     data += b"\\n"
     while data:
@@ -204,9 +204,9 @@ LONG_LINE = TO_RUNNER + "write(json.dumps({'word': 'stepped', 'step': 3, 'more':
 
 ATTACKS = (
     Attack("two-leave", "rank", "ranks 2 and 1 exit with 0, some steps apart", _two_leave, EQUAL, settings=LONGER),
-    Attack("close-seat", "rank", "rank 1 closes BSL_SEAT_FD", inside(1, TO_RUNNER + "os.close(descriptor)"), EQUAL),
-    Attack("garbage", "rank", "rank 1 writes garbage to BSL_SEAT_FD", inside(1, TO_RUNNER + GARBAGE), EQUAL),
-    Attack("long-line", "rank", "rank 1 writes a line of 2 MB to BSL_SEAT_FD", inside(1, LONG_LINE), EQUAL),
+    Attack("close-slot", "rank", "rank 1 closes BSL_SLOT_FD", inside(1, TO_RUNNER + "os.close(descriptor)"), EQUAL),
+    Attack("garbage", "rank", "rank 1 writes garbage to BSL_SLOT_FD", inside(1, TO_RUNNER + GARBAGE), EQUAL),
+    Attack("long-line", "rank", "rank 1 writes a line of 2 MB to BSL_SLOT_FD", inside(1, LONG_LINE), EQUAL),
     Attack("child-holds", "rank", "rank 1 dies; a detached child keeps all that it had open", _fork, EQUAL),
     Attack("backward", "rank", "rank 1 raises in backward", inside(1, RAISE_IN.format(**BACKWARD)), EQUAL),
     Attack("optimizer-two", "rank", "ranks 1 and 2 raise in the optimizer", _two_raise, EQUAL),

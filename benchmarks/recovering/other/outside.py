@@ -234,7 +234,7 @@ def fence(run: StartedRun, name: str, rank: object, generation: object = 0) -> d
     return {"key": f"fence.{name}", "verb": "fence", "rank": rank, "generation": generation, **said}
 
 
-def _two_wishes(run: StartedRun) -> None:
+def _two_requests(run: StartedRun) -> None:
     until_quiet(run)
     ask(run, "a", fence(run, "a", 1))
     ask(run, "b", fence(run, "b", 2))
@@ -244,7 +244,7 @@ def _two_wishes(run: StartedRun) -> None:
     run.claim("one rank was ended", len(run.failures()) == 1)
 
 
-def _bad_wishes(run: StartedRun) -> None:
+def _bad_requests(run: StartedRun) -> None:
     until_quiet(run)
     texts = ("[1]", "[" * 5000, '{"verb": "fence", "rank": 1e999, "generation": 0}', "null", '"x"', "\xff")
     fences = [(True, 0), ("x", 0), (-1, 0), (1, [0])]
@@ -252,15 +252,15 @@ def _bad_wishes(run: StartedRun) -> None:
     for number, text in enumerate((*texts, *documents)):
         ask(run, f"{'a' if number < len(texts) else 'b'}{number % len(texts)}", text)
     time.sleep(2)
-    run.note(f"before the good wish, generations ended by {run.failures() or 'nothing'}")
+    run.note(f"before the good request, generations ended by {run.failures() or 'nothing'}")
     ask(run, "c", fence(run, "c", 2, max(each["generation"] for each in run.generations() if each["event"] == "began")))
     run.wait()
-    run.claim("the good wish was granted", ("hung", 2) in run.failures())
+    run.claim("the good request was granted", ("hung", 2) in run.failures())
     run.claim("no bad one was", all(rank == 2 for _, rank in run.failures()))
 
 
 def _steal(run: StartedRun) -> None:
-    """Bind each port that a seat offers, for some seconds after a kill."""
+    """Bind each port that a slot offers, for some seconds after a kill."""
     until_quiet(run)
     held: dict[int, socket.socket] = {}
     known = _offered()
@@ -437,8 +437,8 @@ ATTACKS = (
     Attack("clock", "clock", "wall clocks gain an hour in a recovery", _clock, EQUAL, starts=False),
     Attack("no-watcher", "watcher", "the watcher is killed; SIGSTOP to rank 1", _no_watcher, EQUAL),
     Attack("watcher-stopped", "watcher", "SIGSTOP to the watcher; rank 2 is killed", _watcher_stopped, EQUAL),
-    Attack("two-wishes", "watcher", "two watchers ask for two ranks at once", _two_wishes, EQUAL),
-    Attack("bad-wishes", "watcher", "wishes that are none; then one for rank 2", _bad_wishes, EQUAL),
+    Attack("two-requests", "watcher", "two watchers ask for two ranks at once", _two_requests, EQUAL),
+    Attack("bad-requests", "watcher", "requests that are none; then one for rank 2", _bad_requests, EQUAL),
     Attack("stolen-port", "network", "each port that is offered for the store is taken; rank 3 was killed",
            _steal, EQUAL),
     Attack("no-lookup", "network", "names cannot be looked up; rank 2 is killed", _no_lookup, EQUAL, starts=False),

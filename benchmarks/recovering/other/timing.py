@@ -26,7 +26,7 @@ def until_phase(run: StartedRun, generation: int, phase: str) -> None:
 
 def _standby(run: StartedRun) -> None:
     until_quiet(run)
-    mark = b"BSL_SEAT=1"
+    mark = b"BSL_SLOT=1"
     mine = [pid for pid in run.standby_pids if mark in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")]
     run.kill(run.rank_pid(1))
     time.sleep(0.03)

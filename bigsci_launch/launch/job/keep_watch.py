@@ -50,15 +50,15 @@ class Keeper:
         self._log = log
         self._program = program
         self._process: subprocess.Popen[bytes] | None = None
-        self._is_told = False
+        self._is_stopping = False
 
     def run(self) -> int:
         signal.signal(signal.SIGTERM, self._tell)
         num_short = 0
-        while not self._is_told:
+        while not self._is_stopping:
             began = time.monotonic()
             code = self._watch()
-            if code == 0 or self._is_told:
+            if code == 0 or self._is_stopping:
                 return 0
             num_short = num_short + 1 if time.monotonic() - began < SHORT_S else 0
             if num_short >= MOST_SHORT:
@@ -80,14 +80,14 @@ class Keeper:
         except OSError as error:
             say(f"the watcher cannot be started: {self._program[0]}: {error.strerror}")
             return 127
-        if self._is_told:
+        if self._is_stopping:
             self._process.terminate()
         left_s = LAST_WORDS_S
         while True:
             try:
                 return self._process.wait(LOOK_S)
             except subprocess.TimeoutExpired:
-                left_s -= LOOK_S if self._is_told else 0
+                left_s -= LOOK_S if self._is_stopping else 0
                 if left_s <= 0:
                     self._process.kill()
 
@@ -103,11 +103,11 @@ class Keeper:
 
     def _pause(self) -> None:
         deadline = time.monotonic() + AGAIN_S
-        while not self._is_told and time.monotonic() < deadline:
+        while not self._is_stopping and time.monotonic() < deadline:
             time.sleep(0.2)
 
     def _tell(self, _number: int, _frame: FrameType | None) -> None:
-        self._is_told = True
+        self._is_stopping = True
         if self._process is not None and self._process.poll() is None:
             self._process.terminate()
 

@@ -47,7 +47,7 @@ def exit_reason(arguments: Sequence[str]) -> int:
         exit_code=options.exit_code,
         terminated=options.terminated,
         stop_requested=options.stop_requested,
-        told_before_s=options.told_before_s,
+        warned_before_s=options.warned_before_s,
         slurm_reason=options.slurm_reason,
         preempted=options.preempted,
         lost_nodes=tuple(options.lost_nodes.split()),
@@ -103,7 +103,7 @@ def parse_end(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--restart-count", type=int, default=0)
     parser.add_argument("--terminated", type=float, help="when the script itself got TERM, seconds since the epoch")
     parser.add_argument("--stop-requested", action="store_true", help="ranks were told to save and stop")
-    parser.add_argument("--told-before-s", type=float, help="how long before TERM, by a clock that never jumps")
+    parser.add_argument("--warned-before-s", type=float, help="how long before TERM, by a clock that never jumps")
     parser.add_argument("--slurm-reason", default="", help="squeue's reason when TERM came")
     parser.add_argument("--preempted", default="", help="squeue's PreemptTime; N/A or nothing if it is not known")
     parser.add_argument("--lost-nodes", default="", help="nodes that were down when TERM came, separated by blanks")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from bigsci_launch.topology import Topology, compress_ranks
-from bigsci_launch.topology.words import name_coordinates
+from bigsci_launch.topology.naming import name_coordinates
 
 
 @dataclass(frozen=True, slots=True)

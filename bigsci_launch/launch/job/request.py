@@ -105,7 +105,7 @@ class JobRequest:
     survive: Literal["restart", "in_place"] | None
     """How the job continues when a rank is lost; None: it ends."""
     standby: bool
-    """Whether a second process waits in every seat, with `in_place`."""
+    """Whether a second process waits in every slot, with `in_place`."""
     spare_nodes: int
     """Nodes of the job on which no rank starts, but a runner for each that may be needed."""
     chain: ChainRecord | None

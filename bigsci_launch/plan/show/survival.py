@@ -12,7 +12,7 @@ from bigsci_launch.plan.survive.loss import Loss
 from bigsci_launch.plan.survive.survival import OnNodes, Survival, Tier
 from bigsci_launch.plan.survive.templates import Template
 from bigsci_launch.scheduler.hostlist import compress_hostlist
-from bigsci_launch.topology.words import agree
+from bigsci_launch.topology.naming import agree
 from bigsci_launch.units import format_age, format_bytes, format_percent
 
 SCHEMA_VERSION = 1

@@ -4,7 +4,7 @@ A chain is the starts of a run that nobody asked for after the first. It is boun
 start made progress if it reached a step, or left a checkpoint, beyond all starts before it. What is not known is not
 "none": a few starts of a program that shows no steps may follow each other, and then the chain stops and says so.
 
-A person's wish goes before progress: after `exit` and `kill`, no start follows; after `restart`, one does. A hang that
+A user's request goes before progress: after `exit` and `kill`, no start follows; after `restart`, one does. A hang that
 a watcher ended is tried again from the same step, because the next start has other nodes, but not for ever.
 """
 
@@ -55,7 +55,7 @@ class ChainStart(NamedTuple):
     ended_by: EndedBy | None = None
 
     @property
-    def was_wished(self) -> bool:
+    def was_requested(self) -> bool:
         """Whether a person asked that this start ends and the next one begins."""
         return self.ended_by is not None and self.ended_by.act == RESTART
 
@@ -99,13 +99,13 @@ def decide(chain: ChainRecord, starts: list[ChainStart], now: float, before: Mar
         return answer("stop", "`bsl cancel` ended it")
     if last.ended_by is not None and not last.ended_by.continues:
         return answer("stop", last.ended_by.sentence)
-    if last.reason == "cancelled" and not last.was_wished:
+    if last.reason == "cancelled" and not last.was_requested:
         return answer("stop", "somebody cancelled the job")
     bound = bound_reached(chain, starts, now)
-    bound = bound or (None if last.was_wished else no_progress(chain, starts, made))
+    bound = bound or (None if last.was_requested else no_progress(chain, starts, made))
     if bound:
         return answer("stop", bound)
-    if last.was_wished and last.ended_by is not None:
+    if last.was_requested and last.ended_by is not None:
         return answer("continue", last.ended_by.sentence)
     return answer("continue", f"{ended(last)}; {progress_text(starts, made)}")
 
@@ -163,7 +163,9 @@ def no_progress(chain: ChainRecord, starts: list[ChainStart], made: list[StartPr
     if not here.is_made:
         return stalled(starts, made)
     own = [
-        each for start, each in zip(starts, made, strict=True) if start.reason not in OUTSIDE and not start.was_wished
+        each
+        for start, each in zip(starts, made, strict=True)
+        if start.reason not in OUTSIDE and not start.was_requested
     ]
     saves = chain.total_steps is not None or any(progress.has_saved for progress in made)
     unsaved = count_back(own, lambda each: not each.has_saved)
@@ -221,7 +223,7 @@ def reasons_text(starts: list[ChainStart]) -> str:
 
 def num_unknown(starts: list[ChainStart], made: list[StartProgress]) -> int:
     """Return for how many starts in a row, up to the last, progress is not known. A person's restarts do not count."""
-    counted = [each for start, each in zip(starts, made, strict=True) if not start.was_wished]
+    counted = [each for start, each in zip(starts, made, strict=True) if not start.was_requested]
     return count_back(counted, lambda each: each.is_made is None)
 
 

@@ -12,7 +12,7 @@ from bigsci_launch.runs.ending.failures import failure_of, identity, make_failur
 from bigsci_launch.runs.ending.output import JobOutput, collective_of, collective_text
 from bigsci_launch.runs.ending.records import Ranks, Record, error_text, has_ended
 from bigsci_launch.runs.layout import AttemptDir, read_record
-from bigsci_launch.topology.words import name_ranks
+from bigsci_launch.topology.naming import name_ranks
 
 NOTHING: Record = {"pid": {}, "exit": {}, "error": {}, "event": {}, "about_others": []}
 """What is known of a rank that left nothing."""

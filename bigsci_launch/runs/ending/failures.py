@@ -11,7 +11,7 @@ from typing import NamedTuple
 from bigsci_launch.lost_peer import AFTERMATH, TIMED_OUT, says_lost_peer
 from bigsci_launch.runs.ending.records import Ranks, Record, error_text, node_of
 from bigsci_launch.topology.coordinates import Coordinate
-from bigsci_launch.topology.words import name_ranks
+from bigsci_launch.topology.naming import name_ranks
 
 LOST_NODE = "none of the {} ranks on {} left an exit record: the node was lost, or they were all killed at once"
 SILENT_NODES = (

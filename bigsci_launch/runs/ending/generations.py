@@ -14,7 +14,7 @@ from bigsci_launch.runs.ending.records import Ranks
 from bigsci_launch.runs.events import read_events
 from bigsci_launch.runs.generations.failures import failure_words
 from bigsci_launch.runs.generations.read import parse_records
-from bigsci_launch.runs.generations.records import TOLD_TO_END, Generation, RankFailure
+from bigsci_launch.runs.generations.records import ENDED_ON_REQUEST, Generation, RankFailure
 from bigsci_launch.runs.layout import AttemptDir, read_record
 
 REASONS = {
@@ -62,7 +62,7 @@ class Survived:
     @property
     def why_given_up(self) -> str | None:
         """Why no further generation began; None if the controller did not give up, or was ended from outside."""
-        return None if self.gave_up == TOLD_TO_END else self.gave_up
+        return None if self.gave_up == ENDED_ON_REQUEST else self.gave_up
 
     @property
     def sentence(self) -> str | None:

@@ -20,8 +20,10 @@ from bigsci_launch.topology.ranks import expand_ranks
 # What the store says at which ranks meet, before there is a group.
 STORE = re.compile(r"wait timeout after (\d+) ?ms, keys: ", re.IGNORECASE)
 # What NCCL says in a rank that another one told about a time-out. The rank that hangs says it too.
-TOLD = re.compile(r"dump signal due to a collective timeout|due to collective timeout or exception", re.IGNORECASE)
-# One of these is in each text that `lost_peer` and TOLD find. Logs are long, and looking for them is fast.
+WATCHDOG_SPOKE = re.compile(
+    r"dump signal due to a collective timeout|due to collective timeout or exception", re.IGNORECASE
+)
+# One of these is in each text that `lost_peer` and WATCHDOG_SPOKE find. Logs are long, and looking for them is fast.
 HINTS = (b"connection", b"pipe", b"closed", b"remote", b"closure", b"route", b"network", b"recv", b"watchdog",
          b"timed out", b"nccl", b"inconsistency", b"collective timeout", b"wait timeout")  # fmt: skip
 FATAL = re.compile(r"Fatal Python error|terminate called|what\(\):|Assertion .*failed|double free|CUDA error")

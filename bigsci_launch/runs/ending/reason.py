@@ -48,7 +48,7 @@ from bigsci_launch.runs.ending.records import (
 )
 from bigsci_launch.runs.layout import AttemptDir
 from bigsci_launch.runs.watching.ended import read_ended_by
-from bigsci_launch.topology.words import name_ranks
+from bigsci_launch.topology.naming import name_ranks
 
 if TYPE_CHECKING:
     from bigsci_launch.runs.ending.generations import Survived
@@ -76,7 +76,7 @@ class SeenEnd:
     """When the script itself got TERM."""
     stop_requested: bool = False
     """Whether ranks were told to save and stop."""
-    told_before_s: float | None = None
+    warned_before_s: float | None = None
     """How long before TERM that was, by a clock that never jumps."""
     slurm_reason: str = ""
     """squeue's reason when TERM came."""
@@ -220,11 +220,11 @@ def limit_notes(end: SeenEnd, reason: str, ranks: Ranks) -> list[str]:
     """Return whether the ranks were told before the time limit ended them, and which did not stop."""
     if reason != "time_limit":
         return []
-    if end.told_before_s is None:
+    if end.warned_before_s is None:
         return ["nothing says that the ranks were told to save and stop before the time limit"]
     running = [number for number, rank in ranks.items() if rank["exit"].get("code") != 0]
     who = name_ranks(running) if 0 < len(running) < end.world_size else "the ranks"
-    return [f"{who} did not stop, although told to {end.told_before_s:.0f} s before the time limit"]
+    return [f"{who} did not stop, although told to {end.warned_before_s:.0f} s before the time limit"]
 
 
 def was_preempted(end: SeenEnd, output: JobOutput) -> bool:

@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from bigsci_launch.lost_peer import says_lost_peer
-from bigsci_launch.runs.ending.output import FATAL, RAISED, TOLD, JobOutput, may_be_about_others, parse_output
+from bigsci_launch.runs.ending.output import FATAL, RAISED, WATCHDOG_SPOKE, JobOutput, may_be_about_others, parse_output
 from bigsci_launch.runs.events import read_last_events, read_tail
 from bigsci_launch.runs.layout import AttemptDir, rank_files, read_record
 
@@ -64,7 +64,7 @@ def read_rank(attempt: AttemptDir, rank: int, unwritten: Mapping[tuple[str, int]
         "fatal": fatal_line(lines) if end.get("signal") else "",
         "about_others": about_others,
         "raised": raised_line(lines, end.get("terminated")),
-        "was_told": any(may_be_about_others(line) and TOLD.search(plain(line)) for line in lines),
+        "was_told": any(may_be_about_others(line) and WATCHDOG_SPOKE.search(plain(line)) for line in lines),
     }
 
 

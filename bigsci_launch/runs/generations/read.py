@@ -122,7 +122,7 @@ def _members(found: Any) -> Iterable[Member]:
     for each in found if isinstance(found, list) else ():
         rank = whole_in(each.get("rank")) if isinstance(each, dict) else None
         if rank is not None:
-            yield Member(rank, whole_in(each.get("seat")), _text(each.get("node")))
+            yield Member(rank, whole_in(each.get("slot")), _text(each.get("node")))
 
 
 def _topology(found: Any) -> Topology | None:

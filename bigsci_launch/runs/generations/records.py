@@ -16,7 +16,7 @@ PHASES = (JOINED, RESTORED, FIRST_STEP)
 CAUSES = ("died", "left_early", "lost_runner", "lost_node", "hung", "stopped", "asked")
 CONSEQUENCES = ("lost_peer", "stuck")
 """Kinds of failures that follow from another one, if there is one."""
-TOLD_TO_END = "the job was told to end"
+ENDED_ON_REQUEST = "the job was told to end"
 """What the controller gives as its reason if it was ended itself: it is none of its own."""
 LONGEST_NOTICE_S = 60.0
 """The controller misses a lost node after its lease of 15 s. A longer time shows that two clocks differ."""
@@ -24,10 +24,10 @@ LONGEST_NOTICE_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A rank of a generation, and the seat that it has."""
+    """A rank of a generation, and the slot that it has."""
 
     rank: int
-    seat: int | None
+    slot: int | None
     node: str | None
 
 
@@ -175,7 +175,7 @@ class Generations:
 class Recovery:
     """How a generation came back from the failure of the one before. Seconds of its phases, None if not known.
 
-    `left_s`: until all ranks had left. `seats_s`: until enough seats were ready. `total_s` is from the death, or from
+    `left_s`: until all ranks had left. `slots_s`: until enough slots were ready. `total_s` is from the death, or from
     its notice where that is not known, to the first step, or to the start of programs that say nothing of their steps.
     `step` is the one after which it continued, from `source`; `replayed` steps had been finished before.
     `needed_no_step`: that was the last step of the run, which then finished.
@@ -185,7 +185,7 @@ class Recovery:
     generation: Generation
     noticed_s: float | None
     left_s: float | None
-    seats_s: float | None
+    slots_s: float | None
     grouped_s: float | None
     restored_s: float | None
     first_step_s: float | None
@@ -223,7 +223,7 @@ def _recovery(failed: Generation, generation: Generation, found: Generations) ->
         generation=generation,
         noticed_s=noticed_s,
         left_s=ended.seconds if ended else None,
-        seats_s=_between(ended.time if ended else None, began),
+        slots_s=_between(ended.time if ended else None, began),
         grouped_s=joined.seconds if joined else None,
         restored_s=_between(joined.seconds if joined else None, restored.seconds if restored else None),
         first_step_s=_between(restored.seconds if restored else None, first.seconds if first else None),

@@ -12,7 +12,7 @@ from bigsci_launch.runs.layout import AttemptDir, read_record, write_json
 HANG = "end_ranks"
 """What a watcher does to a hang. All other acts are a person's."""
 RESTART = "restart"
-WISHES = {"exit": "to exit", RESTART: "to restart", "kill": "to kill it"}
+REQUESTS = {"exit": "to exit", RESTART: "to restart", "kill": "to kill it"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class EndedBy:
         if self.is_hang:
             return f"{self.who} ended the ranks{why}"
         after = f" after step {self.step}" if self.step is not None else ""
-        return f"{self.who} asked {WISHES.get(self.act, 'to end it')}{after}{why}"
+        return f"{self.who} asked {REQUESTS.get(self.act, 'to end it')}{after}{why}"
 
     def as_dict(self) -> dict[str, Any]:
         return {

@@ -124,7 +124,7 @@ def read_pending(run: RunDir) -> list[Pending]:
     return pending
 
 
-def not_told(run: RunDir, now: float) -> list[str]:
+def undelivered(run: RunDir, now: float) -> list[str]:
     """Return a sentence for each way that has failed to deliver messages of the last days."""
     failed: dict[str, list[Pending]] = {}
     for each in read_pending(run):

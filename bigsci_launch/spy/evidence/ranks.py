@@ -37,7 +37,7 @@ from bigsci_launch.spy.evidence.samples import GONE_STATES, Sample, parse_sample
 from bigsci_launch.spy.evidence.stacks import ThreadStack, decisive_thread
 from bigsci_launch.spy.evidence.steps import without_other_steps
 from bigsci_launch.topology import Coordinate, Topology, compress_ranks
-from bigsci_launch.topology.words import count_ranks, name_part, name_ranks
+from bigsci_launch.topology.naming import count_ranks, name_part, name_ranks
 
 FILES = "files"
 """How the ranks of a document were found if it was made from the files of other tools."""

@@ -11,13 +11,13 @@ from typing import Any
 class Exit:
     """How a rank ended, from the record of its runner: exit code, or name of the signal; when (wall clock, seconds).
 
-    `was_told`: the runner had been told to end before, so this end is a consequence and not the cause.
+    `was_terminated`: the runner had been told to end before, so this end is a consequence and not the cause.
     """
 
     code: int | None
     signal: str | None
     time: float
-    was_told: bool
+    was_terminated: bool
 
     @property
     def is_clean(self) -> bool:
@@ -112,10 +112,10 @@ def parse_heartbeat(record: Mapping[str, Any] | None) -> Heartbeat | None:
 def parse_exit(record: Mapping[str, Any] | None) -> Exit | None:
     if record is None:
         return None
-    time, was_told = float(record.get("time") or 0), record.get("terminated") is not None
+    time, was_terminated = float(record.get("time") or 0), record.get("terminated") is not None
     if record.get("clean_end"):
-        return Exit(0, None, time, was_told)
-    return Exit(record.get("code"), record.get("signal"), time, was_told)
+        return Exit(0, None, time, was_terminated)
+    return Exit(record.get("code"), record.get("signal"), time, was_terminated)
 
 
 def parse_printed(collection: Mapping[str, Any]) -> tuple[NewLines, ...]:

@@ -8,7 +8,7 @@ from enum import Enum
 
 from bigsci_launch.spy.evidence.ranks import Evidence
 from bigsci_launch.spy.taxonomy import HangClass, State
-from bigsci_launch.topology.words import agree, name_ranks_and_part
+from bigsci_launch.topology.naming import agree, name_ranks_and_part
 
 
 class Strength(Enum):
@@ -38,7 +38,7 @@ class Strength(Enum):
         return list(Strength).index(self)
 
 
-class Patience(Enum):
+class GracePeriod(Enum):
     """How long a job must be seen to stand still before a conclusion may call it a hang, in seconds.
 
     `asleep_s`: the rank that holds up the others has not run at all for that long. `late_s`: somebody has waited for it
@@ -116,7 +116,7 @@ class Conclusion:
     """The verdict.
 
     `claim` is the one sentence; `evidence` supports it, `missing` would make it more certain, `next` are commands.
-    `patience` is how long the job must have stood still for `claim` to be a hang. `look_first` are ranks in the order
+    `grace` is how long the job must have stood still for `claim` to be a hang. `look_first` are ranks in the order
     in which an engineer would look at them; unlike `suspects`, they are not accused.
     """
 
@@ -130,7 +130,7 @@ class Conclusion:
     missing: tuple[str, ...] = ()
     next: tuple[str, ...] = ()
     signature: KnownHang | None = None
-    patience: Patience = Patience.ELSEWHERE
+    grace: GracePeriod = GracePeriod.ELSEWHERE
     look_first: tuple[Pointer, ...] = ()
     if_hang: Conclusion | None = None
     """What would be concluded if the job were known to hang; None if it is, or if nothing suggests that it does."""

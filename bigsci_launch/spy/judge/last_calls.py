@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from bigsci_launch.spy.evidence.calls.ring import Ring, RingCall, RootsNamed
 from bigsci_launch.spy.evidence.ranks import Evidence, RankEvidence
 from bigsci_launch.spy.taxonomy import HangClass
-from bigsci_launch.topology.words import agree
+from bigsci_launch.topology.naming import agree
 
 STORE_WAITS = ("store.get", "store.wait")
 FROM_RING = "from its ring, the process is gone"

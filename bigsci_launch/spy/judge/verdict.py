@@ -13,7 +13,7 @@ from math import ceil
 from bigsci_launch.spy.evidence.ranks import Evidence
 from bigsci_launch.spy.judge.case import JobCase
 from bigsci_launch.spy.judge.commands import on_node, typed
-from bigsci_launch.spy.judge.conclusion import Conclusion, Patience, Strength
+from bigsci_launch.spy.judge.conclusion import Conclusion, GracePeriod, Strength
 from bigsci_launch.spy.judge.corroboration import corroborate, refine_class
 from bigsci_launch.spy.judge.facts import deciding_thread_ran, elapsed_s, is_motion_known, may_be_at_work
 from bigsci_launch.spy.judge.pointers import look_first
@@ -98,16 +98,16 @@ def _all_alive(case: JobCase) -> tuple[int, ...]:
 
 def _has_stood_still(case: JobCase, conclusion: Conclusion) -> bool:
     """Whether the job has stood still for as long as the conclusion asks for."""
-    patience, ranks = conclusion.patience, _ranks_in_question(case, conclusion)
-    if patience is Patience.NONE:
+    grace, ranks = conclusion.grace, _ranks_in_question(case, conclusion)
+    if grace is GracePeriod.NONE:
         return True
     if any(may_be_at_work(case.by_rank[rank]) for rank in ranks if rank not in case.graph.waits):
         return False
     if not _shows_stillness(case, ranks):
         return False
-    if patience.asleep_s is not None and _asleep_s(case, ranks) >= patience.asleep_s:
+    if grace.asleep_s is not None and _asleep_s(case, ranks) >= grace.asleep_s:
         return True
-    return _late_s(case, conclusion, ranks) >= patience.late_s
+    return _late_s(case, conclusion, ranks) >= grace.late_s
 
 
 def _shows_stillness(case: JobCase, ranks: Sequence[int]) -> bool:
@@ -140,15 +140,15 @@ def _stillness_words(case: JobCase, conclusion: Conclusion) -> str:
 def _look_longer(case: JobCase, conclusion: Conclusion) -> str:
     """The command that looks for as long as is missing. Only what the kernel's own clock shows counts as seen: a new
     look begins from there, and not from the looks of this one."""
-    patience, ranks = conclusion.patience, _ranks_in_question(case, conclusion)
-    if patience.asleep_s is None or any(deciding_thread_ran(case.by_rank[rank]) for rank in ranks):
-        wanted, known = patience.late_s, _late_s(case, conclusion, ranks)
+    grace, ranks = conclusion.grace, _ranks_in_question(case, conclusion)
+    if grace.asleep_s is None or any(deciding_thread_ran(case.by_rank[rank]) for rank in ranks):
+        wanted, known = grace.late_s, _late_s(case, conclusion, ranks)
     else:
-        wanted, known = patience.asleep_s, _asleep_s(case, ranks)
+        wanted, known = grace.asleep_s, _asleep_s(case, ranks)
     looked = max((elapsed_s(case.by_rank[rank]) or 0.0 for rank in case.graph.ranks), default=0.0)
     seconds = max(10, 10 * ceil((wanted - (known if known > looked else 0.0)) / 10))
     if case.evidence.is_from_files:
-        return f"py-spy dump  # again for each rank, {patience.late_s:.0f} s after the first or later"
+        return f"py-spy dump  # again for each rank, {grace.late_s:.0f} s after the first or later"
     if seconds > MAX_SETTLE_S:
         return f"bsl spy  # again in {ceil(seconds / 60)} min: if nothing moves until then, it is a hang"
     return f"bsl spy --settle {seconds}  # if nothing moves until then, it is a hang"

@@ -240,15 +240,15 @@ def _ask_nodes(target: Target, on_answer: AnswerCallback) -> tuple[list[dict[str
     reader = WireReader()
     silent: dict[str, str] = {}
     left, words, program = list(target.nodes), "", agent_program(target)
-    patience = AnswerDeadline(len(target.nodes), STEP_TIMEOUT_S + more_time(target), settle_time(target))
+    deadline = AnswerDeadline(len(target.nodes), STEP_TIMEOUT_S + more_time(target), settle_time(target))
     for _ in range(MAX_STEPS):
-        if not left or time.monotonic() >= patience.until:
+        if not left or time.monotonic() >= deadline.until:
             break
         step = MonitorStep(
             ["/bin/sh", "-c", START_AGENT, "sh", sys.executable],
             left,
-            until=lambda: patience.until,
-            on_line=lambda line: _take(reader, line, on_answer, patience),
+            until=lambda: deadline.until,
+            on_line=lambda line: _take(reader, line, on_answer, deadline),
             stdin=program,
             groups=target.groups,
         )
@@ -261,7 +261,7 @@ def _ask_nodes(target: Target, on_answer: AnswerCallback) -> tuple[list[dict[str
     by_starter = f" ({target.scheduler.starter}: {words})" if words else ""
     for node in target.nodes:
         if node not in reader.documents:
-            silent.setdefault(node, _why_silent(node, reader, by_starter, patience))
+            silent.setdefault(node, _why_silent(node, reader, by_starter, deadline))
     if not reader.documents:
         raise no_answer(target, silent, words)
     return list(reader.documents.values()), {node: why for node, why in silent.items() if node not in reader.documents}
@@ -290,17 +290,17 @@ class AnswerDeadline:
         return self.until - self._began
 
 
-def _take(reader: WireReader, line: str, on_answer: AnswerCallback, patience: AnswerDeadline) -> None:
+def _take(reader: WireReader, line: str, on_answer: AnswerCallback, deadline: AnswerDeadline) -> None:
     node = reader.feed(line)
     if node is not None:
-        patience.hear(len(reader.documents))
+        deadline.hear(len(reader.documents))
         on_answer(len(reader.documents), node)
 
 
-def _why_silent(node: str, reader: WireReader, words: str, patience: AnswerDeadline) -> str:
+def _why_silent(node: str, reader: WireReader, words: str, deadline: AnswerDeadline) -> str:
     if node in reader.torn:
         return "its answer is incomplete"
-    return f"no answer in {patience.seconds:.0f} s{words}"
+    return f"no answer in {deadline.seconds:.0f} s{words}"
 
 
 def more_time(target: Target) -> float:

@@ -105,7 +105,7 @@ def find_target(argument: str | None, job_id: str | None) -> Target:
     if job_id is not None:
         job = choice.OF_JOBS.find_job(job_id)
         job_run, job_attempt = _run_of(job)
-        if job_run and job_attempt and _can_be_told(job_attempt, job):
+        if job_run and job_attempt and _has_right_job(job_attempt, job):
             return target_of_ended_run(job_run, job_attempt)
         return target_of_job(job, job_run, job_attempt)
     run = find_run(argument, None)
@@ -137,7 +137,7 @@ def target_of_ended_run(run: RunDir, attempt: AttemptDir) -> Target:
     return Target(run.name, {}, nodes=(), run=run, attempt=attempt, topology=topology, asked=asked, is_over=True)
 
 
-def _can_be_told(attempt: AttemptDir, job: JobInfo) -> bool:
+def _has_right_job(attempt: AttemptDir, job: JobInfo) -> bool:
     """Whether the attempt is that of the job, which has ended, and its ranks have left anything."""
     record = read_job(attempt)
     is_its_own = record is not None and record.job_id == job.number

@@ -24,7 +24,7 @@ from bigsci_launch.spy.judge.waits import WaitGraph, build_graph
 from bigsci_launch.spy.show.rank_facts import RankFact, facts_of
 from bigsci_launch.spy.show.suspects import merge_suspects, name_group
 from bigsci_launch.topology import AXES, AXIS_NAMES, Topology
-from bigsci_launch.topology.words import count_ranks
+from bigsci_launch.topology.naming import count_ranks
 
 Size = Literal["small", "medium", "large"]
 COLOURS = 8

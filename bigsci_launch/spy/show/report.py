@@ -212,7 +212,7 @@ def _classes(
     """Return the largest classes and that of a suspect, two lines each; then how many more there are."""
     suspects = {suspect.rank for suspect in conclusion.suspects}
     count = max_lines // 2 if 2 * len(classes) <= max_lines else max((max_lines - 1) // 2, 1)
-    shown = _most_telling(classes, suspects, count)
+    shown = _most_informative(classes, suspects, count)
     lines = []
     for index in shown:
         lines += _one_class(index, classes[index], evidence, bool(suspects.intersection(classes[index].ranks)), page)
@@ -222,7 +222,7 @@ def _classes(
     return lines
 
 
-def _most_telling(classes: Sequence[StackClass], suspects: set[int], count: int) -> list[int]:
+def _most_informative(classes: Sequence[StackClass], suspects: set[int], count: int) -> list[int]:
     """Return the largest classes. If none has a suspect, a suspect's class replaces the smallest of them."""
     shown = list(range(min(count, len(classes))))
     theirs = [index for index, found in enumerate(classes) if suspects.intersection(found.ranks)]

@@ -19,7 +19,7 @@ def nccl_settings(attempt: AttemptDir, environ: Mapping[str, str]) -> dict[str, 
     dumps = str(attempt.recorder_dumps)
     wanted = {
         "NCCL_DEBUG": "WARN",
-        "TORCH_NCCL_ASYNC_ERROR_HANDLING": "2" if "BSL_SEAT_FD" in environ else "3",
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING": "2" if "BSL_SLOT_FD" in environ else "3",
         "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
         "TORCH_FR_BUFFER_SIZE": str(NUM_RECORDED),
         "TORCH_NCCL_TRACE_BUFFER_SIZE": str(NUM_RECORDED),

@@ -105,8 +105,8 @@ class LoopState:
                 found.append(Violation("optimizer settings", name, (self._places.rank,), text))
         return found
 
-    def sealable(self) -> dict[str, Flat]:
-        """Return the same as `tensors`, apart from empty ones, as the seal takes it."""
+    def state_flats(self) -> dict[str, Flat]:
+        """Return the same as `tensors`, apart from empty ones, as the fingerprint takes it."""
         return {name: Flat.whole(name, tensor) for name, tensor in self.tensors().items() if tensor.numel()}
 
     def tensors(self) -> dict[str, Tensor]:

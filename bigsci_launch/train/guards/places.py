@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from bigsci_launch.errors import BslError
 from bigsci_launch.topology import AXIS_NAMES, Coordinate, Topology
-from bigsci_launch.topology.words import name_ranks_and_part
+from bigsci_launch.topology.naming import name_ranks_and_part
 from bigsci_launch.train.guards.copies import CopyAxes
 from bigsci_launch.train.rank.collective import gather
 

@@ -36,13 +36,13 @@ class Exchange:
         dist.all_reduce(worst, op=dist.ReduceOp.MAX)
         return float(worst[0]), -float(worst[1])
 
-    def settle(self, patience_s: float = 1.0) -> None:
+    def settle(self, grace_s: float = 1.0) -> None:
         """Wait until the process group has let go of the last exchange; not collective.
 
         A thread of gloo drops its tensors some time after the call has returned, and takes Python's lock for it. In an
         interpreter that is ending by then it aborts the process, and a loop that has finished looks crashed
         (PyTorch issue 190489).
         """
-        until = time.monotonic() + patience_s
+        until = time.monotonic() + grace_s
         while any(tensor() is not None for tensor in self._lent) and time.monotonic() < until:
             time.sleep(0.001)

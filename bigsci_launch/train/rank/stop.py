@@ -35,7 +35,7 @@ class StopFlag:
         self.is_raised = True
 
 
-class Wishes:
+class StepRequests:
     """What is asked of all ranks, as rank 0 last read it.
 
     The original kill switch was a file that every rank looked for by itself, between two steps. If it appeared between
@@ -81,14 +81,14 @@ class Wishes:
 
 
 @contextmanager
-def watched_wishes(attempt: AttemptDir, rank: int) -> Iterator[Wishes]:
+def followed_requests(attempt: AttemptDir, rank: int) -> Iterator[StepRequests]:
     """Yield what people ask of the ranks of an attempt: on rank 0, read in a thread; on the others, always nothing."""
-    wishes, until = Wishes(attempt), threading.Event()
+    requests, until = StepRequests(attempt), threading.Event()
     if rank == 0:
-        follow = (attempt, WITH_STEP, LOOK_S, until, wishes.take)
+        follow = (attempt, WITH_STEP, LOOK_S, until, requests.take)
         threading.Thread(target=follow_requests, args=follow, name="bsl-requests", daemon=True).start()
     try:
-        yield wishes
+        yield requests
     finally:
         until.set()
 

@@ -55,7 +55,7 @@ from bigsci_launch.file_names import checkpoint_tag
 from bigsci_launch.launch.provenance import describe_repository
 from bigsci_launch.runs.layout import RunDir
 from bigsci_launch.topology import Coordinate, Topology
-from bigsci_launch.topology.words import name_ranks_and_part
+from bigsci_launch.topology.naming import name_ranks_and_part
 from bigsci_launch.train.device.gpu import computes_on_gpu
 from bigsci_launch.train.guards.engine.data import is_order_kept
 from bigsci_launch.train.guards.engine.watch import write_state_document

@@ -205,7 +205,7 @@ def plain_loads() -> Iterator[None]:
 
 
 def _load_instead(f: Any, map_location: Any = None, *_: Any, **options: Any) -> Any:
-    """What is called for `torch.load`: whatever the caller wishes, nothing is mapped, and only ALLOWED is built."""
+    """What is called for `torch.load`: whatever the caller requests, nothing is mapped, and only ALLOWED is built."""
     return _load(f, map_location) if hasattr(f, "read") else load_plain(f, map_location)
 
 

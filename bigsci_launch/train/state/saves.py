@@ -18,7 +18,7 @@ from deepspeed.runtime.pipe.engine import PipelineEngine
 from bigsci_launch.checkpoints.folder import CheckpointsDir, record_path
 from bigsci_launch.errors import SaveError
 from bigsci_launch.file_names import checkpoint_tag, step_of_tag
-from bigsci_launch.topology.words import name_ranks
+from bigsci_launch.topology.naming import name_ranks
 from bigsci_launch.train.rank.collective import on_first_rank
 from bigsci_launch.train.rank.stop import StopFlag
 from bigsci_launch.train.state.checkpoint import describe, save_checkpoint

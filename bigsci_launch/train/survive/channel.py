@@ -1,4 +1,4 @@
-"""The connection of a rank process to the agent of its seat: JSON lines over a Unix socket that it has inherited.
+"""The connection of a rank process to the agent of its slot: JSON lines over a Unix socket that it has inherited.
 
 A thread reads it. When the generation that this process takes part in is over, the thread ends the communication in
 which the process may be blocked, and does so again until the process has left.
@@ -20,7 +20,7 @@ from typing import Any
 from bigsci_launch.safe_files import parse_json
 from bigsci_launch.topology import Topology
 
-VARIABLE = "BSL_SEAT_FD"
+VARIABLE = "BSL_SLOT_FD"
 SWEEP_S = 0.03
 """Seconds between attempts to end blocked communication: connections that were being made may have been missed."""
 
@@ -76,7 +76,7 @@ class Channel:
         self._begins: deque[Begin] = deque()
         self._over = -1
         self._present: int | None = None
-        threading.Thread(target=self._read, name="bsl-seat", daemon=True).start()
+        threading.Thread(target=self._read, name="bsl-slot", daemon=True).start()
 
     def say(self, word: str, **fields: Any) -> None:
         """Say a word to the agent. If it is gone, the reading thread ends the process."""
@@ -97,10 +97,10 @@ class Channel:
                         return begin
                 self._changed.wait()
 
-    def is_over(self, patience_s: float = 0.0) -> bool:
-        """Return whether the present generation is over, or is within `patience_s`."""
+    def is_over(self, grace_s: float = 0.0) -> bool:
+        """Return whether the present generation is over, or is within `grace_s`."""
         with self._changed:
-            return self._changed.wait_for(self._is_over, patience_s)
+            return self._changed.wait_for(self._is_over, grace_s)
 
     def _is_over(self) -> bool:
         return self._present is not None and self._present <= self._over

@@ -15,10 +15,10 @@ from dataclasses import replace
 
 from bigsci_launch.runs.control.request import OF_CONTROLLER, Request, put_request, read_answer, withdraw
 from bigsci_launch.runs.generations.records import Generations, recoveries
-from bigsci_launch.runs.generations.words import back_words
+from bigsci_launch.runs.generations.recovery_text import back_text
 from bigsci_launch.runs.layout import AttemptDir, RunDir
 from bigsci_launch.runs.watching.ledger import Act, RunFinding, claim, read_acts, record_act
-from bigsci_launch.topology.words import name_ranks
+from bigsci_launch.topology.naming import name_ranks
 
 _NUMBER = re.compile(r"[0-9]{1,9}")
 MOST_PER_STEP = 3
@@ -63,7 +63,7 @@ def ask_controller(run: RunDir, attempt: AttemptDir, finding: RunFinding, reques
     try:
         put_request(attempt, request)
     except OSError as error:
-        record_act(run, replace(act, state="failed", words=f"the wish cannot be written: {error.strerror or error}"))
+        record_act(run, replace(act, state="failed", words=f"the request cannot be written: {error.strerror or error}"))
         raise
     return words
 
@@ -112,7 +112,7 @@ def _outcome(attempt: AttemptDir, act: Act, found: Generations, now: float) -> t
         return "done", f"the controller gave up: {found.gave_up}"
     back = next((each for each in recoveries(found) if each.failed.number == number), None)
     if back is not None and not found.is_recovering:
-        return "done", f"generation {back.generation.number}: {back_words(back, has_phases=found.have_phases)}"
+        return "done", f"generation {back.generation.number}: {back_text(back, has_phases=found.have_phases)}"
     if found.newest.number > number + 1 or found.is_over:
         return "done", f"generation {number} has ended"
     if answer is None and now - act.time > UNANSWERED_S:

@@ -8,15 +8,15 @@ from collections.abc import Iterator
 from bigsci_launch.errors import BslError
 from bigsci_launch.runs.generations.read import read_generations
 from bigsci_launch.runs.generations.records import FIRST_STEP, Generations, Recovery, recoveries
-from bigsci_launch.runs.generations.samples import read_recorded_steps
-from bigsci_launch.runs.generations.words import (
+from bigsci_launch.runs.generations.recovery_text import (
     LONG_RECOVERY_S,
-    began_words,
-    left_out_words,
-    recovering_words,
-    source_words,
-    timing_words,
+    began_text,
+    left_out_text,
+    recovering_text,
+    source_text,
+    timing_text,
 )
+from bigsci_launch.runs.generations.samples import read_recorded_steps
 from bigsci_launch.runs.layout import AttemptDir, rank_files, read_json
 from bigsci_launch.runs.watching.ledger import RunFinding
 
@@ -64,8 +64,8 @@ class GenerationWatch:
                 yield self._finding(each, found)
 
     def _finding(self, back: Recovery, found: Generations) -> RunFinding:
-        left_out = [left_out_words(each) for each in (*back.failed.left_out, *back.generation.left_out)]
-        sentence = began_words(back, has_phases=found.have_phases)
+        left_out = [left_out_text(each) for each in (*back.failed.left_out, *back.generation.left_out)]
+        sentence = began_text(back, has_phases=found.have_phases)
         name, now = self._attempt.name, time.time()
         return RunFinding(
             BACK,
@@ -76,8 +76,8 @@ class GenerationWatch:
             back.first_step,
             back.failed.cause.noticed if back.failed.cause else None,
             (
-                timing_words(back, has_phases=found.have_phases),
-                source_words(back, read_recorded_steps(self._attempt)),
+                timing_text(back, has_phases=found.have_phases),
+                source_text(back, read_recorded_steps(self._attempt)),
                 *left_out,
             ),
             cleared=now,
@@ -91,13 +91,13 @@ class GenerationWatch:
         number = _recovering_from(found)
         if now - self._recovers_since[number] > LONG_RECOVERY_S:
             name = self._attempt.name
-            words = recovering_words(found, time.time())
+            words = recovering_text(found, time.time())
             yield RunFinding("recovery", f"recovery:{name}:{number}", words, time.time(), name)
 
     @property
     def remark(self) -> str:
         """What is to be said of a recovery in progress; empty if there is none."""
-        return recovering_words(self.found, time.time()) if self.found and self.found.is_recovering else ""
+        return recovering_text(self.found, time.time()) if self.found and self.found.is_recovering else ""
 
 
 def _recovering_from(found: Generations) -> int:

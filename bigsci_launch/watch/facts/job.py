@@ -89,7 +89,7 @@ class JobPoller:
         }
         try:
             self.view = asked[what]()
-        except (BslError, OSError) as error:  # the thread goes on: an answer may come next time
+        except (BslError, OSError) as error:  # the thread stays: an answer may come next time
             self.view = replace(self.view, why=str(error))
 
     def _run(self) -> None:

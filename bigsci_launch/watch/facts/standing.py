@@ -20,11 +20,11 @@ from bigsci_launch.runs.chain.outlook import chain_outlook
 from bigsci_launch.runs.generations.read import read_generations
 from bigsci_launch.runs.layout import AttemptDir, RunDir, rank_files, read_json
 from bigsci_launch.runs.signs import judge_node, read_rank_events, read_signs
-from bigsci_launch.runs.watching.beat import LEAST_SILENCE_S, MISSED, Beat, agent_of, read_beats
+from bigsci_launch.runs.watching.heartbeat import LEAST_SILENCE_S, MISSED, WatcherHeartbeat, agent_of, read_heartbeats
 from bigsci_launch.runs.watching.ledger import RunFinding
 from bigsci_launch.safe_files import read_file
 from bigsci_launch.status.read import find_last_checkpoint
-from bigsci_launch.topology.words import agree, name_ranks
+from bigsci_launch.topology.naming import agree, name_ranks
 from bigsci_launch.units import format_age, format_bytes
 from bigsci_launch.watch.facts.job import JobView
 from bigsci_launch.watch.watched import WatchedRun
@@ -100,23 +100,24 @@ class OtherWatchers:
 
     def findings(self, attempt: str, now: float) -> Iterator[RunFinding]:
         """Yield a finding for the agent of this attempt if it is dead. `now` is the watcher's monotonic clock."""
-        for beat in read_beats(self._run):
-            if beat.name == self._own_name or beat.name != agent_of(attempt) or beat.ended:
+        for heartbeat in read_heartbeats(self._run):
+            if heartbeat.name == self._own_name or heartbeat.name != agent_of(attempt) or heartbeat.ended:
                 continue
-            if (silent_s := self._dead_for(beat, now)) is not None:
-                sentence = f"the watcher {beat.name} on {beat.host} is dead: no sign of life for {format_age(silent_s)}"
+            if (silent_s := self._dead_for(heartbeat, now)) is not None:
+                watcher = f"the watcher {heartbeat.name} on {heartbeat.host}"
+                sentence = f"{watcher} is dead: no heartbeat for {format_age(silent_s)}"
                 yield RunFinding("watcher_dead", f"watcher_dead:{attempt}", sentence, time.time(), attempt)
 
-    def _dead_for(self, beat: Beat, now: float) -> float | None:
+    def _dead_for(self, heartbeat: WatcherHeartbeat, now: float) -> float | None:
         """Return for how long a watcher has been dead; None if it lives, or nobody can tell yet."""
-        moment, since = self._seen.get(beat.name, (None, now))
-        if moment != beat.time:
-            self._seen[beat.name] = (beat.time, now)
+        moment, since = self._seen.get(heartbeat.name, (None, now))
+        if moment != heartbeat.time:
+            self._seen[heartbeat.name] = (heartbeat.time, now)
             since = now
-        if beat.is_here:
-            return max(0.0, time.time() - beat.time) if beat.is_dead(time.time()) else None
+        if heartbeat.is_here:
+            return max(0.0, time.time() - heartbeat.time) if heartbeat.is_dead(time.time()) else None
         silent_s = now - since
-        return silent_s if silent_s > max(LEAST_SILENCE_S, MISSED * beat.every_s) else None
+        return silent_s if silent_s > max(LEAST_SILENCE_S, MISSED * heartbeat.every_s) else None
 
 
 def dead_ranks(attempt: AttemptDir, view: JobView) -> Iterator[RunFinding]:

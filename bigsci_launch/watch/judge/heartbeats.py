@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from bigsci_launch.topology.words import agree, name_ranks
+from bigsci_launch.topology.naming import agree, name_ranks
 from bigsci_launch.watch.judge.durations import Usual
-from bigsci_launch.watch.judge.sighting import Sighting
+from bigsci_launch.watch.judge.log_event import LogEvent
 from bigsci_launch.watch.judge.state import WARM_UP, Candidate, Learned
 
 STARTING = ("init", "load", "loaded")
@@ -70,33 +70,33 @@ class Heartbeats:
             self._ranks[rank] = RankSpot((0, "init"), None, None)
         self._note_order((0, "init"))
 
-    def take(self, sighting: Sighting) -> None:
+    def take(self, log_event: LogEvent) -> None:
         """Take a heartbeat, or the start or the end of a rank."""
-        rank = sighting.rank
+        rank = log_event.rank
         if rank is None or not self._takes_part(rank):
             return
-        if sighting.kind == "start":
+        if log_event.kind == "start":
             if rank in self._ranks and not self._has_generations:
                 self.restart()  # the ranks of the next attempt
             self._ended.discard(rank)
-            self._ranks[rank] = RankSpot((0, "init"), sighting.time, sighting.time)
+            self._ranks[rank] = RankSpot((0, "init"), log_event.time, log_event.time)
             self._note_order((0, "init"))
-        elif sighting.kind == "end" or sighting.phase == "end":
+        elif log_event.kind == "end" or log_event.phase == "end":
             self._ended.add(rank)
         else:
-            self._enter(rank, sighting)
+            self._enter(rank, log_event)
 
     def _takes_part(self, rank: int) -> bool:
         """Whether the present generation has the rank: what one of an earlier generation wrote may come late."""
         return self._world_size is None or rank < self._world_size
 
-    def _enter(self, rank: int, sighting: Sighting) -> None:
+    def _enter(self, rank: int, log_event: LogEvent) -> None:
         here = self._ranks.setdefault(rank, RankSpot((0, "init"), None, None))
-        place = (sighting.step or 0, sighting.phase or "unknown")
+        place = (log_event.step or 0, log_event.phase or "unknown")
         if rank == min(self._ranks):
-            self._learn(here, place, sighting.time)
+            self._learn(here, place, log_event.time)
         here.num_steps += place[1] == "step"
-        here.place, here.time = place, sighting.time
+        here.place, here.time = place, log_event.time
         self._note_order(place)
 
     def _learn(self, here: RankSpot, place: Spot, time: float | None) -> None:

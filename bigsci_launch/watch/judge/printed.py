@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from bigsci_launch.watch.judge.durations import Usual
-from bigsci_launch.watch.judge.sighting import Sighting
+from bigsci_launch.watch.judge.log_event import LogEvent
 from bigsci_launch.watch.judge.state import WARM_UP, Candidate, Learned
 
 RECENT = 8
@@ -22,7 +22,7 @@ KINDS = ("step", "evaluated", "saving", "saved", "settings")
 class News:
     """A line that shows progress. `had_pause`: a phase that prints nothing may be in the time before it."""
 
-    sighting: Sighting
+    log_event: LogEvent
     had_pause: bool = False
 
 
@@ -43,7 +43,7 @@ class Printed:
         self._has_ended = False
         self._may_go_back = False
         self._begun: float | None = None
-        self._last: Sighting | None = None
+        self._last: LogEvent | None = None
         self._strides: deque[int] = deque(maxlen=RECENT)
         self._quiets: deque[float] = deque(maxlen=RECENT)
 
@@ -68,75 +68,77 @@ class Printed:
         """Steps between two lines of steps."""
         return max(1, int(statistics.median(self._strides))) if self._strides else 1
 
-    def look(self, sightings: Sequence[Sighting], now: float, arrived: float | None, quiet: float | None) -> list[News]:
+    def look(
+        self, log_events: Sequence[LogEvent], now: float, arrived: float | None, quiet: float | None
+    ) -> list[News]:
         """Take what one look has brought, and return what of it shows progress.
 
         `arrived` is how long ago the last news came by the watcher's clock, `quiet` how long it surely had seen nothing
         new when it looked before. None at the first look, which sees what is old.
         """
-        news = self._news(sightings)
-        num_steps = sum(sighting.kind == "step" for sighting in news)
+        news = self._news(log_events)
+        num_steps = sum(log_event.kind == "step" for log_event in news)
         if quiet is not None and num_steps and not self._may_be_silent():
             self._quiets.append(quiet)
         found = []
-        for index, sighting in enumerate(news):
-            found.append(News(sighting, sighting.kind == "step" and bool(self._silent())))
-            self._take(sighting, now, _share(sighting, index, num_steps, arrived, quiet))
+        for index, log_event in enumerate(news):
+            found.append(News(log_event, log_event.kind == "step" and bool(self._silent())))
+            self._take(log_event, now, _share(log_event, index, num_steps, arrived, quiet))
         return found
 
-    def _news(self, sightings: Sequence[Sighting]) -> list[Sighting]:
+    def _news(self, log_events: Sequence[LogEvent]) -> list[LogEvent]:
         """Return what shows progress: not the steps that another rank has reported already."""
         news, step, reporter = [], self.step, self._reporter
-        for sighting in sightings:
-            if sighting.kind == "step":
-                is_old = step is not None and sighting.step is not None and sighting.step <= step
+        for log_event in log_events:
+            if log_event.kind == "step":
+                is_old = step is not None and log_event.step is not None and log_event.step <= step
                 is_old, self._may_go_back = is_old and not self._may_go_back, False
-                if is_old and (sighting.step == step or sighting.rank != reporter):
+                if is_old and (log_event.step == step or log_event.rank != reporter):
                     continue
-                step, reporter = sighting.step, sighting.rank
-            if sighting.kind in KINDS:
-                news.append(sighting)
+                step, reporter = log_event.step, log_event.rank
+            if log_event.kind in KINDS:
+                news.append(log_event)
         return news
 
-    def _take(self, sighting: Sighting, now: float, arrived: float | None) -> None:
-        if sighting.kind == "settings":
+    def _take(self, log_event: LogEvent, now: float, arrived: float | None) -> None:
+        if log_event.kind == "settings":
             if self._since_start:
                 self.restart()  # arguments are printed at a start
-            self._take_setting(sighting.text)
+            self._take_setting(log_event.text)
             return
-        gap = self._gap(sighting, arrived)
-        if sighting.kind == "step":
-            self._take_step(sighting, now, gap)
+        gap = self._gap(log_event, arrived)
+        if log_event.kind == "step":
+            self._take_step(log_event, now, gap)
         else:
-            self._take_phase(sighting, gap)
-        self._last = replace(sighting, text="")
+            self._take_phase(log_event, gap)
+        self._last = replace(log_event, text="")
 
-    def _gap(self, sighting: Sighting, arrived: float | None) -> float | None:
+    def _gap(self, log_event: LogEvent, arrived: float | None) -> float | None:
         """Return the time since the last line: by the clock of both if they have one, which ran backwards in none."""
         last = self._last
-        if last is not None and last.rank == sighting.rank and last.time is not None and sighting.time is not None:
-            return sighting.time - last.time if sighting.time >= last.time else arrived
+        if last is not None and last.rank == log_event.rank and last.time is not None and log_event.time is not None:
+            return log_event.time - last.time if log_event.time >= last.time else arrived
         return arrived
 
-    def _take_step(self, sighting: Sighting, now: float, gap: float | None) -> None:
-        if self.step is not None and sighting.step is not None:
-            if sighting.step < self.step:
+    def _take_step(self, log_event: LogEvent, now: float, gap: float | None) -> None:
+        if self.step is not None and log_event.step is not None:
+            if log_event.step < self.step:
                 self.restart()
                 gap = None
             elif self._since_start:
-                self._strides.append(sighting.step - self.step)
-        self._note_gap(sighting, now, gap)
-        self.step, self._reporter = sighting.step, sighting.rank
-        self._total_steps = sighting.total_steps or self._total_steps
+                self._strides.append(log_event.step - self.step)
+        self._note_gap(log_event, now, gap)
+        self.step, self._reporter = log_event.step, log_event.rank
+        self._total_steps = log_event.total_steps or self._total_steps
         self._since_start += 1
         self._is_saving = False
         self._learned.eval.next_step()
         self._learned.save.next_step()
 
-    def _note_gap(self, sighting: Sighting, now: float, gap: float | None) -> None:
+    def _note_gap(self, log_event: LogEvent, now: float, gap: float | None) -> None:
         """Add the gap before a step to the phase that it belongs to: one that was due and printed nothing took it."""
         learned = self._learned
-        learned.step.resize(sighting.batch_size)
+        learned.step.resize(log_event.batch_size)
         if not self._since_start:
             if self._begun is not None:
                 learned.phases["start"].add(now - self._begun)
@@ -147,22 +149,22 @@ class Printed:
                 if gap is not None:
                     learned.phases[phase].add(gap)
         elif self._since_start >= WARM_UP:
-            said = None if sighting.seconds is None else sighting.seconds * self.stride
-            is_timed = self._last is not None and self._last.time is not None and sighting.time is not None
+            said = None if log_event.seconds is None else log_event.seconds * self.stride
+            is_timed = self._last is not None and self._last.time is not None and log_event.time is not None
             if (taken := gap if is_timed or said is None else said) is not None:
                 learned.step.add(taken)
 
-    def _take_phase(self, sighting: Sighting, gap: float | None) -> None:
-        phase = "eval" if sighting.kind == "evaluated" else "save"
-        interval, step = self._learned.interval(phase), sighting.step if sighting.step is not None else self.step
-        if step is not None and sighting.kind == "saving":
+    def _take_phase(self, log_event: LogEvent, gap: float | None) -> None:
+        phase = "eval" if log_event.kind == "evaluated" else "save"
+        interval, step = self._learned.interval(phase), log_event.step if log_event.step is not None else self.step
+        if step is not None and log_event.kind == "saving":
             interval.begins(step)
         elif step is not None:
             interval.reports(step)
-        taken = gap if gap is not None else sighting.seconds
-        if sighting.kind != "saving" and taken is not None and self._since_start:
+        taken = gap if gap is not None else log_event.seconds
+        if log_event.kind != "saving" and taken is not None and self._since_start:
             self._learned.phases[phase].add(taken)
-        self._is_saving = sighting.kind == "saving"
+        self._is_saving = log_event.kind == "saving"
 
     def _take_setting(self, text: str) -> None:
         name, _, value = text.partition("=")
@@ -216,13 +218,13 @@ class Printed:
         return Usual(max(usual.median, statistics.median(self._quiets)), max(usual.longest, *self._quiets))
 
 
-def _share(sighting: Sighting, index: int, num_steps: int, arrived: float | None, quiet: float | None) -> float | None:
+def _share(log_event: LogEvent, index: int, num_steps: int, arrived: float | None, quiet: float | None) -> float | None:
     """Return which part of the time since the last news a line has, or the most that it may have.
 
     Several steps share that time. Lines after the first of a look came within the time since the look before.
     """
     if arrived is None or quiet is None:
         return None
-    if sighting.kind == "step" and num_steps > 1:
+    if log_event.kind == "step" and num_steps > 1:
         return arrived / num_steps
     return arrived if index == 0 else arrived - quiet

@@ -36,7 +36,7 @@ class Silence:
 @dataclass(frozen=True, slots=True)
 class Noticed:
     """Something in what a run reports: `slower`, `loss_spike`, `grad_spike`, `nan`. `since` is by the clock of the
-    sightings; None if they have none. `step` is where it began. `is_over`: an earlier one has passed."""
+    log events; None if they have none. `step` is where it began. `is_over`: an earlier one has passed."""
 
     kind: str
     step: int

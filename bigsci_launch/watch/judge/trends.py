@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator
 
+from bigsci_launch.watch.judge.log_event import LogEvent
 from bigsci_launch.watch.judge.printed import News
-from bigsci_launch.watch.judge.sighting import Sighting
 from bigsci_launch.watch.judge.silence import Noticed
 from bigsci_launch.watch.judge.slower import StepTimes, TimedStep
 from bigsci_launch.watch.judge.spikes import GRAD_NORM, LOSS, Finite, Spikes
@@ -21,7 +21,7 @@ class Trends:
         self._loss = Spikes("loss_spike", "loss", LOSS)
         self._grad_norm = Spikes("grad_spike", "norm of the gradient", GRAD_NORM)
         self._finite = Finite()
-        self._last: Sighting | None = None
+        self._last: LogEvent | None = None
         self._count = 0
         self._since_start = 0
         self._had_pause = False
@@ -39,38 +39,38 @@ class Trends:
         """Take what is new, and return what it shows. Records have the time of the step alone, lines may not."""
         found: list[Noticed] = []
         for each in news:
-            if each.sighting.kind == "step":
+            if each.log_event.kind == "step":
                 self._had_pause = (self._had_pause or each.had_pause) and not has_records
-                found += [noticed for noticed in self._step(each.sighting) if noticed is not None]
-            elif each.sighting.kind != "settings":
+                found += [noticed for noticed in self._step(each.log_event) if noticed is not None]
+            elif each.log_event.kind != "settings":
                 self._had_pause = True
         return found
 
-    def _step(self, sighting: Sighting) -> Iterator[Noticed | None]:
+    def _step(self, log_event: LogEvent) -> Iterator[Noticed | None]:
         last = self._last
-        if last is not None and last.step is not None and sighting.step is not None and sighting.step < last.step:
+        if last is not None and last.step is not None and log_event.step is not None and log_event.step < last.step:
             self.restart()
         self._count += 1
         self._since_start += 1
-        step = sighting.step if sighting.step is not None else self._count
-        if (seconds := self._seconds(sighting)) is not None and self._since_start > WARM_UP and not self._had_pause:
-            yield self._times.add(TimedStep(step, seconds, sighting.time), sighting.batch_size)
-        self._last, self._had_pause = sighting, False
-        is_skipped = sighting.text == "skipped"
-        yield self._finite.add(step, (sighting.loss, sighting.grad_norm), is_skipped, sighting.time)
+        step = log_event.step if log_event.step is not None else self._count
+        if (seconds := self._seconds(log_event)) is not None and self._since_start > WARM_UP and not self._had_pause:
+            yield self._times.add(TimedStep(step, seconds, log_event.time), log_event.batch_size)
+        self._last, self._had_pause = log_event, False
+        is_skipped = log_event.text == "skipped"
+        yield self._finite.add(step, (log_event.loss, log_event.grad_norm), is_skipped, log_event.time)
         if is_skipped:
             return
-        for spikes, value in ((self._loss, sighting.loss), (self._grad_norm, sighting.grad_norm)):
+        for spikes, value in ((self._loss, log_event.loss), (self._grad_norm, log_event.grad_norm)):
             if value is not None and math.isfinite(value):
-                yield spikes.add(step, value, sighting.time)
+                yield spikes.add(step, value, log_event.time)
 
-    def _seconds(self, sighting: Sighting) -> float | None:
+    def _seconds(self, log_event: LogEvent) -> float | None:
         """Return how long the step took, as it says, else by the times of its line and the last; None if not known."""
         last = self._last
-        if sighting.seconds is not None:
-            return sighting.seconds
-        if last is None or last.time is None or sighting.time is None or last.rank != sighting.rank:
+        if log_event.seconds is not None:
+            return log_event.seconds
+        if last is None or last.time is None or log_event.time is None or last.rank != log_event.rank:
             return None
-        if last.step is None or sighting.step is None or sighting.time <= last.time:
+        if last.step is None or log_event.step is None or log_event.time <= last.time:
             return None
-        return (sighting.time - last.time) / (sighting.step - last.step)
+        return (log_event.time - last.time) / (log_event.step - last.step)

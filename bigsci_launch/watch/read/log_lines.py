@@ -1,4 +1,4 @@
-"""One line of a program's log, as a sighting: the formats in which trainers print steps, evaluations and saves."""
+"""One line of a program's log, as a log event: the formats in which trainers print steps, evaluations and saves."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 from bigsci_launch.file_names import step_of_tag
 from bigsci_launch.iteration_line import parse_iterations
-from bigsci_launch.watch.judge.sighting import Sighting
+from bigsci_launch.watch.judge.log_event import LogEvent
 
 NUMBER = r"([-+]?(?:\d[\d,]*\.?\d*(?:[eE][-+]?\d+)?|nan|inf|NaN|Infinity))"
 _TIME = re.compile(r"(\d{4}-\d\d-\d\d)[T ](\d\d:\d\d:\d\d)(?:[.,](\d{1,6}))?")
@@ -34,7 +34,7 @@ _NEMO_FIELDS = {
 }
 _BAR = re.compile(r"\b(\d+)/(\d+) \[\d[\d:]*<")
 _ENDED = "[exiting program after"
-OUTPUT = Sighting("output")
+OUTPUT = LogEvent("output")
 _FAILED = re.compile(
     r"Traceback \(most recent call last\)|CUDA error|CUDA out of memory|OutOfMemoryError|NCCL error|Uncorrectable ECC"
     r"|Segmentation fault|Bus error|ChildFailedError|srun: error:|uncaught exception"
@@ -53,7 +53,7 @@ class LineReader:
         self._rank = rank
         self._bar: tuple[int, int] | None = None
 
-    def read(self, line: str) -> Sighting | None:
+    def read(self, line: str) -> LogEvent | None:
         """Return what the line says; `output` if it is only a sign of life, None if it is none."""
         if _WATCHDOG in line:
             return None
@@ -73,7 +73,7 @@ class LineReader:
         if "<" in line and (bar := _BAR.search(line)) and (self._bar is None or int(bar[2]) >= self._bar[1]):
             self._bar = int(bar[1]), int(bar[2])
 
-    def _trainer_step(self, line: str) -> Sighting | None:
+    def _trainer_step(self, line: str) -> LogEvent | None:
         """Return the step that a line of Hugging Face's Trainer reports: its number is in the progress bar."""
         start, end = line.find("{'"), line.rfind("}")
         if start < 0 or end < 0 or "'epoch'" not in line:
@@ -88,11 +88,11 @@ class LineReader:
         step, total = self._bar or (None, None)
         if "eval_loss" in fields:
             seconds = _as_number(fields.get("eval_runtime"))
-            return Sighting("evaluated", step=step, loss=_as_number(fields["eval_loss"]), seconds=seconds)
+            return LogEvent("evaluated", step=step, loss=_as_number(fields["eval_loss"]), seconds=seconds)
         if "loss" not in fields:
             return None
         loss = float("nan") if fields["loss"] is None else _as_number(fields["loss"])
-        return Sighting(
+        return LogEvent(
             "step",
             step=step,
             total_steps=total,
@@ -109,12 +109,12 @@ def _as_number(value: Any) -> float | None:
         return None
 
 
-def _step(line: str) -> Sighting | None:
+def _step(line: str) -> LogEvent | None:
     if "iteration" in line and (nemo := _NEMO.search(line)):
         return _nemo_step(line, nemo)
     if "iteration" in line and "|" in line:
         for found in parse_iterations(line):
-            return Sighting(
+            return LogEvent(
                 "step",
                 step=found.step,
                 seconds=found.seconds,
@@ -125,14 +125,14 @@ def _step(line: str) -> Sighting | None:
                 text="skipped" if found.is_skipped else "",
             )
     if "step:" in line and (titan := _TITAN.search(line)):
-        return Sighting("step", step=int(titan[1]), loss=_number(titan[2]), grad_norm=_number(titan[3]))
+        return LogEvent("step", step=int(titan[1]), loss=_number(titan[2]), grad_norm=_number(titan[3]))
     return None
 
 
-def _nemo_step(line: str, found: re.Match[str]) -> Sighting:
+def _nemo_step(line: str, found: re.Match[str]) -> LogEvent:
     values = {name: _number(match[1]) for name, field in _NEMO_FIELDS.items() if (match := field.search(line))}
     size = values.get("batch_size")
-    return Sighting(
+    return LogEvent(
         "step",
         step=int(found[2]) + 1,  # it counts from 0
         loss=values.get("loss"),
@@ -143,32 +143,32 @@ def _nemo_step(line: str, found: re.Match[str]) -> Sighting:
     )
 
 
-def _evaluation_or_save(line: str) -> Sighting | None:
+def _evaluation_or_save(line: str) -> LogEvent | None:
     if "loss at iteration" in line and (found := _EVALUATED.search(line)):
-        return Sighting("evaluated", step=int(found[1]), loss=_number(found[2]))
+        return LogEvent("evaluated", step=int(found[1]), loss=_number(found[2]))
     if "sav" not in line:
         return None
     if found := _SAVED.search(line):
-        return Sighting("saved", step=int(found[1]))
+        return LogEvent("saved", step=int(found[1]))
     if found := _SAVING.search(line):
-        return Sighting("saving", step=int(found[1]))
+        return LogEvent("saving", step=int(found[1]))
     if found := _SAVED_BY_US.search(line):
-        return Sighting("saved", step=step_of_tag(Path(found[1]).name), seconds=float(found[2]))
+        return LogEvent("saved", step=step_of_tag(Path(found[1]).name), seconds=float(found[2]))
     return None
 
 
-def _setting(line: str) -> Sighting | None:
+def _setting(line: str) -> LogEvent | None:
     """Return an interval that Megatron prints among its arguments, as `eval_interval=1000`; 0 if it is None."""
     if "_interval" in line and (found := _SETTING.search(line)):
-        return Sighting("settings", text=f"{found[1]}={0 if found[2] == 'None' else found[2]}")
+        return LogEvent("settings", text=f"{found[1]}={0 if found[2] == 'None' else found[2]}")
     return None
 
 
-def _end_or_failure(line: str) -> Sighting | None:
+def _end_or_failure(line: str) -> LogEvent | None:
     may_fail = "rror" in line or "Traceback" in line or "fault" in line or "uncaught" in line or "ECC" in line
     if _ENDED in line:
-        return Sighting("end", text=line.strip()[-300:])
-    return Sighting("failed", text=line.strip()[-300:]) if may_fail and _FAILED.search(line) else None
+        return LogEvent("end", text=line.strip()[-300:])
+    return LogEvent("failed", text=line.strip()[-300:]) if may_fail and _FAILED.search(line) else None
 
 
 def _number(text: str | None) -> float | None:

@@ -1,4 +1,4 @@
-"""Records of ranks, and of the controller of `survive`, as sightings."""
+"""Records of ranks, and of the controller of `survive`, as log_events."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from typing import Any
 
 from bigsci_launch.runs.generations.read import number_in, parse_line, whole_in
 from bigsci_launch.safe_files import parse_json
-from bigsci_launch.watch.judge.sighting import Sighting
+from bigsci_launch.watch.judge.log_event import LogEvent
 
 
-def read_record(line: str, rank: int) -> Sighting | None:
+def read_record(line: str, rank: int) -> LogEvent | None:
     """Return what a record says; None for a line that is no record, `output` for one that says nothing of progress."""
     try:
         record = parse_json(line, allow_nan=True)
@@ -17,25 +17,25 @@ def read_record(line: str, rank: int) -> Sighting | None:
         return None
     if not isinstance(record, dict) or not isinstance(record.get("kind"), str):
         return None
-    return _sighting(record, rank)
+    return _log_event(record, rank)
 
 
-def read_generation_record(line: str) -> Sighting | None:
+def read_generation_record(line: str) -> LogEvent | None:
     """Return what a record of the controller says; None for a line that is no record."""
     found = parse_line(line)
     if found is None:
         return None
-    return Sighting("generation", found.time, step=found.step, phase=found.what, world_size=found.world_size)
+    return LogEvent("generation", found.time, step=found.step, phase=found.what, world_size=found.world_size)
 
 
-def _sighting(record: dict[str, Any], rank: int) -> Sighting:
+def _log_event(record: dict[str, Any], rank: int) -> LogEvent:
     kind, time, step = record["kind"], number_in(record.get("time")), whole_in(record.get("step"))
     if kind == "start":
-        return Sighting("start", time, rank, step)
+        return LogEvent("start", time, rank, step)
     if kind == "heartbeat":
-        return Sighting("phase", time, rank, step, str(record.get("phase")))
+        return LogEvent("phase", time, rank, step, str(record.get("phase")))
     if kind == "step":
-        return Sighting(
+        return LogEvent(
             "step",
             time,
             rank,
@@ -47,13 +47,13 @@ def _sighting(record: dict[str, Any], rank: int) -> Sighting:
             text="skipped" if record.get("num_skipped") else "",
         )
     if kind == "evaluation":
-        return Sighting(
+        return LogEvent(
             "evaluated", time, rank, step, seconds=number_in(record.get("seconds")), loss=number_in(record.get("loss"))
         )
     if kind == "save":
-        return Sighting("saved", time, rank, step, seconds=number_in(record.get("seconds")))
+        return LogEvent("saved", time, rank, step, seconds=number_in(record.get("seconds")))
     if kind == "load":
-        return Sighting("phase", time, rank, whole_in(record.get("checkpoint_step")), "loaded")
+        return LogEvent("phase", time, rank, whole_in(record.get("checkpoint_step")), "loaded")
     if kind == "end":
-        return Sighting("end", time, rank, step, text=str(record.get("reason") or ""))
-    return Sighting("output", time, rank)
+        return LogEvent("end", time, rank, step, text=str(record.get("reason") or ""))
+    return LogEvent("output", time, rank)

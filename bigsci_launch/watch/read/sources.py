@@ -7,7 +7,7 @@ from pathlib import Path
 
 from bigsci_launch.errors import RunDirError
 from bigsci_launch.runs.layout import AttemptDir, rank_files
-from bigsci_launch.watch.judge.sighting import Sighting
+from bigsci_launch.watch.judge.log_event import LogEvent
 from bigsci_launch.watch.read.log_lines import OUTPUT, LineReader
 from bigsci_launch.watch.read.records import read_generation_record, read_record
 from bigsci_launch.watch.read.tail import MOST_BYTES, FileTail, Growth, read_beginning
@@ -20,11 +20,11 @@ MOST_WITH_HISTORY = 4
 MOST_TROUBLES = 3
 
 PROGRESS = frozenset({"step", "evaluated", "saving", "saved"})
-TELLING = PROGRESS | {"phase"}
+INFORMATIVE = PROGRESS | {"phase"}
 
 
 class Tail:
-    """Sightings in one file. `trouble` says why it could not be read the last time; None if it could.
+    """Log events in one file. `trouble` says why it could not be read the last time; None if it could.
 
     `num_skipped` is how many bytes it left out then, because more were new than it reads at a time.
     """
@@ -36,7 +36,7 @@ class Tail:
         self.num_skipped = 0
         self._tail = FileTail(path, history)
 
-    def read(self) -> list[Sighting]:
+    def read(self) -> list[LogEvent]:
         """Return what is new, the oldest first."""
         growth = self._tail.read()
         self.trouble, self.num_skipped = growth.trouble, growth.num_skipped
@@ -49,17 +49,17 @@ class Tail:
 
     blind = troubles
 
-    def read_history(self) -> list[Sighting]:
+    def read_history(self) -> list[LogEvent]:
         """Read the file again, with more of what it held before, and return all of that."""
         self._tail = FileTail(self.path)
         return self.read()
 
-    def _see(self, growth: Growth) -> list[Sighting]:
+    def _see(self, growth: Growth) -> list[LogEvent]:
         raise NotImplementedError
 
 
 class LogTail(Tail):
-    """Sightings in the log of any program; those lines that say nothing are one sighting of `output` at the end."""
+    """Log events in the log of any program; those lines that say nothing are one log event of `output` at the end."""
 
     def __init__(self, path: Path, rank: int | None = None, history: int = MOST_BYTES) -> None:
         super().__init__(path, rank, history)
@@ -67,44 +67,44 @@ class LogTail(Tail):
         self._may_begin = rank in (None, 0)
         """Whether arguments may be printed at its beginning: the first rank of Megatron does."""
 
-    def _see(self, growth: Growth) -> list[Sighting]:
+    def _see(self, growth: Growth) -> list[LogEvent]:
         if growth.is_new_file:
             self._lines = LineReader(self.rank)
         settings = self._settings() if self._may_begin and growth.num_skipped else []
         self._may_begin = self._may_begin and not growth.grown
-        seen = [sighting for line in growth.lines if (sighting := self._lines.read(line)) is not None]
-        told = [sighting for sighting in seen if sighting is not OUTPUT]
+        seen = [log_event for line in growth.lines if (log_event := self._lines.read(line)) is not None]
+        told = [log_event for log_event in seen if log_event is not OUTPUT]
         is_torn = growth.grown and not growth.lines  # the beginning of a line is a sign of life too
         has_output = is_torn or len(told) < len(seen)
-        return settings + told + ([Sighting("output", rank=self.rank)] if has_output else [])
+        return settings + told + ([LogEvent("output", rank=self.rank)] if has_output else [])
 
-    def _settings(self) -> list[Sighting]:
+    def _settings(self) -> list[LogEvent]:
         """Return the arguments at the beginning of a log whose end alone is read."""
         reader = LineReader(self.rank)
         seen = (reader.read(line) for line in read_beginning(self.path, BEGINNING_BYTES))
-        return [sighting for sighting in seen if sighting and sighting.kind == "settings"]
+        return [log_event for log_event in seen if log_event and log_event.kind == "settings"]
 
 
 class RecordTail(Tail):
-    """Sightings in the records of one rank."""
+    """Log events in the records of one rank."""
 
     def __init__(self, path: Path, rank: int, history: int = MOST_BYTES) -> None:
         super().__init__(path, rank, history)
         self._own = rank
 
-    def _see(self, growth: Growth) -> list[Sighting]:
+    def _see(self, growth: Growth) -> list[LogEvent]:
         return [found for line in growth.lines if (found := read_record(line, self._own)) is not None]
 
 
 class GenerationTail(Tail):
-    """Sightings in the records of the controller of `survive`."""
+    """Log events in the records of the controller of `survive`."""
 
-    def _see(self, growth: Growth) -> list[Sighting]:
+    def _see(self, growth: Growth) -> list[LogEvent]:
         return [found for line in growth.lines if (found := read_generation_record(line)) is not None]
 
 
 class AttemptTail:
-    """Sightings in all logs and records of an attempt; files that appear later are found.
+    """Log events in all logs and records of an attempt; files that appear later are found.
 
     `troubles` says what could not be seen the last time; `blind` is that part of it which may hold progress.
     `num_skipped` is how many bytes were left out. Where ranks record their steps, what is printed about them is mere
@@ -116,12 +116,12 @@ class AttemptTail:
         self._tails: dict[Path, Tail] = {}
         self._num_with_history = 0
         self._records_steps = False
-        self._telling: set[Path] = set()
+        self._informative: set[Path] = set()
         self.troubles: tuple[str, ...] = ()
         self.blind: tuple[str, ...] = ()
         self.num_skipped = 0
 
-    def read(self) -> list[Sighting]:
+    def read(self) -> list[LogEvent]:
         """Return what is new: of each file the oldest first; generations, then the records of ranks, then logs."""
         troubles = self._find_files()
         read = [(tail, self._read(tail)) for tail in self._tails.values()]
@@ -132,9 +132,9 @@ class AttemptTail:
         if self._records_steps:
             printed = [replace(found, kind="output") if found.kind in PROGRESS else found for found in printed]
         self.num_skipped = sum(tail.num_skipped for tail in self._tails.values())
-        self._telling |= {tail.path for tail, seen in read if any(found.kind in TELLING for found in seen)}
+        self._informative |= {tail.path for tail, seen in read if any(found.kind in INFORMATIVE for found in seen)}
         in_trouble = [tail for tail in self._tails.values() if tail.trouble]
-        of_use = [tail for tail in in_trouble if tail.path in self._telling or not self._telling]
+        of_use = [tail for tail in in_trouble if tail.path in self._informative or not self._informative]
         self.troubles = _shorten(troubles + [tail.trouble for tail in in_trouble if tail.trouble])
         self.blind = _shorten(troubles + [tail.trouble for tail in of_use if tail.trouble])
         return generations + recorded + printed
@@ -151,14 +151,14 @@ class AttemptTail:
             self._tails[batch] = LogTail(batch, None, PEEK_BYTES)
         return troubles
 
-    def _read(self, tail: Tail) -> list[Sighting]:
+    def _read(self, tail: Tail) -> list[LogEvent]:
         """Return what is new; a file that has steps, but was too long for a first peek, is read with more history."""
         found = tail.read()
-        has_steps = any(sighting.kind == "step" for sighting in found)
+        has_steps = any(log_event.kind == "step" for log_event in found)
         if not (has_steps and tail.num_skipped and self._num_with_history < MOST_WITH_HISTORY):
             return found
         self._num_with_history += 1
-        return [sighting for sighting in found if sighting.kind == "settings"] + tail.read_history()
+        return [log_event for log_event in found if log_event.kind == "settings"] + tail.read_history()
 
 
 def _files(folder: Path, suffix: str, troubles: list[str]) -> dict[int, Path]:

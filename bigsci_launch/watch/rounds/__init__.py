@@ -1,1 +1,1 @@
-"""One watcher, round after round: what it reads and judges, does, keeps in its books, and says."""
+"""One watcher, round after round: what it reads and judges, does, keeps open, and reports."""

@@ -7,16 +7,16 @@ from collections.abc import Iterable
 from functools import partial
 
 from bigsci_launch.errors import BslError
-from bigsci_launch.progress import Tell
+from bigsci_launch.progress import Report
 from bigsci_launch.runs.layout import AttemptDir, RunDir
 from bigsci_launch.runs.watching.ledger import RunFinding
 from bigsci_launch.scheduler.slurm import partition_nodes
-from bigsci_launch.watch.act.deeds import end_hang, finish_end, pin_around
+from bigsci_launch.watch.act.actions import end_hang, finish_end, pin_around
 from bigsci_launch.watch.act.fence import ask_controller, follow_recovery, recovery_request
 from bigsci_launch.watch.act.jobs import end_ranks, kill_ranks
 from bigsci_launch.watch.facts.stalls import STALL
-from bigsci_launch.watch.rounds.books import SPIKES
 from bigsci_launch.watch.rounds.one_attempt import AttemptWatch, WatchRound
+from bigsci_launch.watch.rounds.open_findings import SPIKES
 
 STALLS = ("hang", "dead")
 
@@ -24,7 +24,7 @@ STALLS = ("hang", "dead")
 class Acting:
     """Acts as `who`. `say` gets what was done, and once why nothing was."""
 
-    def __init__(self, who: str, say: Tell) -> None:
+    def __init__(self, who: str, say: Report) -> None:
         self._who = who
         self._say = say
         self._undone = self._asked = ""

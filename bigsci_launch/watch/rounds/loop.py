@@ -1,4 +1,4 @@
-"""One watcher: round after round it reads, judges and looks, keeps the books, does what it may, and says that it lives.
+"""One watcher: each round it reads, judges and looks, keeps its open findings, acts if it may, and sends a heartbeat.
 
 Health and blindness are two things. What cannot be seen is said, and is never healthy.
 """
@@ -12,20 +12,20 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from bigsci_launch.errors import BslError
-from bigsci_launch.progress import Tell
-from bigsci_launch.runs.watching.beat import Health, agent_of, own_beat, remove_beat, write_beat
+from bigsci_launch.progress import Report
+from bigsci_launch.runs.watching.heartbeat import Health, agent_of, own_heartbeat, remove_heartbeat, write_heartbeat
 from bigsci_launch.runs.watching.ledger import RunFinding
 from bigsci_launch.runs.watching.records import remarks
 from bigsci_launch.units import format_age
-from bigsci_launch.watch.act.desk import Desk, patience_s
+from bigsci_launch.watch.act.request_handler import RequestHandler, grace_s
 from bigsci_launch.watch.facts.look import Look
 from bigsci_launch.watch.facts.standing import OtherWatchers
-from bigsci_launch.watch.judge.course import Course
+from bigsci_launch.watch.judge.progress import ProgressTracker
 from bigsci_launch.watch.judge.silence import Silence
+from bigsci_launch.watch.notify.of_run import NotifyFinding, deliver_waiting
 from bigsci_launch.watch.rounds.acting import Acting
-from bigsci_launch.watch.rounds.books import Books
 from bigsci_launch.watch.rounds.one_attempt import AttemptWatch, WatchRound, expected
-from bigsci_launch.watch.tell.told import TellFinding, deliver_waiting
+from bigsci_launch.watch.rounds.open_findings import OpenFindings
 from bigsci_launch.watch.watched import WatchedRun, watched_run
 
 LEAST_EVERY_S, MOST_EVERY_S = 2.0, 10.0
@@ -33,7 +33,7 @@ LEAST_EVERY_S, MOST_EVERY_S = 2.0, 10.0
 
 
 @dataclass(frozen=True, slots=True)
-class Glance:
+class WatchStatus:
     """What a watcher knows after the round `seen`, also from the ledger. `blind` says what it could not see, `remarks`
     what is no finding."""
 
@@ -54,25 +54,25 @@ class Watcher:
     `say` gets a line for people who look; `tell` gets each new finding. One thread uses it.
     """
 
-    def __init__(self, watched: WatchedRun, *, name: str, may_act: bool, say: Tell, tell: TellFinding) -> None:
+    def __init__(self, watched: WatchedRun, *, name: str, may_act: bool, say: Report, tell: NotifyFinding) -> None:
         self._name = name
         self._say = say
-        self._books = Books(watched.home, say, tell)
+        self._open_findings = OpenFindings(watched.home, say, tell)
         self._others = OtherWatchers(watched.home, name)
         self._acting = Acting(f"watcher {name} on {socket.gethostname()}", say) if may_act else None
         self._said: tuple[str, ...] = ()
-        self._now = AttemptWatch(watched, Course(expected(watched.config)))
+        self._now = AttemptWatch(watched, ProgressTracker(expected(watched.config)))
         self._now.start()
-        self._desk = Desk(watched.run, name, self._take_bundle) if watched.run is not None else None
+        self._handler = RequestHandler(watched.run, name, self._take_bundle) if watched.run is not None else None
 
-    def close(self, glance: Glance | None) -> None:
+    def close(self, status: WatchStatus | None) -> None:
         """Stop asking, and say that this watcher leaves by itself: one that was killed says nothing, and is missed."""
         self._now.stop()
-        if self._is_agent and glance is not None:
-            self._leave_sign(glance, has_ended=True)
+        if self._is_agent and status is not None:
+            self._leave_sign(status, has_ended=True)
         elif not self._is_agent:
             with suppress(OSError):
-                remove_beat(self._now.watched.home, self._name)
+                remove_heartbeat(self._now.watched.home, self._name)
 
     @property
     def _is_agent(self) -> bool:
@@ -89,7 +89,7 @@ class Watcher:
         """Whether what is watched was removed. A round would then make the folder of the run again."""
         return self._now.watched.is_gone
 
-    def tick(self, *, serves: bool = True) -> Glance:
+    def tick(self, *, serves: bool = True) -> WatchStatus:
         """Read, judge, look and act once. With `serves`, what people ask in `control/` is done."""
         self._follow()
         now = time.monotonic()
@@ -97,9 +97,9 @@ class Watcher:
         standing = [*seen.standing]
         if self._now.name is not None and not seen.view.is_over:
             standing += self._others.findings(self._now.name, now)
-        self._books.note(seen.news)
-        self._books.raise_all([*seen.events, *standing])
-        self._books.settle(
+        self._open_findings.note(seen.news)
+        self._open_findings.raise_all([*seen.events, *standing])
+        self._open_findings.settle(
             self._now.name,
             {finding.key for finding in standing},
             seen.passed,
@@ -107,28 +107,28 @@ class Watcher:
             has_moved=bool(self._now.has_moved),
         )
         if self._acting is not None:
-            self._acting.act(self._now, seen, self._books.open)
-        glance = self._glance(seen)
-        troubles = [self._leave_sign(glance), self._serve() if serves else ""]
-        glance = replace(glance, remarks=(*glance.remarks, *filter(None, troubles)))
+            self._acting.act(self._now, seen, self._open_findings.open)
+        status = self._status(seen)
+        troubles = [self._leave_sign(status), self._serve() if serves else ""]
+        status = replace(status, remarks=(*status.remarks, *filter(None, troubles)))
         deliver_waiting(self._now.watched)
-        self._say_new((*glance.blind, *glance.remarks))
-        return glance
+        self._say_new((*status.blind, *status.remarks))
+        return status
 
-    def look(self) -> Glance:
+    def look(self) -> WatchStatus:
         """Look at the ranks now, whatever the silence means, and take what they show into account."""
         now = time.monotonic()
-        self._now.stalls.look_now(self._now.course.silence(now), now)
+        self._now.stalls.look_now(self._now.tracker.silence(now), now)
         return self.tick(serves=False)
 
     def _serve(self) -> str:
         """Do what people ask in `control/`. Return why that was not possible; empty if it was."""
-        if self._desk is None:
+        if self._handler is None:
             return ""
-        course = self._now.course
-        patience = patience_s(course.usual_s, self._now.watched.config)
+        tracker = self._now.tracker
+        grace = grace_s(tracker.usual_s, self._now.watched.config)
         try:
-            for act in self._desk.serve(time.time(), course.step, patience):
+            for act in self._handler.serve(time.time(), tracker.step, grace):
                 self._say(f"{act.what} ({act.who}: {act.why}): {act.state}: {act.words}")
         except (BslError, OSError) as error:
             return f"what is asked in control/ is not served: {error}"
@@ -150,23 +150,23 @@ class Watcher:
             return
         ended = self._now
         ended.stop()
-        ended.course.new_attempt(time.monotonic())
-        self._now = AttemptWatch(watched, ended.course)
+        ended.tracker.new_attempt(time.monotonic())
+        self._now = AttemptWatch(watched, ended.tracker)
         self._now.start()
         self._say(f"attempt {self._now.name} has begun")
 
-    def _glance(self, seen: WatchRound) -> Glance:
-        findings = tuple(self._books.open)
+    def _status(self, seen: WatchRound) -> WatchStatus:
+        findings = tuple(self._open_findings.open)
         blind = seen.blind
         health = Health.FINDING if findings else Health.BLIND if blind else Health.HEALTHY
-        return Glance(
+        return WatchStatus(
             seen=seen,
             attempt=self._now.name,
             health=health,
             sentence=_sentence(seen, findings, blind),
             findings=findings,
             blind=blind,
-            remarks=(*seen.remarks, *filter(None, [self._books.unwritten]), *remarks(self._now.watched.home)),
+            remarks=(*seen.remarks, *filter(None, [self._open_findings.unwritten]), *remarks(self._now.watched.home)),
             look=self._now.stalls.look,
             every_s=_pause(seen.silence),
         )
@@ -178,20 +178,20 @@ class Watcher:
                 self._say(line)
         self._said = lines
 
-    def _leave_sign(self, glance: Glance, *, has_ended: bool = False) -> str:
+    def _leave_sign(self, status: WatchStatus, *, has_ended: bool = False) -> str:
         """Say that this watcher lives. Return why that was not possible; empty if it was."""
         home = self._now.watched.home
         try:
-            write_beat(
+            write_heartbeat(
                 home,
-                own_beat(
+                own_heartbeat(
                     self._name,
-                    every_s=glance.every_s,
-                    health=glance.health,
-                    sentence=glance.sentence,
-                    attempt=glance.attempt,
+                    every_s=status.every_s,
+                    health=status.health,
+                    sentence=status.sentence,
+                    attempt=status.attempt,
                     may_act=self._acting is not None,
-                    blind=glance.blind,
+                    blind=status.blind,
                     ended=has_ended,
                 ),
             )

@@ -19,7 +19,7 @@ from bigsci_launch.watch.facts.look import Look, take_look
 from bigsci_launch.watch.facts.restart import RestartWatch
 from bigsci_launch.watch.facts.stalls import StallWatch
 from bigsci_launch.watch.facts.standing import StandingFacts, Tempo
-from bigsci_launch.watch.judge.course import Course
+from bigsci_launch.watch.judge.progress import ProgressTracker
 from bigsci_launch.watch.judge.silence import Noticed, Silence
 from bigsci_launch.watch.judge.state import Expected
 from bigsci_launch.watch.read.sources import AttemptTail, LogTail
@@ -64,9 +64,9 @@ class WatchRound:
 class AttemptWatch:
     """Reads and judges one attempt. It asks Slurm at most every 30 s, apart from looks at ranks that show nothing."""
 
-    def __init__(self, watched: WatchedRun, course: Course) -> None:
+    def __init__(self, watched: WatchedRun, tracker: ProgressTracker) -> None:
         self.watched = watched
-        self.course = course
+        self.tracker = tracker
         self._poller = JobPoller(watched)
         self._tail = _tail_of(watched)
         self.generations = GenerationWatch(watched.attempt) if watched.attempt is not None else None
@@ -100,20 +100,20 @@ class AttemptWatch:
         """Read what is new. Whether anything but chatter was."""
         if self.generations is not None:
             self.generations.read(now)
-        sightings = self._tail.read() if self._tail is not None else []
-        self.course.take(sightings, now, self._tail.blind if self._tail is not None else ())
-        self._restart.num_steps += sum(1 for sighting in sightings if sighting.kind == "step")
-        is_news = any(sighting.kind != "output" for sighting in sightings)
+        log_events = self._tail.read() if self._tail is not None else []
+        self.tracker.take(log_events, now, self._tail.blind if self._tail is not None else ())
+        self._restart.num_steps += sum(1 for log_event in log_events if log_event.kind == "step")
+        is_news = any(log_event.kind != "output" for log_event in log_events)
         self.has_moved = self.has_moved or (is_news if self.has_moved is not None else False)
         return is_news
 
     def round(self, now: float) -> WatchRound:
         """Read, judge, and look at the ranks if that is due. `now` is the watcher's monotonic clock."""
         self.read(now)
-        view, silence, generations = self.view, self.course.silence(now), self.generations
+        view, silence, generations = self.view, self.tracker.silence(now), self.generations
         if view.is_running and not self._is_being_ended and not (generations and generations.is_ending):
             self.stalls.consider(silence, now)
-        noticed = self.course.noticed()
+        noticed = self.tracker.noticed()
         events = [*self._events(noticed, view), *self._restart.findings()]
         found, unknown = self._facts.read(now, view, self._tempo())
         standing, blind, remarks = list(found), [*unknown, *self._unseen(now, view)], []
@@ -170,8 +170,8 @@ class AttemptWatch:
             )
 
     def _tempo(self) -> Tempo:
-        course = self.course
-        return Tempo(course.step, course.usual_s("step"), course.usual_s("save"), course.save_interval)
+        tracker = self.tracker
+        return Tempo(tracker.step, tracker.usual_s("step"), tracker.usual_s("save"), tracker.save_interval)
 
     def _unseen(self, now: float, view: JobView) -> Iterator[str]:
         if view.seen is None:

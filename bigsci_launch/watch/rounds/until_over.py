@@ -15,12 +15,12 @@ from collections.abc import Callable
 from dataclasses import replace
 from types import FrameType
 
-from bigsci_launch.progress import Tell
+from bigsci_launch.progress import Report
 from bigsci_launch.runs.attempts import read_job
-from bigsci_launch.runs.watching.beat import Health, agent_of
+from bigsci_launch.runs.watching.heartbeat import Health, agent_of
 from bigsci_launch.units import format_age
-from bigsci_launch.watch.rounds.loop import Glance, Watcher
-from bigsci_launch.watch.tell.told import teller
+from bigsci_launch.watch.notify.of_run import notifier_of
+from bigsci_launch.watch.rounds.loop import Watcher, WatchStatus
 from bigsci_launch.watch.watched import WatchedRun, find_watched
 
 EXIT_FINDING, EXIT_BLIND = 1, 4
@@ -55,13 +55,13 @@ class EndSignals:
             time.sleep(min(left, SIGNAL_S))
 
 
-def find_recorded(run: str | None, jobid: str | None, patience_s: float) -> WatchedRun:
+def find_recorded(run: str | None, jobid: str | None, grace_s: float) -> WatchedRun:
     """Return what is to be watched, after waiting so long for the record of its job.
 
     Raises:
         RunDirError, JobNotFound, SlurmUnavailable: it is not found.
     """
-    deadline = time.monotonic() + patience_s
+    deadline = time.monotonic() + grace_s
     while True:
         watched = find_watched(run, jobid)
         if watched.attempt is None or read_job(watched.attempt) is not None or time.monotonic() >= deadline:
@@ -69,51 +69,51 @@ def find_recorded(run: str | None, jobid: str | None, patience_s: float) -> Watc
         time.sleep(RECORD_S)
 
 
-def make_watcher(watched: WatchedRun, say: Tell, *, may_act: bool = False, is_agent: bool = False) -> Watcher:
+def make_watcher(watched: WatchedRun, say: Report, *, may_act: bool = False, is_agent: bool = False) -> Watcher:
     """Return a watcher: the agent of the job script, or one of this process."""
     is_of_attempt = is_agent and watched.attempt is not None
     own = f"{socket.gethostname()}-{os.getpid()}"
     name = agent_of(watched.attempt.name) if is_of_attempt and watched.attempt is not None else own
-    return Watcher(watched, name=name, may_act=may_act, say=say, tell=teller(watched, name))
+    return Watcher(watched, name=name, may_act=may_act, say=say, tell=notifier_of(watched, name))
 
 
 def watch_until_over(
-    watcher: Watcher, signals: EndSignals, show: Callable[[Glance], None], say: Tell, *, is_agent: bool
-) -> Glance | None:
-    """Watch round after round, and `show` each. Return the last glance; None if nothing was seen, or nothing is left.
+    watcher: Watcher, signals: EndSignals, show: Callable[[WatchStatus], None], say: Report, *, is_agent: bool
+) -> WatchStatus | None:
+    """Watch round after round, and `show` each. Return the last status; None if nothing was seen, or nothing is left.
 
     Errors of the disk do not end it: they may last for a time only.
     """
-    glance: Glance | None = None
+    status: WatchStatus | None = None
     try:
         while True:
             if _is_removed(watcher, signals):
                 say(f"{watcher.label} was removed, so nothing is left to watch")
-                glance = None
+                status = None
                 break
             is_last = signals.have_come
-            glance = look_and_show(watcher, show, say) or glance
-            if is_last or (glance is not None and glance.seen.view.is_over and (is_agent or not glance.seen.goes_on)):
+            status = look_and_show(watcher, show, say) or status
+            if is_last or (status is not None and status.seen.view.is_over and (is_agent or not status.seen.goes_on)):
                 break
-            signals.wait(BLIND_S if glance is None else glance.every_s)
+            signals.wait(BLIND_S if status is None else status.every_s)
     finally:
-        watcher.close(glance)
-    return glance
+        watcher.close(status)
+    return status
 
 
-def look_and_show(watcher: Watcher, show: Callable[[Glance], None], say: Tell) -> Glance | None:
+def look_and_show(watcher: Watcher, show: Callable[[WatchStatus], None], say: Report) -> WatchStatus | None:
     """Look once, and return what was seen; None if the file system gives an error, as it does for a time.
 
     The log of an agent is on the same disk.
     """
     try:
-        glance = watcher.tick()
-        show(glance)
+        status = watcher.tick()
+        show(status)
     except OSError as error:
         with contextlib.suppress(OSError):
             say(f"nothing could be seen: {error}")
         return None
-    return glance
+    return status
 
 
 def _is_removed(watcher: Watcher, signals: EndSignals) -> bool:
@@ -125,34 +125,34 @@ def _is_removed(watcher: Watcher, signals: EndSignals) -> bool:
     return watcher.has_nothing_left
 
 
-def exit_code_of(glance: Glance | None) -> int:
+def exit_code_of(status: WatchStatus | None) -> int:
     """Return the exit code for what was seen last."""
-    if glance is None:
+    if status is None:
         return EXIT_BLIND
-    return {Health.HEALTHY: 0, Health.FINDING: EXIT_FINDING, Health.BLIND: EXIT_BLIND}[glance.health]
+    return {Health.HEALTHY: 0, Health.FINDING: EXIT_FINDING, Health.BLIND: EXIT_BLIND}[status.health]
 
 
-def look_once(watcher: Watcher) -> Glance:
+def look_once(watcher: Watcher) -> WatchStatus:
     """Return what is known of the run. If nothing new is seen and nothing is found, it is not known to be healthy.
 
     What other watchers have found may be over: it counts if nothing is seen to move.
     """
     began = time.monotonic()
-    glance = watcher.tick(serves=False)
-    while glance.seen.view.is_running and not (glance.seen.standing or glance.seen.events):
+    status = watcher.tick(serves=False)
+    while status.seen.view.is_running and not (status.seen.standing or status.seen.events):
         waited = time.monotonic() - began
-        if glance.seen.silence.lasts_s < waited - PAUSE_S:
-            return glance  # something new has come
-        if waited >= min(max(2 * (glance.seen.silence.usual_s or 0.0), LEAST_S), MOST_S):
-            return _unmoved(glance if glance.look is not None else watcher.look(), waited)
+        if status.seen.silence.lasts_s < waited - PAUSE_S:
+            return status  # something new has come
+        if waited >= min(max(2 * (status.seen.silence.usual_s or 0.0), LEAST_S), MOST_S):
+            return _unmoved(status if status.look is not None else watcher.look(), waited)
         time.sleep(PAUSE_S)
-        glance = watcher.tick(serves=False)
-    return glance
+        status = watcher.tick(serves=False)
+    return status
 
 
-def _unmoved(glance: Glance, waited: float) -> Glance:
-    if glance.health is Health.FINDING or (glance.look is not None and glance.look.is_moving):
-        return glance
-    seen = f": {glance.look.sentence}" if glance.look is not None else ""
+def _unmoved(status: WatchStatus, waited: float) -> WatchStatus:
+    if status.health is Health.FINDING or (status.look is not None and status.look.is_moving):
+        return status
+    seen = f": {status.look.sentence}" if status.look is not None else ""
     sentence = f"nothing new was seen in {format_age(waited)}{seen}"
-    return replace(glance, health=Health.BLIND, sentence=sentence, blind=(*glance.blind, sentence))
+    return replace(status, health=Health.BLIND, sentence=sentence, blind=(*status.blind, sentence))

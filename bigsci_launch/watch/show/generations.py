@@ -6,7 +6,7 @@ import time
 
 from bigsci_launch.runs.generations.failures import failure_words
 from bigsci_launch.runs.generations.records import Generation, recoveries
-from bigsci_launch.runs.generations.words import back_words, source_words, timing_words
+from bigsci_launch.runs.generations.recovery_text import back_text, source_text, timing_text
 from bigsci_launch.status.read import RunStatus
 
 COLUMNS = ("generation", "began", "ranks", "came back", "seconds", "ended by")
@@ -24,9 +24,9 @@ def generation_rows(status: RunStatus) -> list[list[str]]:
         recovery = back.get(generation.number)
         came, seconds = "", ""
         if recovery is not None:
-            source = source_words(recovery, status.recorded_steps)
-            came = f"{back_words(recovery, has_phases=found.have_phases)}; {source}"
-            seconds = timing_words(recovery, has_phases=found.have_phases)
+            source = source_text(recovery, status.recorded_steps)
+            came = f"{back_text(recovery, has_phases=found.have_phases)}; {source}"
+            seconds = timing_text(recovery, has_phases=found.have_phases)
         ended = failure_words(generation.cause, generation) if generation.is_disturbed else ""
         rows.append([str(generation.number), _clock(generation.began), _size(generation), came, seconds, ended])
     return rows
@@ -34,7 +34,7 @@ def generation_rows(status: RunStatus) -> list[list[str]]:
 
 def _size(generation: Generation) -> str:
     size = "?" if generation.world_size is None else str(generation.world_size)
-    spares = f", {generation.num_spares} spare seats" if generation.num_spares else ""
+    spares = f", {generation.num_spares} spare slots" if generation.num_spares else ""
     return (f"{size} ({generation.topology})" if generation.topology else size) + spares
 
 

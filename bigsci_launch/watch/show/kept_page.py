@@ -8,7 +8,7 @@ from pathlib import Path
 from bigsci_launch.pages import write_page
 from bigsci_launch.runs.layout import RunDir
 from bigsci_launch.status.read import RunStatus, read_status
-from bigsci_launch.watch.rounds.loop import Glance
+from bigsci_launch.watch.rounds.loop import WatchStatus
 from bigsci_launch.watch.show.overview import read_overview
 from bigsci_launch.watch.show.page import render_run_page
 
@@ -34,14 +34,14 @@ class KeptPage:
         self._shown: tuple[str, ...] | None = None
         self._due = 0.0
 
-    def keep(self, glance: Glance) -> None:
+    def keep(self, status: WatchStatus) -> None:
         """Write the page if what was found has changed, or if it is old."""
-        keys = tuple(finding.key for finding in glance.findings)
+        keys = tuple(finding.key for finding in status.findings)
         now = time.monotonic()
         if (
             self._path is None
             or self._run is None
-            or (keys == self._shown and now < self._due and not glance.seen.view.is_over)
+            or (keys == self._shown and now < self._due and not status.seen.view.is_over)
         ):
             return
         write_run_page(self._path, read_status(self._run))

@@ -18,10 +18,10 @@ from bigsci_launch.runs.events import read_last_events
 from bigsci_launch.runs.find import find_attempt
 from bigsci_launch.runs.generations.read import present_topology, read_generations
 from bigsci_launch.runs.generations.records import Generations, recoveries
-from bigsci_launch.runs.generations.words import began_words, recovering_words
+from bigsci_launch.runs.generations.recovery_text import began_text, recovering_text
 from bigsci_launch.runs.layout import RunDir, rank_files
 from bigsci_launch.runs.signs import Events, RankSign, StepRecord, find_last_step, read_rank_events, read_signs
-from bigsci_launch.runs.watching.beat import Beat, Health, read_all_beats
+from bigsci_launch.runs.watching.heartbeat import Health, WatcherHeartbeat, read_all_heartbeats
 from bigsci_launch.runs.watching.ledger import Act, RunFinding, read_acts, read_all_findings
 from bigsci_launch.scheduler.job import JobInfo
 from bigsci_launch.spy.show.grid import make_text_grid
@@ -78,7 +78,7 @@ class LiveView:
     points: tuple[StepPoint, ...] = ()
     findings: tuple[RunFinding, ...] = ()
     acts: tuple[Act, ...] = ()
-    beats: tuple[Beat, ...] = ()
+    heartbeats: tuple[WatcherHeartbeat, ...] = ()
     generations: Generations | None = None
 
 
@@ -106,7 +106,7 @@ def read_live_view(run: RunDir, job: JobInfo | None = None) -> LiveView:
         points=_newest_points(rank_files(attempt.events, ".jsonl"), events) or read_printed(attempt, TAIL_BYTES),
         findings=tuple(finding for finding in read_all_findings(run) if finding.cleared is None),
         acts=tuple(sorted(newest.values(), key=lambda act: act.time, reverse=True)),
-        beats=tuple(read_all_beats(run)),
+        heartbeats=tuple(read_all_heartbeats(run)),
     )
 
 
@@ -148,22 +148,22 @@ def _title(view: LiveView) -> StyledLine:
 
 def _health(view: LiveView) -> StyledLine:
     """Return what the newest watcher says; one that is dead says nothing of now."""
-    if not view.beats:
+    if not view.heartbeats:
         return [("not watched", AMBER)]
-    beat = view.beats[0]
-    age = ago(beat.time, view.asked)
-    if beat.is_dead(view.asked):
-        said = f": watcher {beat.name} on {beat.host} is dead"
+    heartbeat = view.heartbeats[0]
+    age = ago(heartbeat.time, view.asked)
+    if heartbeat.is_dead(view.asked):
+        said = f": watcher {heartbeat.name} on {heartbeat.host} is dead"
         return [("unknown", AMBER), (said, {}), (f"  (its last look was {age})", SOFT)]
-    if beat.ended:
+    if heartbeat.ended:
         return [
             ("unknown", AMBER),
-            (f": watcher {beat.name} left and said: {beat.sentence}", {}),
+            (f": watcher {heartbeat.name} left and said: {heartbeat.sentence}", {}),
             (f"  ({age})", SOFT),
         ]
-    blind = f"; cannot see: {'; '.join(beat.blind)}" if beat.blind else ""
-    said = f": {beat.sentence}{blind}"
-    return [(beat.health.value, COLOURS[beat.health]), (said, {}), (f"  ({beat.name}, {age})", SOFT)]
+    blind = f"; cannot see: {'; '.join(heartbeat.blind)}" if heartbeat.blind else ""
+    said = f": {heartbeat.sentence}{blind}"
+    return [(heartbeat.health.value, COLOURS[heartbeat.health]), (said, {}), (f"  ({heartbeat.name}, {age})", SOFT)]
 
 
 def _step(view: LiveView) -> StyledLine:
@@ -187,8 +187,8 @@ def _generation(view: LiveView) -> list[StyledLine]:
     if found is None or (len(found.all) == 1 and not found.is_recovering):
         return []
     if found.is_recovering and not view.job.state.is_over:
-        return [[(recovering_words(found, view.asked), AMBER)]]
-    return [[(began_words(recoveries(found)[-1], has_phases=found.have_phases), {})]] if len(found.all) > 1 else []
+        return [[(recovering_text(found, view.asked), AMBER)]]
+    return [[(began_text(recoveries(found)[-1], has_phases=found.have_phases), {})]] if len(found.all) > 1 else []
 
 
 def _plots(view: LiveView, width: int) -> list[StyledLine]:

@@ -12,9 +12,9 @@ from bigsci_launch.errors import BslError, RunDirError
 from bigsci_launch.loss_jump import RECENT, describe_jump, measure_jump
 from bigsci_launch.runs.attempts import query_attempts, read_exit, read_job
 from bigsci_launch.runs.layout import AttemptDir
-from bigsci_launch.runs.watching.beat import Beat, read_all_beats
+from bigsci_launch.runs.watching.heartbeat import WatcherHeartbeat, read_all_heartbeats
 from bigsci_launch.runs.watching.ledger import Act, RunFinding, read_acts, read_all_findings
-from bigsci_launch.runs.watching.outbox import not_told
+from bigsci_launch.runs.watching.outbox import undelivered
 from bigsci_launch.scheduler.job import JobInfo
 from bigsci_launch.status.read import RunStatus, reconstructed_exit
 from bigsci_launch.watch.show.history import AttemptHistory, StepPoint, read_history
@@ -58,8 +58,8 @@ class RunOverview:
     seams: tuple[SeamMark, ...] = ()
     findings: tuple[RunFinding, ...] = ()
     acts: tuple[Act, ...] = ()
-    beats: tuple[Beat, ...] = ()
-    not_told: tuple[str, ...] = ()
+    heartbeats: tuple[WatcherHeartbeat, ...] = ()
+    undelivered: tuple[str, ...] = ()
     queued: tuple[str, ...] = field(default=())
 
 
@@ -78,8 +78,8 @@ def read_overview(status: RunStatus) -> RunOverview:
         seams=tuple(_seams(status, histories)),
         findings=tuple(read_all_findings(run)),
         acts=tuple(read_acts(run)),
-        beats=tuple(read_all_beats(run)),
-        not_told=tuple(not_told(run, status.asked)),
+        heartbeats=tuple(read_all_heartbeats(run)),
+        undelivered=tuple(undelivered(run, status.asked)),
         queued=tuple(_queued_label(attempt) for attempt in run.queued_attempts()),
     )
 

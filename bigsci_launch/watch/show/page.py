@@ -9,8 +9,8 @@ from html import escape
 
 from bigsci_launch import pages
 from bigsci_launch.runs.ending.failures import failure_text
-from bigsci_launch.runs.ending.words import unknown_end
-from bigsci_launch.runs.watching.beat import Beat, Health
+from bigsci_launch.runs.ending.source import unknown_end
+from bigsci_launch.runs.watching.heartbeat import Health, WatcherHeartbeat
 from bigsci_launch.runs.watching.ledger import Act, RunFinding
 from bigsci_launch.status.generations import generation_facts
 from bigsci_launch.status.next import next_text
@@ -103,7 +103,7 @@ def _header(view: RunOverview) -> str:
         *_progress(view),
         *_present_generation(view, may_run=not is_over),
         ("watched by", _watchers(view)),
-        *[("not told", each) for each in view.not_told],
+        *[("not told", each) for each in view.undelivered],
     ]
     if (following := next_text(status)) is not None:
         facts.append(("next start", following))
@@ -148,17 +148,21 @@ def _before(moment: float, asked: float, *, differs: bool = False) -> str:
 def _health(view: RunOverview, is_over: bool) -> str:
     """Say what the newest watcher said, if it still watches: silence of a dead one is no health."""
     open_findings = [finding for finding in view.findings if finding.cleared is None]
-    if not view.beats:
+    if not view.heartbeats:
         word, colour, sentence = "not watched", "blind", "no watcher has looked at this run"
     else:
-        beat = view.beats[0]
-        word, colour = _HEALTH[beat.health]
-        sentence = beat.sentence
-        if beat.is_dead(view.status.asked):
-            age = ago(beat.time, view.status.asked)
-            word, colour, sentence = "unknown", "blind", f"watcher {beat.name} died {age}; it last said: {sentence}"
-        elif beat.ended and not is_over:
-            word, colour, sentence = "unknown", "blind", f"watcher {beat.name} has left; it last said: {sentence}"
+        heartbeat = view.heartbeats[0]
+        word, colour = _HEALTH[heartbeat.health]
+        sentence = heartbeat.sentence
+        if heartbeat.is_dead(view.status.asked):
+            age = ago(heartbeat.time, view.status.asked)
+            word, colour, sentence = (
+                "unknown",
+                "blind",
+                f"watcher {heartbeat.name} died {age}; it last said: {sentence}",
+            )
+        elif heartbeat.ended and not is_over:
+            word, colour, sentence = "unknown", "blind", f"watcher {heartbeat.name} has left; it last said: {sentence}"
     if open_findings and colour == "good":
         word, colour = _HEALTH[Health.FINDING]
     return f'<p class="health"><b class="{colour}">{escape(word)}</b>{escape(sentence)}</p>'
@@ -168,15 +172,15 @@ _HEALTH = {Health.HEALTHY: ("healthy", "good"), Health.FINDING: ("finding", "bad
 
 
 def _watchers(view: RunOverview) -> str:
-    return "; ".join(_watcher(beat, view.status.asked) for beat in view.beats) or "nobody"
+    return "; ".join(_watcher(heartbeat, view.status.asked) for heartbeat in view.heartbeats) or "nobody"
 
 
-def _watcher(beat: Beat, asked: float) -> str:
-    is_dead = beat.is_dead(asked)
-    fate = "has left" if beat.ended else "is dead" if is_dead else "is late" if is_dead is None else "watches"
-    may = "may act" if beat.may_act else "observes only"
-    blind = f", cannot see: {'; '.join(beat.blind)}" if beat.blind else ""
-    return f"{beat.name} on {beat.host} {fate} (newest look {_before(beat.time, asked)}, {may}{blind})"
+def _watcher(heartbeat: WatcherHeartbeat, asked: float) -> str:
+    is_dead = heartbeat.is_dead(asked)
+    fate = "has left" if heartbeat.ended else "is dead" if is_dead else "is late" if is_dead is None else "watches"
+    may = "may act" if heartbeat.may_act else "observes only"
+    blind = f", cannot see: {'; '.join(heartbeat.blind)}" if heartbeat.blind else ""
+    return f"{heartbeat.name} on {heartbeat.host} {fate} (newest look {_before(heartbeat.time, asked)}, {may}{blind})"
 
 
 def _charts(view: RunOverview) -> list[str]:
@@ -235,7 +239,7 @@ def _findings(view: RunOverview) -> list[str]:
     cleared = [finding for finding in reversed(view.findings) if finding.cleared is not None]
     parts = ["<h2>Findings</h2>", *(_card(finding) for finding in open_ones[:MOST_SHOWN])]
     if not open_ones:
-        parts.append("<p>None is open.</p>" if view.beats or cleared else "<p>Nobody has looked for any.</p>")
+        parts.append("<p>None is open.</p>" if view.heartbeats or cleared else "<p>Nobody has looked for any.</p>")
     if cleared:
         cards = "".join(_card(finding) for finding in cleared[:MOST_SHOWN])
         parts.append(f"<details><summary>{len(cleared)} that are over</summary>{cards}</details>")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 
-from bigsci_launch.topology.words import EVERY_RANK, name_box
+from bigsci_launch.topology.naming import EVERY_RANK, name_box
 from bigsci_launch.weights.files.tensors import PLACE_AXES, Place
 
 MAX_LISTED = 4

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
-from bigsci_launch.topology.words import agree
+from bigsci_launch.topology.naming import agree
 from bigsci_launch.weights.compare.comparison import WeightsFinding, names_text
 from bigsci_launch.weights.explain.drift import Holdings
 from bigsci_launch.weights.explain.health import ANOTHER_STEP, broken_names, corrupted

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from bigsci_launch.progress import Progress, no_progress
-from bigsci_launch.topology.words import agree
+from bigsci_launch.topology.naming import agree
 from bigsci_launch.weights.compare.compare import EVERYTHING, difference_of_pair, measure_pair
 from bigsci_launch.weights.compare.comparison import (
     Difference,

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from bigsci_launch.topology.words import agree
+from bigsci_launch.topology.naming import agree
 from bigsci_launch.weights.compare.comparison import WeightsFinding, names_text
 from bigsci_launch.weights.compare.places import describe_places
 from bigsci_launch.weights.compare.statistics import CHUNK, FLOATS, ranges

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from bigsci_launch.adam_limits import ABSURD, SLACK, UNDERFLOW, moment_bound
-from bigsci_launch.topology.words import agree
+from bigsci_launch.topology.naming import agree
 from bigsci_launch.weights.compare.comparison import WeightsFinding, names_text, title_of
 from bigsci_launch.weights.compare.places import describe_places
 from bigsci_launch.weights.compare.statistics import CHUNK, FLOATS, ranges

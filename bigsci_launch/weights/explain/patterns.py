@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 
-from bigsci_launch.topology.words import agree
+from bigsci_launch.topology.naming import agree
 from bigsci_launch.weights.compare.comparison import (
     Comparison,
     Difference,

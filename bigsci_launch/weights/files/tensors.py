@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from bigsci_launch.topology.words import name_box
+from bigsci_launch.topology.naming import name_box
 
 if TYPE_CHECKING:
     from bigsci_launch.weights.files.mapped import MappedFile

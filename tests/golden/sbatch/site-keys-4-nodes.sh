@@ -183,7 +183,7 @@ on_termination() {
   read -r reason slurm_restarts _ <<<"$known" || true
   lost="$(timeout 5 sinfo --noheader --Node --nodes="$SLURM_JOB_NODELIST" --states=down --format=%N || true)"
   ask_preemption
-  [ -z "$told_at" ] || facts+=(--told-before-s "$(($(uptime_s) - told_at))")
+  [ -z "$told_at" ] || facts+=(--warned-before-s "$(($(uptime_s) - told_at))")
   facts+=(--terminated "$(date +%s)" --lost-nodes "$lost" --slurm-reason "${reason:-}" --slurm-restarts "${slurm_restarts:-0}")
   conclude
 }

@@ -20,7 +20,7 @@ from bigsci_launch.procfs import start_ticks
 from bigsci_launch.runs.attempts import JobRecord, write_job
 from bigsci_launch.runs.control.requests import read_waiting
 from bigsci_launch.runs.layout import RunDir, write_json
-from bigsci_launch.runs.watching.beat import Health, own_beat, write_beat
+from bigsci_launch.runs.watching.heartbeat import Health, own_heartbeat, write_heartbeat
 from bigsci_launch.scheduler.local import Launcher
 from tests.support.texts import has_parts
 
@@ -61,8 +61,8 @@ def test_a_request_is_written_and_said_to_wait_if_nobody_watches(run: RunDir, ch
 
 
 def test_a_watcher_that_lives_is_named_and_one_that_is_dead_is_not(run: RunDir) -> None:
-    sign = own_beat("agent", every_s=10, health=Health.HEALTHY, sentence="", attempt="0001", may_act=False)
-    write_beat(run, sign)
+    sign = own_heartbeat("agent", every_s=10, health=Health.HEALTHY, sentence="", attempt="0001", may_act=False)
+    write_heartbeat(run, sign)
     document = json.loads(control("demo", "dump", "--why", "slow", "--json").stdout)
     assert [each["name"] for each in document["watchers"]] == ["agent"]
     assert has_parts(document["next"][1], "agent", socket.gethostname(), "10 s")

@@ -259,6 +259,6 @@ def test_what_the_runner_of_a_rank_knows_of_rings_is_known_alike(program: Progra
         assert kept.takes_part(ring) == found.takes_part(ring)
     assert not kept.takes_part(ring_of(("store.get", 0, None))) and kept.takes_part(ring_of(("send", 0, 0)))
     asks, asked = program("rank_stacks"), program("ring_hook")
-    assert (asks.STACKS_SIGNAL, asks.BEAT_THREAD) == (asked.STACKS_SIGNAL, asked.BEAT_THREAD)
-    assert asks.LOOK_S * asks.NUM_LOOKS >= 3 * asked.BEAT_S
+    assert (asks.STACKS_SIGNAL, asks.HEARTBEAT_THREAD) == (asked.STACKS_SIGNAL, asked.HEARTBEAT_THREAD)
+    assert asks.LOOK_S * asks.NUM_LOOKS >= 3 * asked.HEARTBEAT_S
     assert program("rank_recorder").DUMP_VARIABLES == program("node_identity").DUMP_VARIABLES

@@ -244,8 +244,8 @@ PLAIN_READS = {
     "/etc/hosts": ("minicluster/startup.py",),
     "/dev/null, when the output is closed": ("cli/console.py",),
     "a pipe that the shell has opened for this command": ("typed_path.py",),
-    "its own file, a moment after it was written": ("train/mischief/defects.py",),
-    "an address": ("watch/tell/ways.py",),
+    "its own file, a moment after it was written": ("train/fault_injection/defects.py",),
+    "an address": ("watch/notify/ways.py",),
 }
 """Why a module may open something to read it without `safe_files`, which never waits for the writer of a pipe."""
 

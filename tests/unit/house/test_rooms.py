@@ -91,8 +91,8 @@ ROOMS_INSIDE: dict[str, dict[str, set[str]]] = {
         "read": {"judge"},
         "act": set(),
         "facts": {"judge"},
-        "tell": set(),
-        "rounds": {"act", "facts", "judge", "read", "tell"},
+        "notify": set(),
+        "rounds": {"act", "facts", "judge", "notify", "read"},
         "show": {"facts", "judge", "read", "rounds"},
     },
     "plan": {
@@ -115,8 +115,8 @@ ROOMS_INSIDE: dict[str, dict[str, set[str]]] = {
         "state": {"device", "guards", "parallel", "rank", "samples", "steps"},
         "microbatch": {"device", "guards", "parallel", "rank", "steps"},
         "survive": {"device", "guards", "parallel", "rank", "state", "steps"},
-        "mischief": {"parallel", "rank", "steps"},
-        "companions": {"guards", "microbatch", "mischief", "state", "steps"},
+        "fault_injection": {"parallel", "rank", "steps"},
+        "companions": {"guards", "microbatch", "fault_injection", "state", "steps"},
         "startup": {"device", "rank"},
         "loop": {"companions", "parallel", "rank", "samples", "startup", "state", "steps"},
         "lives": {"loop", "rank", "startup", "survive"},
@@ -130,7 +130,7 @@ WAYS_IN: dict[str, set[str]] = {
     "spy": {"answer", "taxonomy"},
     "spy/inputs": {"gather"},
     "spy/known": {"library"},
-    "train/mischief": {"faults"},
+    "train/fault_injection": {"faults"},
     "train/microbatch": {"automatic"},
     "train/samples": {"batches"},
     "train/state": {"checkpoint", "durable", "saves"},
@@ -145,7 +145,7 @@ WAYS_IN: dict[str, set[str]] = {
 
 PURE = (
     *("spy/judge/", "watch/judge/", "plan/shape/", "launch/job/request.py", "config/check.py", "config/rules/"),
-    *("recover/members.py", "recover/course.py", "recover/holding.py"),
+    *("recover/members.py", "recover/state_machine.py", "recover/holding.py"),
     *("rehearse/reduce.py", "rehearse/judge.py", "rehearse/phases.py", "rehearse/limits.py"),
 )
 IMPURE_MODULES = {"os", "subprocess", "socket", "time", "threading", "shutil", "tempfile", "random", "signal"}
@@ -186,9 +186,9 @@ def test_rooms_inside_a_package_import_only_rooms_that_they_may_use(modules: Par
 
 def test_faults_on_purpose_have_one_door(modules: Parsed) -> None:
     """The trainer imports them only if the run file asks for them, in one function."""
-    room = "bigsci_launch.train.mischief"
+    room = "bigsci_launch.train.fault_injection"
     doors = {path for path, tree in modules.items() if any(name.startswith(room) for name in imports(tree))}
-    assert {path for path in doors if not path.startswith("train/mischief/")} == {"train/companions.py"}
+    assert {path for path in doors if not path.startswith("train/fault_injection/")} == {"train/companions.py"}
     at_the_top = ast.Module([each for each in modules["train/companions.py"].body if hasattr(each, "names")], [])
     assert not [name for name in imports(at_the_top) if name.startswith(room)]
 

@@ -209,7 +209,7 @@ def test_a_job_that_survives_outlives_its_nodes_and_has_spare_ones() -> None:
         option for option in options if option.startswith(("  --nodes", "  --kill-on-bad-exit=1", "  --wait=60"))
     ]
     ranks = request_of("minicluster-4-nodes").topology.world_size
-    assert f"--seats {ranks // 4 * 6} " in step.replace("\\\n", "")
+    assert f"--slots {ranks // 4 * 6} " in step.replace("\\\n", "")
     assert script.count("srun ") == 3, "comment, check and step"
 
 
@@ -220,8 +220,8 @@ def test_a_local_job_that_survives_is_started_by_its_controller() -> None:
         'exec "$host_python" -E "$tools/run_module.py" --path "$host_path" bigsci_launch.recover.controller '
         '--attempt-dir "$attempt_dir"'
     )
-    seats = request_of("jean-zay-48-nodes", local=True).topology.world_size
-    assert f' --level in_place --seats {seats} --exit-reason "$tools/bsl-job.pyz" -- ' in launched
+    slots = request_of("jean-zay-48-nodes", local=True).topology.world_size
+    assert f' --level in_place --slots {slots} --exit-reason "$tools/bsl-job.pyz" -- ' in launched
     assert " --survive in_place --log-limit-mib" in launched
     assert "scheduler.local" not in script
     assert "recover" not in render_script(request_of("jean-zay-48-nodes", local=True))

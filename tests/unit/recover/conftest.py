@@ -7,13 +7,12 @@ from typing import Any
 
 import pytest
 
-from bigsci_launch.recover.course import JobCourse
-from bigsci_launch.recover.generation import Instant, Level, Seat
+from bigsci_launch.recover.generation import Instant, Level, Slot
 from bigsci_launch.recover.members import BatchSizes, Rules, WantedLayout
 from bigsci_launch.recover.orders import (
     Archived,
     ArchiveRecords,
-    DropSeat,
+    DropSlot,
     FinishJob,
     JobEvent,
     LeaveOut,
@@ -24,33 +23,34 @@ from bigsci_launch.recover.orders import (
     RecordLine,
     RequestAnswer,
     SayLine,
-    SeatJoined,
-    SeatLost,
-    SeatOrder,
-    SeatReady,
+    SendToSlot,
+    SlotJoined,
+    SlotLost,
+    SlotOrder,
+    SlotReady,
     StartRunner,
-    TellSeat,
 )
+from bigsci_launch.recover.state_machine import JobStateMachine
 from bigsci_launch.runs.control.request import Request
 from bigsci_launch.topology import Topology
 
 EPOCH = 1_000_000.0
 
 
-def seats_on(*sizes: int) -> list[Seat]:
-    """Return seats on nodes n0, n1, .. with that many seats each."""
+def slots_on(*sizes: int) -> list[Slot]:
+    """Return slots on nodes n0, n1, .. with that many slots each."""
     places = [(f"n{node}", local) for node, size in enumerate(sizes) for local in range(size)]
-    return [Seat(number, node, node, local, 100 + number) for number, (node, local) in enumerate(places)]
+    return [Slot(number, node, node, local, 100 + number) for number, (node, local) in enumerate(places)]
 
 
 class Job:
-    """A controller's course, and what it has ordered so far. With `is_disk_stuck`, nobody looks for last words."""
+    """A controller's machine, and what it has ordered so far. With `is_disk_stuck`, nobody looks for last words."""
 
-    def __init__(self, rules: Rules, seats: Sequence[Seat]) -> None:
-        self.seats = seats
+    def __init__(self, rules: Rules, slots: Sequence[Slot]) -> None:
+        self.slots = slots
         self.clock = 0.0
-        self.course = JobCourse(rules, self._now)
-        self.told: dict[int, list[dict[str, Any]]] = {seat.number: [] for seat in seats}
+        self.machine = JobStateMachine(rules, self._now)
+        self.told: dict[int, list[dict[str, Any]]] = {slot.number: [] for slot in slots}
         self.records: list[dict[str, Any]] = []
         self.answers: list[str | None] = []
         self.said: list[str] = []
@@ -65,25 +65,25 @@ class Job:
         self.accused: dict[int, tuple[int, ...]] = {}
 
     def take(self, event: JobEvent) -> None:
-        self._carry_out(self.course.take(event, self._now))
-        self._carry_out(self.course.wake(self._now))
+        self._carry_out(self.machine.take(event, self._now))
+        self._carry_out(self.machine.wake(self._now))
 
     def wait(self, seconds: float) -> None:
         """Let time pass, looking ten times a second."""
         end = self.clock + seconds
         while self.clock < end:
             self.clock = min(end, self.clock + 0.1)
-            self._carry_out(self.course.wake(self._now))
+            self._carry_out(self.machine.wake(self._now))
 
     @property
     def _now(self) -> Instant:
         return Instant(self.clock, EPOCH + self.clock)
 
-    def _carry_out(self, orders: Sequence[SeatOrder]) -> None:
+    def _carry_out(self, orders: Sequence[SlotOrder]) -> None:
         for order in orders:
             match order:
-                case TellSeat():
-                    self.told[order.seat].append(order.message)
+                case SendToSlot():
+                    self.told[order.slot].append(order.message)
                 case RecordLine():
                     self.records.append({"event": order.event, "generation": order.generation, **order.fields})
                 case ArchiveRecords():
@@ -98,9 +98,9 @@ class Job:
                 case SayLine():
                     self.said.append(order.text)
                 case StartRunner():
-                    self.restarted.append(order.seat)
-                case DropSeat():
-                    self.dropped.append(order.seat)
+                    self.restarted.append(order.slot)
+                case DropSlot():
+                    self.dropped.append(order.slot)
                 case LeaveOut():
                     self.bad_nodes.append(order.node)
                 case FinishJob():
@@ -108,41 +108,41 @@ class Job:
 
     # ------------------------------------------------------------------------------------------- what happens
 
-    def join(self, seat: int) -> None:
-        self.take(SeatJoined(self.seats[seat]))
-        self.ready(seat, None)
+    def join(self, slot: int) -> None:
+        self.take(SlotJoined(self.slots[slot]))
+        self.ready(slot, None)
 
-    def ready(self, seat: int, generation: int | None = -1) -> None:
-        self.take(SeatReady(seat, self.number if generation == -1 else generation, 20000 + seat))
+    def ready(self, slot: int, generation: int | None = -1) -> None:
+        self.take(SlotReady(slot, self.number if generation == -1 else generation, 20000 + slot))
 
     def end(self, rank: int, code: int | None = 1, signal: str | None = None, **more: Any) -> None:
         """The process of a rank ends."""
-        facts = {"was_told": False, "is_final": False, "words": None, **more}
+        facts = {"was_requested": False, "is_final": False, "words": None, **more}
         self.take(
-            RankEnded(self.seat_of(rank), self.number, rank, code if signal is None else None, signal, 1.0, **facts)
+            RankEnded(self.slot_of(rank), self.number, rank, code if signal is None else None, signal, 1.0, **facts)
         )
 
     def kill(self, rank: int) -> None:
-        """The process of a rank is killed, and its seat is ready again."""
-        seat = self.seat_of(rank)
+        """The process of a rank is killed, and its slot is ready again."""
+        slot = self.slot_of(rank)
         self.end(rank, signal="SIGKILL")
-        self.ready(seat)
+        self.ready(slot)
 
-    def lose(self, *seats: int, is_silent: bool = False) -> None:
-        for seat in seats:
-            self.take(SeatLost(seat, "the connection to its runner was closed", is_silent))
+    def lose(self, *slots: int, is_silent: bool = False) -> None:
+        for slot in slots:
+            self.take(SlotLost(slot, "the connection to its runner was closed", is_silent))
 
     def say(self, rank: int, word: str, **fields: Any) -> None:
-        self.take(RankSaid(self.seat_of(rank), self.number, word, fields))
+        self.take(RankSaid(self.slot_of(rank), self.number, word, fields))
 
     def leave(self, *ranks: int) -> None:
-        """Ranks leave the generation that ends, as in-place processes do; their seats are ready again."""
-        number, seats = self.number, list(enumerate(self.generation))
-        for rank, seat in seats:
-            told = [message["do"] for message in self.since_begin(seat)]
+        """Ranks leave the generation that ends, as in-place processes do; their slots are ready again."""
+        number, slots = self.number, list(enumerate(self.generation))
+        for rank, slot in slots:
+            told = [message["do"] for message in self.since_begin(slot)]
             if self.number == number and "end" in told and (not ranks or rank in ranks):
                 self.say(rank, "left", step=None)
-                self.ready(seat, number)
+                self.ready(slot, number)
 
     def ask(self, verb: str, rank: int | None = None, generation: int | None = None, **more: Any) -> None:
         number = self.number if generation is None else generation
@@ -153,21 +153,21 @@ class Job:
 
     @property
     def number(self) -> int:
-        assert self.course.generation is not None
-        return self.course.generation.number
+        assert self.machine.generation is not None
+        return self.machine.generation.number
 
     @property
     def generation(self) -> list[int]:
-        """The seat of every rank of the newest generation."""
-        assert self.course.generation is not None
-        return [seat.number for seat in self.course.generation.seats]
+        """The slot of every rank of the newest generation."""
+        assert self.machine.generation is not None
+        return [slot.number for slot in self.machine.generation.slots]
 
-    def seat_of(self, rank: int) -> int:
+    def slot_of(self, rank: int) -> int:
         return self.generation[rank]
 
-    def since_begin(self, seat: int) -> list[dict[str, Any]]:
-        """What a seat was told since the newest generation began."""
-        told = self.told[seat]
+    def since_begin(self, slot: int) -> list[dict[str, Any]]:
+        """What a slot was told since the newest generation began."""
+        told = self.told[slot]
         begins = [at for at, message in enumerate(told) if message["do"] == "begin"]
         return told[begins[-1] + 1 :] if begins else told
 
@@ -182,7 +182,7 @@ class Job:
 
 @pytest.fixture
 def make_job() -> Any:
-    """`make_job("in_place", dp=2, nodes=(2, 2))`: a job all of whose seats are ready, but for those that are absent."""
+    """`make_job("in_place", dp=2, nodes=(2, 2))`: a job all of whose slots are ready, but for those that are absent."""
 
     def make(
         level: Level,
@@ -196,12 +196,12 @@ def make_job() -> Any:
         suffix: str | None = "-ib",
         absent: Sequence[int] = (),
     ) -> Job:
-        seats = seats_on(*nodes)
+        slots = slots_on(*nodes)
         wanted = WantedLayout(Topology(pp=pp, dp=dp), shrink, batches)
-        job = Job(Rules(level, wanted, len(seats), wait_s, address_suffix=suffix), seats)
-        for seat in seats:
-            if seat.number not in absent:
-                job.join(seat.number)
+        job = Job(Rules(level, wanted, len(slots), wait_s, address_suffix=suffix), slots)
+        for slot in slots:
+            if slot.number not in absent:
+                job.join(slot.number)
         return job
 
     return make

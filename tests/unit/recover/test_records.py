@@ -1,4 +1,4 @@
-"""What the controller writes, and the wishes that it reads, with real files."""
+"""What the controller writes, and the requests that it reads, with real files."""
 
 from __future__ import annotations
 

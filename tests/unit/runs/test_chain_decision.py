@@ -142,11 +142,11 @@ def test_what_somebody_cancelled_stays_ended() -> None:
 
 @pytest.mark.parametrize(("act", "reason"), [("exit", "stopped"), ("exit", "cancelled"), ("kill", "cancelled")])
 def test_nothing_follows_what_a_person_ended(act: str, reason: str) -> None:
-    wish = by(act=act, who="alice", why="the loss is NaN", continues=False)
-    found = Starts((reason, 19, 19, wish)).decide()
+    request = by(act=act, who="alice", why="the loss is NaN", continues=False)
+    found = Starts((reason, 19, 19, request)).decide()
     assert found.action == "stop" and has_parts(found.sentence, "alice", act, "the loss is NaN")
     # It had made its last step all the same.
-    assert Starts(("finished", 60, 60, wish)).decide().action == "finished"
+    assert Starts(("finished", 60, 60, request)).decide().action == "finished"
 
 
 @pytest.mark.parametrize("reason", ["stopped", "cancelled", "crashed"])
@@ -160,10 +160,10 @@ def test_a_restart_that_a_person_asked_for_follows_without_progress_too(reason: 
 
 
 def test_restarts_that_a_person_asked_for_do_not_count_as_starts_that_show_nothing() -> None:
-    wish = by(act="restart", who="bob", why="")
-    silent, wished = ("crashed", None, None), ("stopped", None, None, wish)
-    assert Starts(wished, wished, wished, silent, total_steps=None).decide().action == "continue"
-    assert Starts(silent, wished, silent, silent, total_steps=None).decide().action == "stop"
+    request = by(act="restart", who="bob", why="")
+    silent, requested = ("crashed", None, None), ("stopped", None, None, request)
+    assert Starts(requested, requested, requested, silent, total_steps=None).decide().action == "continue"
+    assert Starts(silent, requested, silent, silent, total_steps=None).decide().action == "stop"
 
 
 def test_a_hang_that_a_watcher_ended_is_tried_again_from_the_same_step_but_not_for_ever() -> None:
@@ -200,6 +200,6 @@ def test_each_decision_has_its_sentence(check_text: CheckText) -> None:
 
 
 def test_a_program_that_a_person_stopped_at_its_last_step_is_finished() -> None:
-    wish = by(act="restart", who="bob", why="new revision")
-    assert Starts(("stopped", 99, None, 100, wish), total_steps=None).decide().action == "continue"
-    assert Starts(("stopped", 100, None, 100, wish), total_steps=None).decide().action == "finished"
+    request = by(act="restart", who="bob", why="new revision")
+    assert Starts(("stopped", 99, None, 100, request), total_steps=None).decide().action == "continue"
+    assert Starts(("stopped", 100, None, 100, request), total_steps=None).decide().action == "finished"

@@ -123,7 +123,7 @@ def test_files_of_ranks_come_in_the_order_of_ranks(tmp_path: Path) -> None:
 def test_no_umask_opens_a_folder_that_a_record_needs(tmp_path: Path) -> None:
     before = os.umask(0o002)
     try:
-        write_json(tmp_path / "wishes" / "done.json", {})
+        write_json(tmp_path / "requests" / "done.json", {})
     finally:
         os.umask(before)
-    assert (tmp_path / "wishes").stat().st_mode & 0o777 == 0o755
+    assert (tmp_path / "requests").stat().st_mode & 0o777 == 0o755

@@ -133,7 +133,9 @@ def test_a_pending_job(slurm: Any, trial: Any, check_text: CheckText) -> None:
     assert not slurm.calls("sinfo")
 
 
-def test_a_node_whose_ranks_beat_has_a_slurmd_to_wait_for(slurm: Any, training: Any, check_text: CheckText) -> None:
+def test_a_node_whose_ranks_heartbeat_has_a_slurmd_to_wait_for(
+    slurm: Any, training: Any, check_text: CheckText
+) -> None:
     slurm.answer("sinfo", "n2|mixed*|Not responding\n")
     text = invoke("status").stdout
     document = json.loads(invoke("status", "--json").stdout)

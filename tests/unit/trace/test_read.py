@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import bigsci_launch
-from bigsci_launch.trace.read import BEAT_S, read_files
+from bigsci_launch.trace.read import HEARTBEAT_S, read_files
 
 DIAGNOSTICS = Path(bigsci_launch.__file__).parent / "assets" / "diagnostics"
 PROGRAM = """
@@ -29,7 +29,7 @@ print(BEAT_AT)
     ("heartbeat_s", "file_s", "known_s"),
     [
         pytest.param(1000.0, 995.0, 995.0, id="the copy of a rank that has ended"),
-        pytest.param(1000.0, 5000.0, 1000.0 - BEAT_S, id="a ring that a lost process left"),
+        pytest.param(1000.0, 5000.0, 1000.0 - HEARTBEAT_S, id="a ring that a lost process left"),
         pytest.param(5.0, 5000.0, 0.0, id="the ring of a rank that runs"),
     ],
 )

@@ -1,4 +1,4 @@
-"""The limits that AdamW's own recurrences put on its moments, and the seal between two steps."""
+"""The limits that AdamW's own recurrences put on its moments, and the fingerprint between two steps."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ torch = pytest.importorskip("torch")
 
 from bigsci_launch.adam_limits import moment_bound  # noqa: E402
 from bigsci_launch.train.guards.copies import Violation  # noqa: E402
+from bigsci_launch.train.guards.fingerprint import TENSORS, StateFingerprint, sample_of  # noqa: E402
 from bigsci_launch.train.guards.flat import Flat  # noqa: E402
 from bigsci_launch.train.guards.moments import (  # noqa: E402
     FIRST,
@@ -20,7 +21,6 @@ from bigsci_launch.train.guards.moments import (  # noqa: E402
     largest_factor,
     largest_size,
 )
-from bigsci_launch.train.guards.seal import TENSORS, Seal, sample_of  # noqa: E402
 from tests.support.texts import CheckText  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -95,52 +95,52 @@ def test_a_loaded_moment_may_be_rounded_above_its_own_size() -> None:
     assert largest_size(clip=0.0, before=3.0) == MomentLimits().size
 
 
-def sealed(seal: Seal, kept: dict[str, Flat]) -> list[str]:
-    return [each.tensor for each in seal.find_broken(kept)]
+def changed(fingerprint: StateFingerprint, kept: dict[str, Flat]) -> list[str]:
+    return [each.tensor for each in fingerprint.find_changed(kept)]
 
 
 @pytest.mark.parametrize("is_whole", [True, False])
 def test_a_seal_is_whole_until_something_changes(is_whole: bool, check_text: CheckText) -> None:
-    kept, seal = trained(), Seal("memory", 2)
-    assert list(seal.find_broken(kept, {"step count": 10.0})) == []
-    seal.close(kept, 7, is_whole=is_whole, counts={"step count": 10.0})
-    assert list(seal.find_broken(kept, {"step count": 10.0})) == []
+    kept, fingerprint = trained(), StateFingerprint("memory", 2)
+    assert list(fingerprint.find_changed(kept, {"step count": 10.0})) == []
+    fingerprint.take(kept, 7, is_whole=is_whole, counts={"step count": 10.0})
+    assert list(fingerprint.find_changed(kept, {"step count": 10.0})) == []
     kept[FIRST].tensor[300:] = 0
     kept[SECOND].tensor.mul_(100)
-    found = {each.tensor: each for each in seal.find_broken(kept, {"step count": 9.0})}
+    found = {each.tensor: each for each in fingerprint.find_changed(kept, {"step count": 9.0})}
     assert found.keys() == {"first moment of b", "second moment of a", "step count"}
     assert {(each.check, each.ranks) for each in found.values()} == {("memory", (2,))}
     check_text(*sorted(f"{name}: {each.text}" for name, each in found.items()))
     for other in ({}, {"master": Flat.whole("a", torch.ones(700))}, {"master": flat_of(torch.ones(1000).bfloat16())}):
-        assert "master" in sealed(seal, {FIRST: kept[FIRST], **other})
-    seal.break_open()
-    assert list(seal.find_broken(kept)) == []
-    seal.close(kept, 8, is_whole=is_whole)
-    assert sealed(seal, kept) == []
+        assert "master" in changed(fingerprint, {FIRST: kept[FIRST], **other})
+    fingerprint.forget()
+    assert list(fingerprint.find_changed(kept)) == []
+    fingerprint.take(kept, 8, is_whole=is_whole)
+    assert changed(fingerprint, kept) == []
 
 
 def test_samples_find_a_changed_tensor_among_many_within_few_steps() -> None:
     kept = {f"tensor {number}": Flat.whole(f"tensor {number}", torch.randn(1000)) for number in range(2 * TENSORS + 6)}
-    seal, found = Seal("memory", 0), []
+    fingerprint, found = StateFingerprint("memory", 0), []
     for step in range(3):
-        seal.close(kept, step, is_whole=False)
+        fingerprint.take(kept, step, is_whole=False)
         kept["tensor 40"].tensor.mul_(1.5)
-        found += sealed(seal, kept)
+        found += changed(fingerprint, kept)
     assert set(found) == {"tensor 40"}
 
 
 def test_a_whole_seal_sees_any_bit_and_a_sampled_one_sees_it_in_time() -> None:
-    kept, seal = trained(), Seal("memory", 0)
+    kept, fingerprint = trained(), StateFingerprint("memory", 0)
     bits = kept[SECOND].tensor.view(torch.int32)
     for at in range(300, 1000, 70):
-        seal.close(kept, 1, is_whole=True)
+        fingerprint.take(kept, 1, is_whole=True)
         bits[at] ^= 1
-        assert sealed(seal, kept) == ["second moment of b"]
+        assert changed(fingerprint, kept) == ["second moment of b"]
     seen = 0
     for step in range(100):
-        seal.close(kept, step, is_whole=False)
+        fingerprint.take(kept, step, is_whole=False)
         bits[777] ^= 1
-        seen += bool(sealed(seal, kept))
+        seen += bool(changed(fingerprint, kept))
     assert 20 < seen < 60
 
 

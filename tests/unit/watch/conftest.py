@@ -1,4 +1,4 @@
-"""A watcher with a clock of its own, and sightings as readers make them. And a run of two attempts
+"""A watcher with a clock of its own, and log events as readers make them. And a run of two attempts
 with records as ranks write them: the second repeats some steps, and its loss jumps."""
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import pytest
 from bigsci_launch.runs.attempts import JobRecord, write_job
 from bigsci_launch.runs.layout import AttemptDir, RunDir, write_json
 from bigsci_launch.topology import Topology
-from bigsci_launch.watch.judge.course import Course
-from bigsci_launch.watch.judge.sighting import Sighting
+from bigsci_launch.watch.judge.log_event import LogEvent
+from bigsci_launch.watch.judge.progress import ProgressTracker
 from bigsci_launch.watch.judge.silence import Noticed, Silence
 from bigsci_launch.watch.judge.state import Expected
 from tests.support.generation_records import GenerationRecords
@@ -26,30 +26,30 @@ STEP_S = 100.0
 
 @dataclass
 class Watched:
-    """A course, and the time by the watcher's clock."""
+    """A tracker, and the time by the watcher's clock."""
 
-    course: Course
+    tracker: ProgressTracker
     now: float = 5000.0
     noticed: list[Noticed] = field(default_factory=list)
 
-    def see(self, *sightings: Sighting, after: float = 0.0) -> None:
+    def see(self, *log_events: LogEvent, after: float = 0.0) -> None:
         self.now += after
-        self.course.take(sightings, self.now)
-        self.noticed += self.course.noticed()
+        self.tracker.take(log_events, self.now)
+        self.noticed += self.tracker.noticed()
 
     def silent(self, seconds: float) -> Silence:
         """What is said after so many seconds without anything new."""
-        return self.course.silence(self.now + seconds)
+        return self.tracker.silence(self.now + seconds)
 
     def steps(self, first: int, last: int, seconds: float = STEP_S) -> None:
         for step in range(first, last + 1):
-            self.see(Sighting("step", step=step, seconds=seconds), after=seconds)
+            self.see(LogEvent("step", step=step, seconds=seconds), after=seconds)
 
 
 @pytest.fixture
 def watch() -> Callable[..., Watched]:
     def start(**expected: float) -> Watched:
-        return Watched(Course(Expected(**expected)))  # type: ignore[arg-type]
+        return Watched(ProgressTracker(Expected(**expected)))  # type: ignore[arg-type]
 
     return start
 
@@ -84,7 +84,7 @@ def bloom(tmp_path: Path) -> RunDir:
         # 384 files that are synced take seconds.
         attempt.pid_file(rank).write_text(json.dumps({**identity, "pid": 1, "started": time.time() - 90}))
         if rank != TOPOLOGY.world_size - 1:
-            beat(attempt, rank, "step", 0)
+            heartbeat(attempt, rank, "step", 0)
     return run
 
 
@@ -103,7 +103,7 @@ def lose_a_node(run: RunDir) -> GenerationRecords:
     return found
 
 
-def beat(attempt: AttemptDir, rank: int, phase: str, age_s: float) -> None:
+def heartbeat(attempt: AttemptDir, rank: int, phase: str, age_s: float) -> None:
     """Write the newest heartbeat of a rank."""
     record = {"kind": "heartbeat", "time": time.time() - age_s, "mono": 1.0, "step": 100, "phase": phase}
     attempt.event_file(rank).write_text(json.dumps(record) + "\n")

@@ -25,7 +25,7 @@ from bigsci_launch.watch.facts.generations import GenerationWatch
 from bigsci_launch.watch.facts.job import JobView
 from bigsci_launch.watch.facts.look import Look
 from bigsci_launch.watch.facts.stalls import StallWatch
-from bigsci_launch.watch.judge.sighting import Sighting
+from bigsci_launch.watch.judge.log_event import LogEvent
 from bigsci_launch.watch.judge.silence import Pace, Silence
 from bigsci_launch.watch.read.sources import AttemptTail
 from tests.support.generation_records import GenerationRecords
@@ -35,44 +35,44 @@ PAIR, WHOLE = Topology(dp=2), Topology(dp=4)
 HANG = RunFinding("hang", "stall:0001:45", "no step: rank 3 sleeps", 1.0, "0001", step=45, bundle="/spy/1")
 
 
-def said(phase: str, **more: Any) -> Sighting:
-    return Sighting("generation", phase=phase, **more)
+def said(phase: str, **more: Any) -> LogEvent:
+    return LogEvent("generation", phase=phase, **more)
 
 
-def beats(step: int, *ranks: int, phase: str = "step", time: float = 0.0) -> list[Sighting]:
-    return [Sighting("phase", time, rank, step, phase) for rank in ranks]
+def heartbeats(step: int, *ranks: int, phase: str = "step", time: float = 0.0) -> list[LogEvent]:
+    return [LogEvent("phase", time, rank, step, phase) for rank in ranks]
 
 
 @pytest.fixture
 def training(watch: Callable[..., Any]) -> Any:
     """Four ranks in step 31 of generation 0; the last one reports steps of 100 s."""
     found = watch(eval_interval=0, save_interval=0)
-    found.see(said("began", world_size=4), *(Sighting("start", 0.0, rank) for rank in range(4)))
+    found.see(said("began", world_size=4), *(LogEvent("start", 0.0, rank) for rank in range(4)))
     found.see(said("joined"), said("restored", step=0), said("first_step", step=1))
     for step in range(1, 31):
-        found.see(*beats(step, 0, 1, 2, 3, time=100.0 * step), after=10.0)
-        found.see(Sighting("step", 100.0 * step, 3, step, seconds=100.0, loss=5.0 - step / 100), after=90.0)
-    found.see(*beats(31, 0, 1, 2, 3, time=3100.0))
+        found.see(*heartbeats(step, 0, 1, 2, 3, time=100.0 * step), after=10.0)
+        found.see(LogEvent("step", 100.0 * step, 3, step, seconds=100.0, loss=5.0 - step / 100), after=90.0)
+    found.see(*heartbeats(31, 0, 1, 2, 3, time=3100.0))
     return found
 
 
 def recover(training: Any, world_size: int, step: int, *ranks: int) -> None:
     training.see(said("failed"), said("ended", step=30), after=1.0)
     training.see(said("began", world_size=world_size), after=1.0)
-    training.see(Sighting("start", 3105.0, ranks[-1]), said("joined"), said("restored", step=step), after=1.0)
-    training.see(*beats(step + 1, *ranks, time=3110.0), after=0.5)
+    training.see(LogEvent("start", 3105.0, ranks[-1]), said("joined"), said("restored", step=step), after=1.0)
+    training.see(*heartbeats(step + 1, *ranks, time=3110.0), after=0.5)
 
 
 def test_a_recovery_is_a_phase_of_its_own_and_too_long_after_a_minute(training: Any) -> None:
     training.see(said("failed"), said("ended", step=30), after=1.0)
-    assert training.course.recovers
+    assert training.tracker.recovers
     silent = training.silent(59)
     assert (silent.phase, silent.pace, silent.step) == ("recovery", Pace.USUAL, 30)
     assert (training.silent(61).phase, training.silent(61).pace) == ("recovery", Pace.TOO_LONG)
     training.see(said("began", world_size=4), after=50.0)
     assert training.silent(59).phase == "recovery", "each phase is a sign of life"
     training.see(said("joined"), said("restored", step=30), after=1.0)
-    assert not training.course.recovers
+    assert not training.tracker.recovers
 
 
 def test_after_a_recovery_the_steps_are_judged_as_before_although_one_rank_started_again(training: Any) -> None:
@@ -80,22 +80,22 @@ def test_after_a_recovery_the_steps_are_judged_as_before_although_one_rank_start
     silent = training.silent(150)
     assert (silent.phase, silent.pace, silent.step) == ("step", Pace.USUAL, 29)
     for step in range(31, 36):
-        training.see(*beats(step, 0, 1, 2, 3, time=3110 + 100.0 * (step - 30)), after=100.0)
+        training.see(*heartbeats(step, 0, 1, 2, 3, time=3110 + 100.0 * (step - 30)), after=100.0)
     assert training.silent(250).pace is Pace.LONG
     assert training.silent(450).pace is Pace.TOO_LONG
 
 
 def test_a_rank_that_starts_again_leaves_the_others_where_they_are(training: Any) -> None:
     training.see(said("failed"), said("ended"), said("began", world_size=4), said("joined"), said("restored", step=30))
-    training.see(*beats(31, 0, 1, 2), Sighting("start", 3105.0, 3), *beats(31, 3))
-    training.see(*beats(32, 3))
+    training.see(*heartbeats(31, 0, 1, 2), LogEvent("start", 3105.0, 3), *heartbeats(31, 3))
+    training.see(*heartbeats(32, 3))
     assert "ranks 0-2 are behind" in training.silent(250).sentence
 
 
 def test_steps_that_are_done_again_are_neither_a_spike_nor_slow(training: Any) -> None:
     recover(training, 4, 20, 0, 1, 2, 3)
     for step in range(21, 45):
-        training.see(Sighting("step", 3110 + 100.0 * (step - 20), 3, step, seconds=100.0, loss=5.0 - step / 100))
+        training.see(LogEvent("step", 3110 + 100.0 * (step - 20), 3, step, seconds=100.0, loss=5.0 - step / 100))
     assert training.noticed == []
 
 
@@ -103,15 +103,15 @@ def test_ranks_that_the_smaller_generation_does_not_have_are_not_behind_even_if_
     training: Any,
 ) -> None:
     recover(training, 2, 30, 0, 1)
-    training.see(*beats(31, 2, 3, time=3100.0))
+    training.see(*heartbeats(31, 2, 3, time=3100.0))
     for step in range(32, 40):
-        training.see(*beats(step, 0, 1, time=3110 + 200.0 * (step - 31)), after=100.0)
-        training.see(Sighting("step", 3110 + 200.0 * (step - 31), 1, step, seconds=200.0, loss=4.7), after=100.0)
+        training.see(*heartbeats(step, 0, 1, time=3110 + 200.0 * (step - 31)), after=100.0)
+        training.see(LogEvent("step", 3110 + 200.0 * (step - 31), 1, step, seconds=200.0, loss=4.7), after=100.0)
     silent = training.silent(300)
     assert (silent.step, silent.pace) == (38, Pace.USUAL), "with half the ranks, a step takes twice as long"
     assert "behind" not in silent.sentence
     for step in range(40, 70):
-        training.see(Sighting("step", 3110 + 200.0 * (step - 31), 1, step, seconds=200.0, loss=4.6), after=200.0)
+        training.see(LogEvent("step", 3110 + 200.0 * (step - 31), 1, step, seconds=200.0, loss=4.6), after=200.0)
     assert training.noticed == [], "and that is not slower than usual"
 
 
@@ -119,13 +119,13 @@ def test_programs_that_say_nothing_are_starting_when_the_next_generation_begins(
     found = watch()
     found.see(said("began", world_size=4))
     for step in range(1, 31):
-        found.see(Sighting("step", None, 3, step, seconds=100.0), after=100.0)
+        found.see(LogEvent("step", None, 3, step, seconds=100.0), after=100.0)
     found.see(said("failed"), said("ended"), after=1.0)
     assert found.silent(5).phase == "recovery"
     found.see(said("began", world_size=4), after=1.0)
     assert found.silent(200).phase == "start"
-    found.see(Sighting("step", None, 2, 11, seconds=100.0), after=60.0)
-    assert found.course.step == 11, "another rank may report the steps that are done again"
+    found.see(LogEvent("step", None, 2, 11, seconds=100.0), after=60.0)
+    assert found.tracker.step == 11, "another rank may report the steps that are done again"
 
 
 @pytest.fixture

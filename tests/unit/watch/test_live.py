@@ -14,12 +14,12 @@ from dataclasses import replace
 import pytest
 
 from bigsci_launch.runs.layout import RunDir, write_json
-from bigsci_launch.runs.watching.beat import Health, own_beat, write_beat
+from bigsci_launch.runs.watching.heartbeat import Health, own_heartbeat, write_heartbeat
 from bigsci_launch.runs.watching.ledger import Act, RunFinding, clear_finding, raise_finding, record_act
 from bigsci_launch.watch.show.live import StyledLine, live_lines, plain_line, read_live_view, sparkline
 from tests.support.texts import has_parts
 
-from .conftest import beat, lose_a_node
+from .conftest import heartbeat, lose_a_node
 
 pytestmark = pytest.mark.slow
 
@@ -32,9 +32,9 @@ def texts(lines: list[StyledLine]) -> list[str]:
 
 def test_384_ranks_fit_on_a_small_terminal(bloom: RunDir) -> None:
     attempt = bloom.attempt("0002")
-    beat(attempt, 77, "eval", 1)
-    beat(attempt, 78, "step", 3600)
-    beat(attempt, 79, "eval", 3600)
+    heartbeat(attempt, 77, "eval", 1)
+    heartbeat(attempt, 78, "step", 3600)
+    heartbeat(attempt, 79, "eval", 3600)
     write_json(attempt.exit_file(80), {"code": 1})
     raise_finding(bloom, FINDING)
     lines = live_lines(read_live_view(bloom), 80, 24)
@@ -49,7 +49,7 @@ def test_384_ranks_fit_on_a_small_terminal(bloom: RunDir) -> None:
 
 
 def test_more_stages_than_lines_share_a_row_that_shows_the_odd_rank(bloom: RunDir) -> None:
-    beat(bloom.attempt("0002"), 77, "step", 3600)
+    heartbeat(bloom.attempt("0002"), 77, "step", 3600)
     shown = texts(live_lines(read_live_view(bloom), 60, 12))
     assert len(shown) <= 12 and "T" in next(line for line in shown if line.startswith("pp0-"))
 
@@ -94,11 +94,11 @@ def test_steps_of_a_foreign_program_come_from_its_log(bloom: RunDir) -> None:
 def test_nobody_watching_and_a_dead_watcher_are_not_healthy(bloom: RunDir) -> None:
     assert texts(live_lines(read_live_view(bloom), 100, 30))[1] == "not watched"
     fields = {"every_s": 30.0, "sentence": "steps as usual", "attempt": "0002", "may_act": False}
-    here = own_beat("agent", health=Health.HEALTHY, **fields)
-    write_beat(bloom, here)
+    here = own_heartbeat("agent", health=Health.HEALTHY, **fields)
+    write_heartbeat(bloom, here)
     assert texts(live_lines(read_live_view(bloom), 100, 30))[1].startswith(f"healthy: {here.sentence}  (agent, ")
     for gone in (replace(here, start_ticks=1), replace(here, ended=True)):
-        write_beat(bloom, gone)
+        write_heartbeat(bloom, gone)
         assert texts(live_lines(read_live_view(bloom), 100, 30))[1].startswith("unknown: watcher agent ")
 
 

@@ -1,4 +1,4 @@
-"""Lines of trainers as sightings. The lines of BLOOM and of other programs are as they were published."""
+"""Lines of trainers as log_events. The lines of BLOOM and of other programs are as they were published."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from bigsci_launch.watch.judge.sighting import Sighting
+from bigsci_launch.watch.judge.log_event import LogEvent
 from bigsci_launch.watch.read.log_lines import LineReader
 
 BLOOM = (
@@ -40,7 +40,7 @@ NEMO = (
 )
 
 
-def read(line: str) -> Sighting:
+def read(line: str) -> LogEvent:
     found = LineReader().read(line)
     assert found is not None
     return found

@@ -12,10 +12,10 @@ from bigsci_launch.cli.watch import watch
 from bigsci_launch.errors import CollectError, SlurmUnavailable
 from bigsci_launch.runs.attempts import JobRecord, write_job
 from bigsci_launch.runs.layout import RunDir, write_json
-from bigsci_launch.runs.watching.beat import Health
+from bigsci_launch.runs.watching.heartbeat import Health
 from bigsci_launch.runs.watching.ledger import RunFinding, raise_finding, read_findings
 from bigsci_launch.scheduler.local import Launcher
-from bigsci_launch.watch.rounds.loop import Glance, Watcher
+from bigsci_launch.watch.rounds.loop import Watcher, WatchStatus
 from bigsci_launch.watch.watched import watched_run
 from tests.support.texts import has_parts
 
@@ -33,35 +33,35 @@ def run(tmp_path: Path) -> RunDir:
     return made
 
 
-def glance_at(run: RunDir) -> Glance:
+def status_at(run: RunDir) -> WatchStatus:
     watcher = Watcher(watched_run(run), name="test", may_act=False, say=lambda words: None, tell=lambda finding: None)
-    glance = watcher.tick()
-    watcher.close(glance)
-    return glance
+    status = watcher.tick()
+    watcher.close(status)
+    return status
 
 
 def test_what_an_earlier_attempt_had_is_over(run: RunDir) -> None:
     for kind in ("loss_spike", "restart_spike", "hang"):
         raise_finding(run, RunFinding(kind, f"{kind}:0001:9", "it was bad", time.time(), "0001", step=9))
-    glance = glance_at(run)
-    assert glance.health is Health.HEALTHY, glance.findings
-    assert glance.seen.view.is_over
+    status = status_at(run)
+    assert status.health is Health.HEALTHY, status.findings
+    assert status.seen.view.is_over
     assert all(finding.cleared for finding in read_findings(run))
 
 
 def test_a_run_that_ended_badly_is_a_finding_if_nothing_starts_it_again(run: RunDir) -> None:
     write_json(run.attempt("0002").exit, {"reason": "crashed", "exit_code": 1, "evidence": ["rank 3 was killed"]})
-    glance = glance_at(run)
-    assert glance.health is Health.FINDING
-    assert has_parts(glance.sentence, "attempt 0002", "crashed")
-    assert glance.findings[0].details == ("rank 3 was killed",)
+    status = status_at(run)
+    assert status.health is Health.FINDING
+    assert has_parts(status.sentence, "attempt 0002", "crashed")
+    assert status.findings[0].details == ("rank 3 was killed",)
 
 
 def test_a_directory_that_cannot_be_written_is_no_blindness(run: RunDir) -> None:
     run.watch.write_text("not a folder\n")
-    glance = glance_at(run)
-    assert glance.health is Health.HEALTHY, glance.blind
-    assert any("sign of life" in text for text in glance.remarks)
+    status = status_at(run)
+    assert status.health is Health.HEALTHY, status.blind
+    assert any("sign of life" in text for text in status.remarks)
 
 
 def test_one_look_at_a_job_without_slurm_could_not_see(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ from click.testing import CliRunner
 
 from bigsci_launch.cli.main import bsl
 from bigsci_launch.runs.layout import RunDir, write_json
-from bigsci_launch.runs.watching.beat import Health, own_beat, write_beat
+from bigsci_launch.runs.watching.heartbeat import Health, own_heartbeat, write_heartbeat
 from bigsci_launch.runs.watching.ledger import Act, RunFinding, clear_finding, raise_finding, record_act
 from bigsci_launch.runs.watching.outbox import Notice, Try, queue_notice, record_try
 from bigsci_launch.status.read import read_status
@@ -113,12 +113,12 @@ def test_health_is_what_a_living_watcher_says(bloom: RunDir) -> None:
 
     assert health().startswith("not watched")
     fields = {"every_s": 30.0, "sentence": "steps as usual", "attempt": "0002", "may_act": False}
-    here = own_beat("agent", health=Health.HEALTHY, **fields)
-    write_beat(bloom, here)
+    here = own_heartbeat("agent", health=Health.HEALTHY, **fields)
+    write_heartbeat(bloom, here)
     assert health() == f"healthy {here.sentence}"
     raise_finding(bloom, FINDING)
     assert health() == f"finding {here.sentence}"
-    write_beat(bloom, replace(here, start_ticks=1))
+    write_heartbeat(bloom, replace(here, start_ticks=1))
     assert health().startswith("unknown ") and health().endswith(f": {here.sentence}")
 
 

@@ -37,8 +37,8 @@ def record(attempt: AttemptDir, rank: int, **fields: Any) -> None:
     append(attempt.event_file(rank), json.dumps({"time": 1000.0, "mono": 5.0, "step": None, **fields}) + "\n")
 
 
-def kinds(found: list[sources.Sighting]) -> list[tuple[int | None, str, int | None]]:
-    return [(sighting.rank, sighting.kind, sighting.step) for sighting in found]
+def kinds(found: list[sources.LogEvent]) -> list[tuple[int | None, str, int | None]]:
+    return [(log_event.rank, log_event.kind, log_event.step) for log_event in found]
 
 
 def test_records_of_the_trainer_are_seen(attempt: AttemptDir) -> None:
@@ -54,12 +54,12 @@ def test_records_of_the_trainer_are_seen(attempt: AttemptDir) -> None:
     writer.close()
     tail = AttemptTail(attempt)
     found = tail.read()
-    assert [sighting.kind for sighting in found] == [
+    assert [log_event.kind for log_event in found] == [
         *("start", "phase", "phase", "step", "saved", "evaluated", "output", "end")
     ]
     step = found[3]
     assert (step.rank, step.loss, step.grad_norm, step.seconds, step.batch_size) == (3, 2.5, 0.3, 1.5, 8)
-    assert all(sighting.time for sighting in found)
+    assert all(log_event.time for log_event in found)
     assert tail.read() == []
     assert tail.troubles == ()
 
@@ -97,9 +97,9 @@ def test_history_is_read_from_the_logs_that_have_steps(attempt: AttemptDir) -> N
     append(attempt.log_file(5), "".join(iteration(step) for step in range(1, 1001)))
     tail = AttemptTail(attempt)
     found = tail.read()
-    steps = [sighting.step for sighting in found if sighting.kind == "step"]
+    steps = [log_event.step for log_event in found if log_event.kind == "step"]
     assert steps == list(range(1, 1001)), "more than a peek of the log with steps"
-    assert [sighting.text for sighting in found if sighting.kind == "settings"] == ["eval_interval=50"]
+    assert [log_event.text for log_event in found if log_event.kind == "settings"] == ["eval_interval=50"]
     append(attempt.log_file(5), iteration(1001))
     assert kinds(tail.read()) == [(5, "step", 1001)]
 

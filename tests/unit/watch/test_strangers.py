@@ -24,7 +24,13 @@ from bigsci_launch.runs.attempts import JobRecord, write_job
 from bigsci_launch.runs.control.request import WITH_STEP, read_requests
 from bigsci_launch.runs.control.requests import make_control, write_request
 from bigsci_launch.runs.layout import RunDir, write_json
-from bigsci_launch.runs.watching.beat import Health, own_beat, read_all_beats, read_beats, write_beat
+from bigsci_launch.runs.watching.heartbeat import (
+    Health,
+    own_heartbeat,
+    read_all_heartbeats,
+    read_heartbeats,
+    write_heartbeat,
+)
 from bigsci_launch.runs.watching.ledger import (
     Act,
     RunFinding,
@@ -38,7 +44,7 @@ from bigsci_launch.runs.watching.ledger import (
 from bigsci_launch.runs.watching.outbox import Notice, queue_notice, read_pending
 from bigsci_launch.runs.watching.read import read_watching
 from bigsci_launch.scheduler.local import Launcher
-from bigsci_launch.watch.act.desk import Desk
+from bigsci_launch.watch.act.request_handler import RequestHandler
 from tests.support.listening import table
 from tests.support.texts import has_parts
 
@@ -101,8 +107,9 @@ class Shared:
         return Launcher(self.process.pid, start_ticks(self.process.pid) or 0, socket.gethostname())
 
     def sign(self) -> None:
-        write_beat(
-            self.run, own_beat("agent", every_s=1, health=Health.HEALTHY, sentence="", attempt="0001", may_act=True)
+        write_heartbeat(
+            self.run,
+            own_heartbeat("agent", every_s=1, health=Health.HEALTHY, sentence="", attempt="0001", may_act=True),
         )
 
     def serve(self, rounds: int = 3) -> str:
@@ -111,9 +118,9 @@ class Shared:
         def work() -> None:
             self.sign()
             clock = iter(range(0, 1000, 5))
-            desk = Desk(self.run, "agent", lambda: (None, "not looked"), lambda: next(clock))
+            handler = RequestHandler(self.run, "agent", lambda: (None, "not looked"), lambda: next(clock))
             for _ in range(rounds):
-                desk.serve(time.time(), 4, 1e6)
+                handler.serve(time.time(), 4, 1e6)
 
         return run_as(OWNER, work)
 
@@ -203,16 +210,16 @@ def test_a_colleague_cannot_write_the_ledger_nor_claim_nor_act(shared: Shared) -
 
 def test_a_colleague_s_watcher_is_heard_under_its_own_name_and_nothing_is_done(shared: Shared) -> None:
     run = shared.run
-    agent = own_beat("agent-0001", every_s=1, health=Health.HEALTHY, sentence="", attempt="0001", may_act=True)
-    assert run_as(COLLEAGUE, lambda: (raise_finding(run, FINDING), write_beat(run, agent))) == ""
+    agent = own_heartbeat("agent-0001", every_s=1, health=Health.HEALTHY, sentence="", attempt="0001", may_act=True)
+    assert run_as(COLLEAGUE, lambda: (raise_finding(run, FINDING), write_heartbeat(run, agent))) == ""
     place = run.watch_by(COLLEAGUE.pw_uid)
     modes = [f"{path.stat().st_mode & 0o7777:04o}" for path in (place, *place.iterdir())]
     (row,) = (row for row in table("What is stored with which mode") if "`watch/by/**`" in row)
     assert modes == [row[2], row[3], row[3]]
-    assert read_findings(run) == [] and [beat.name for beat in read_beats(run)] == ["agent"]
+    assert read_findings(run) == [] and [heartbeat.name for heartbeat in read_heartbeats(run)] == ["agent"]
     (seen,) = read_all_findings(run)
     assert (seen.sentence, ["watcher of bin" in detail for detail in seen.details]) == (FINDING.sentence, [True])
-    theirs = next(beat for beat in read_all_beats(run) if beat.name != "agent")
+    theirs = next(heartbeat for heartbeat in read_all_heartbeats(run) if heartbeat.name != "agent")
     assert (theirs.name, theirs.may_act) == ("agent-0001 of bin", False)
     assert run_as(OWNER, lambda: raise_finding(run, FINDING)) == ""
     assert read_findings(run) == [FINDING] == read_all_findings(run)
@@ -242,7 +249,7 @@ def test_what_a_colleague_leaves_hides_nothing_and_stops_nobody(shared: Shared, 
 
     assert run_as(COLLEAGUE, attack) == ""
     seen = read_watching(run, shared.attempt, time.time())
-    assert (seen.findings, seen.acts, [beat.name for beat in seen.beats]) == ((FINDING,), (), ["agent"])
+    assert (seen.findings, seen.acts, [heartbeat.name for heartbeat in seen.heartbeats]) == ((FINDING,), (), ["agent"])
 
 
 @pytest.mark.parametrize("name", ["acts.jsonl", "findings.jsonl", "outbox.jsonl"])

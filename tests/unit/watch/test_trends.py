@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 
 import pytest
 
-from bigsci_launch.watch.judge.sighting import Sighting
+from bigsci_launch.watch.judge.log_event import LogEvent
 from bigsci_launch.watch.judge.slower import RECENT
 from tests.support.texts import has_parts
 
@@ -40,7 +40,7 @@ def run(watched: Watched, first: int, rows: Iterable[tuple[float, float, float]]
     step = first
     for seconds, loss, norm in rows:
         watched.see(
-            Sighting("step", step=step, seconds=seconds, loss=loss, grad_norm=norm, batch_size=size), after=seconds
+            LogEvent("step", step=step, seconds=seconds, loss=loss, grad_norm=norm, batch_size=size), after=seconds
         )
         step += 1
     return step
@@ -117,11 +117,11 @@ def test_the_steps_around_evaluations_saves_and_starts_are_not_timed(watch: Watc
     rows = take(60, healthy())
     step = run(watched, 1, rows)
     for _ in range(20):
-        watched.see(Sighting("evaluated", step=step - 1), after=30.0)
-        watched.see(Sighting("saving", step=step - 1), Sighting("saved", step=step - 1), after=30.0)
+        watched.see(LogEvent("evaluated", step=step - 1), after=30.0)
+        watched.see(LogEvent("saving", step=step - 1), LogEvent("saved", step=step - 1), after=30.0)
         step = run(watched, step, [(165.0, *rows[0][1:])])
     for _ in range(5):
-        watched.course.new_attempt(watched.now)
+        watched.tracker.new_attempt(watched.now)
         step = run(watched, step - 3, [(300.0, *rows[0][1:])] * 3)
     assert found(watched) == []
 
@@ -130,7 +130,7 @@ def test_a_save_that_prints_nothing_is_not_timed_if_it_is_expected(watch: Watch)
     """Lines of every tenth step, with a save after every twentieth that makes the next one longer."""
     watched = watch(save_interval=20, eval_interval=0)
     for step in range(10, 1200, 10):
-        watched.see(Sighting("step", step=step, seconds=14.0 if (step - 10) % 20 == 0 else 10.0), after=100.0)
+        watched.see(LogEvent("step", step=step, seconds=14.0 if (step - 10) % 20 == 0 else 10.0), after=100.0)
     assert found(watched) == []
 
 
@@ -139,7 +139,7 @@ def test_times_of_lines_are_used_where_they_say_no_seconds(watch: Watch) -> None
     clock = 1000.0
     for step in range(1, 80):
         clock += 2.0 if step < 60 else 2.4
-        watched.see(Sighting("step", clock, step=step), after=2.0)
+        watched.see(LogEvent("step", clock, step=step), after=2.0)
     assert found(watched) == [("slower", 60, False)]
     assert watched.noticed[0].since == 1000.0 + 59 * 2.0 + 2.4
 
@@ -154,7 +154,7 @@ def test_a_loss_that_is_no_number_is_noticed_at_once_and_once(watch: Watch) -> N
 
 
 def skip(watched: Watched, first: int, number: int) -> None:
-    watched.see(*(Sighting("step", step=first + each, seconds=1.0, text="skipped") for each in range(number)))
+    watched.see(*(LogEvent("step", step=first + each, seconds=1.0, text="skipped") for each in range(number)))
 
 
 def test_steps_that_fp16_skips_at_first_are_no_finding_but_later_many_in_a_row_are(watch: Watch) -> None:
@@ -173,14 +173,14 @@ def test_losses_of_small_batches_that_differ_by_factors_are_no_spikes(watch: Wat
     watched = watch()
     draw = random.Random(1)
     for step in range(1, 3000):
-        watched.see(Sighting("step", step=step, loss=0.8 * 2 ** draw.gauss(0, 0.8), grad_norm=2 ** draw.gauss(0, 0.8)))
+        watched.see(LogEvent("step", step=step, loss=0.8 * 2 ** draw.gauss(0, 0.8), grad_norm=2 ** draw.gauss(0, 0.8)))
     assert found(watched) == []
 
 
 def test_values_that_may_be_negative_are_not_judged(watch: Watch) -> None:
     watched = watch()
     for step in range(1, 60):
-        watched.see(Sighting("step", step=step, loss=-1.0 if step % 2 else 5.0))
+        watched.see(LogEvent("step", step=step, loss=-1.0 if step % 2 else 5.0))
     assert found(watched) == []
 
 
@@ -189,5 +189,5 @@ def test_reports_without_numbers_are_counted(watch: Watch) -> None:
     draw = random.Random(1)
     losses = [2.0 + draw.gauss(0, 0.02) for _ in range(40)]
     for loss in [*losses, 4.0, 4.1]:
-        watched.see(Sighting("step", loss=loss), after=5.0)
+        watched.see(LogEvent("step", loss=loss), after=5.0)
     assert found(watched) == [("loss_spike", 41, False)]

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from bigsci_launch.spy.judge.case import JobCase
-from bigsci_launch.spy.judge.conclusion import Conclusion, Patience, Side, Strength, Suspect
+from bigsci_launch.spy.judge.conclusion import Conclusion, GracePeriod, Side, Strength, Suspect
 from bigsci_launch.spy.judge.facts import deciding_thread_ran, is_busy, waits_for_work
 from bigsci_launch.spy.judge.rules.away import ask_native, certain_stalls
 from bigsci_launch.spy.judge.rules.messages import sides_of
 from bigsci_launch.spy.judge.rules.work import busy_child, conclude_computing, find_works, judge_work
 from bigsci_launch.spy.taxonomy import State
-from bigsci_launch.topology.words import counted
+from bigsci_launch.topology.naming import counted
 
 ODD_SHARE = 0.25
 """Largest share of the ranks that may be called odd when no rank is in a collective."""
@@ -89,7 +89,7 @@ def _conclude_still(case: JobCase, sides: tuple[Side, ...]) -> Conclusion:
         evidence=("no rank ran between the samples",),
         missing=("what they wait for: native frames or a recorder would show it",),
         next=ask_native(case.alive),
-        patience=Patience.ELSEWHERE if is_known else Patience.TIMER,
+        grace=GracePeriod.ELSEWHERE if is_known else GracePeriod.TIMER,
     )
 
 
@@ -124,5 +124,5 @@ def odd_one_out(case: JobCase) -> Conclusion | None:
         suspects=tuple(Suspect(stall.rank, stall.words) for stall in stalls),
         sides=tuple(Side(found.ranks, str(found.frames[0])) for found in case.classes),
         evidence=("the only evidence is that they differ: no rank is in a collective that would show who waits",),
-        patience=stalls[0].patience,
+        grace=stalls[0].grace,
     )

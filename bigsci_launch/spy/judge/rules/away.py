@@ -12,7 +12,7 @@ from dataclasses import replace
 from bigsci_launch.spy.evidence.ranks import Evidence, RankEvidence
 from bigsci_launch.spy.judge.case import JobCase
 from bigsci_launch.spy.judge.commands import on_node
-from bigsci_launch.spy.judge.conclusion import Conclusion, Patience, Side, Strength, Suspect, where_shared
+from bigsci_launch.spy.judge.conclusion import Conclusion, GracePeriod, Side, Strength, Suspect, where_shared
 from bigsci_launch.spy.judge.facts import UNKNOWN_STATE, deciding_thread_ran, is_busy
 from bigsci_launch.spy.judge.rules.messages import sides_of
 from bigsci_launch.spy.judge.rules.process import Stall, explain_stall
@@ -20,7 +20,7 @@ from bigsci_launch.spy.judge.rules.rendezvous import is_joining
 from bigsci_launch.spy.judge.rules.work import conclude_work, find_works, judge_work
 from bigsci_launch.spy.judge.waits import WaitGraph
 from bigsci_launch.spy.taxonomy import HangClass, State
-from bigsci_launch.topology.words import agree, count_ranks, counted
+from bigsci_launch.topology.naming import agree, count_ranks, counted
 
 
 def certain_stalls(case: JobCase, ranks: Sequence[RankEvidence]) -> list[Stall]:
@@ -67,7 +67,7 @@ def stays_away(case: JobCase) -> Conclusion | None:
     waiting = graph.leading_to(frozenset(seen.rank for seen in case.roots))
     many = len(stalls) > len(waiting)
     strength = min((stall.strength for stall in stalls), key=lambda strength: strength.level)
-    patience = max((stall.patience for stall in stalls), key=lambda patience: patience.late_s)
+    grace = max((stall.grace for stall in stalls), key=lambda grace: grace.late_s)
     return Conclusion(
         state=State.HANG,
         claim=_claim_away(evidence, graph, stalls, len(waiting)),
@@ -78,7 +78,7 @@ def stays_away(case: JobCase) -> Conclusion | None:
         evidence=_evidence_away(case, stalls),
         missing=tuple(dict.fromkeys(stall.missing for stall in stalls if stall.missing)),
         next=tuple(dict.fromkeys(stall.next for stall in stalls if stall.next)),
-        patience=patience,
+        grace=grace,
     )
 
 
@@ -117,7 +117,7 @@ def holds_a_lock(case: JobCase) -> Conclusion | None:
         sides=sides_of(graph, tuple(graph.waits)),
         evidence=(str(lock),),
         next=(on_node(lock.node, f"ls -l /proc/{lock.holder}/fd", "who holds the lock"),),
-        patience=Patience.LOCAL,
+        grace=GracePeriod.LOCAL,
     )
 
 
@@ -192,7 +192,7 @@ def may_be_victims(case: JobCase) -> Conclusion | None:
         ),
         missing=("whether they wait for a collective started earlier: native frames or a recorder show it",),
         next=ask_native(roots),
-        patience=Patience.COMPUTES if spins else Patience.ELSEWHERE,
+        grace=GracePeriod.COMPUTES if spins else GracePeriod.ELSEWHERE,
     )
 
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from bigsci_launch.spy.evidence.groups import group_words, is_scope
 from bigsci_launch.spy.evidence.ranks import Evidence
 from bigsci_launch.spy.judge.case import JobCase
-from bigsci_launch.spy.judge.conclusion import Conclusion, Patience, Side, Strength, Suspect, name_with_part
+from bigsci_launch.spy.judge.conclusion import Conclusion, GracePeriod, Side, Strength, Suspect, name_with_part
 from bigsci_launch.spy.judge.last_calls import find_root_splits
 from bigsci_launch.spy.judge.rules.messages import (
     conclude_news,
@@ -130,7 +130,7 @@ def _conclude_departed(case: JobCase, departures: Departures, departed: tuple[in
         suspects=tuple(Suspect(rank, words[rank]) for rank in departed),
         sides=sides_of(graph, tuple(graph.waits)),
         evidence=_departed_evidence(evidence, graph, departures, departed),
-        patience=Patience.NONE,
+        grace=GracePeriod.NONE,
     )
 
 
@@ -232,7 +232,7 @@ def _conclude_mismatch(case: JobCase) -> Conclusion:
         sides=tuple(Side(ranks, operation) for operation, ranks in by_size),
         evidence=("the recorders hold different operations for the same group and number", *news),
         missing=("whether all ranks were meant to change here",) if news else ("more steps, to know the schedule",),
-        patience=Patience.NONE,
+        grace=GracePeriod.NONE,
     )
 
 

@@ -14,12 +14,12 @@ from dataclasses import replace
 from bigsci_launch.lost_peer import says_lost_peer
 from bigsci_launch.spy.evidence.ranks import NOT_FOUND, Evidence, RankEvidence
 from bigsci_launch.spy.judge.case import JobCase
-from bigsci_launch.spy.judge.conclusion import Conclusion, Patience, Side, Strength, Suspect, name_with_part
+from bigsci_launch.spy.judge.conclusion import Conclusion, GracePeriod, Side, Strength, Suspect, name_with_part
 from bigsci_launch.spy.judge.last_calls import find_in_rings, places_of
 from bigsci_launch.spy.judge.rules.process import explain_stall
 from bigsci_launch.spy.judge.schedule.departure import Collective, Departure, find_departures
 from bigsci_launch.spy.taxonomy import HangClass, State
-from bigsci_launch.topology.words import agree, count_ranks
+from bigsci_launch.topology.naming import agree, count_ranks
 
 OTHER_AMOUNT = re.compile(r"EnforceNotMet|enforce fail at.*(preamble|nbytes|length)", re.IGNORECASE)
 NEWEST = 3
@@ -42,7 +42,7 @@ def in_order_of_failure(failed: Sequence[RankEvidence]) -> list[RankEvidence]:
 def _order(seen: RankEvidence) -> tuple[bool, bool, float, int]:
     if seen.exit is None:
         return (lost_peer(seen), True, float("inf"), seen.rank)
-    return (lost_peer(seen), seen.exit.was_told, seen.exit.time, seen.rank)
+    return (lost_peer(seen), seen.exit.was_terminated, seen.exit.time, seen.rank)
 
 
 def lost_peer(seen: RankEvidence) -> bool:
@@ -85,7 +85,7 @@ def all_lost_a_peer(case: JobCase) -> Conclusion | None:
     failed = [seen for seen in failed_ranks(case) if seen not in away]
     lost = [seen for seen in failed if lost_peer(seen)]
     told = [seen for seen in failed if seen not in lost]
-    if not all(seen.exit and seen.exit.was_told for seen in told):
+    if not all(seen.exit and seen.exit.was_terminated for seen in told):
         return None
     if away and failed:
         return _conclude_lost_node(evidence, away, lost, told)
@@ -144,7 +144,7 @@ def ended_on_request(case: JobCase) -> Conclusion | None:
 def _ended_because_asked(seen: RankEvidence, evidence: Evidence) -> bool:
     """Whether the rank had been told to end; where the run was, also one that was killed with its runner, or whose peer
     was told a moment before."""
-    if seen.exit is not None and seen.exit.was_told:
+    if seen.exit is not None and seen.exit.was_terminated:
         return True
     return evidence.ending in ENDED_BY and (seen.exit is None or lost_peer(seen))
 
@@ -217,7 +217,7 @@ def one_has_ended(case: JobCase) -> Conclusion | None:
         suspects=(Suspect(first.rank, stall.words),),
         evidence=tuple(f"{evidence.name(seen.rank)} {explain_stall(seen).words}" for seen in failed[1:4]),
         missing=(stall.missing,) if stall.missing else (),
-        patience=Patience.NONE,
+        grace=GracePeriod.NONE,
     )
 
 

@@ -22,7 +22,7 @@ from bigsci_launch.spy.judge.rules.messages import sides_of
 from bigsci_launch.spy.judge.rules.process import explain_stall
 from bigsci_launch.spy.judge.waits import ROOTED, WaitGraph
 from bigsci_launch.spy.taxonomy import HangClass, State
-from bigsci_launch.topology.words import agree, count_ranks, counted
+from bigsci_launch.topology.naming import agree, count_ranks, counted
 
 
 def left_behind(case: JobCase) -> Conclusion | None:

@@ -15,7 +15,7 @@ from bigsci_launch.spy.evidence.known_code import bare_name, is_norm
 from bigsci_launch.spy.evidence.ranks import Evidence, RankEvidence
 from bigsci_launch.spy.judge.conclusion import (
     Conclusion,
-    Patience,
+    GracePeriod,
     Side,
     Strength,
     Suspect,
@@ -27,10 +27,10 @@ from bigsci_launch.spy.judge.schedule.departure import Departures
 from bigsci_launch.spy.judge.waits import ASSUMED, ROOTED, SETUP_OPERATIONS, Wait, WaitGraph
 from bigsci_launch.spy.taxonomy import HangClass, State
 from bigsci_launch.topology import Topology, compress_ranks
+from bigsci_launch.topology.naming import agree
 from bigsci_launch.topology.parts import part_of
-from bigsci_launch.topology.words import agree
 
-MAX_TOLD_ALONE = 4
+MAX_NAMED_ALONE = 4
 
 
 def sides_of(graph: WaitGraph, ranks: Sequence[int]) -> tuple[Side, ...]:
@@ -39,7 +39,7 @@ def sides_of(graph: WaitGraph, ranks: Sequence[int]) -> tuple[Side, ...]:
     for rank in ranks:
         wait = graph.waits[rank]
         # A few ranks that wait for each other are listed one by one; a whole stage that receives is one side.
-        partner = wait.partner if len(ranks) <= MAX_TOLD_ALONE else None
+        partner = wait.partner if len(ranks) <= MAX_NAMED_ALONE else None
         found.setdefault((wait.operation, wait.scope, str(wait.site or ""), partner, wait.path), []).append(wait)
     words = _tell_apart([(_where(waits), waits[0].path) for waits in found.values()])
     sides = (
@@ -292,7 +292,7 @@ def conclude_root_split(evidence: Evidence, wait: Wait, split: RootSplit) -> Con
         suspects=tuple(Suspect(rank, f"{why[rank]}, and another one before") for rank in split.departed),
         evidence=("the rings keep the root of each call", *((past,) if split.departed else ())),
         missing=() if split.departed else ("which root is right: the ranks named no other one before",),
-        patience=Patience.NONE,
+        grace=GracePeriod.NONE,
     )
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from bigsci_launch.spy.evidence.kernel import Socket
 from bigsci_launch.spy.evidence.ranks import Evidence, RankEvidence
 from bigsci_launch.spy.judge.case import JobCase
-from bigsci_launch.spy.judge.conclusion import Conclusion, Patience, Side, Strength
+from bigsci_launch.spy.judge.conclusion import Conclusion, GracePeriod, Side, Strength
 from bigsci_launch.spy.taxonomy import HangClass, State
 from bigsci_launch.units import format_bytes
 
@@ -91,7 +91,7 @@ def link_carries_nothing(case: JobCase) -> Conclusion | None:
         evidence=(*(str(each) for each in stuck[1:3]), _within_words(evidence, hosts)),
         missing=(f"whether small packets pass ({HangClass.LARGE_PACKETS_LOST}, a wrong MTU) or none at all",),
         next=(f"ping -c 3 {involved[-1]}; ping -c 3 -M do -s 8972 {involved[-1]}  # from {involved[0]}: small, large",),
-        patience=Patience.NONE,
+        grace=GracePeriod.NONE,
     )
 
 

@@ -17,7 +17,7 @@ from bigsci_launch.spy.judge.rules.circle import departed
 from bigsci_launch.spy.judge.rules.messages import sides_of
 from bigsci_launch.spy.judge.rules.process import explain_stall
 from bigsci_launch.spy.taxonomy import State
-from bigsci_launch.topology.words import agree, counted
+from bigsci_launch.topology.naming import agree, counted
 
 NOT_LISTED = "their stacks: they may wait for messages from each other, which recorders do not list"
 WHERE_TO_LOOK = {

@@ -27,7 +27,7 @@ from bigsci_launch.spy.evidence.ranks import NOT_FOUND, NOT_IDENTIFIED, RankEvid
 from bigsci_launch.spy.evidence.stacks import ThreadStack, is_idle, is_wrapper
 from bigsci_launch.spy.judge.children import reading_worker, stuck_child
 from bigsci_launch.spy.judge.commands import on_node
-from bigsci_launch.spy.judge.conclusion import Patience, Strength
+from bigsci_launch.spy.judge.conclusion import GracePeriod, Strength
 from bigsci_launch.spy.judge.facts import cpu_share, is_busy, kernel_wait, switches_per_s, waits_in
 from bigsci_launch.spy.judge.last_calls import UNKNOWN_SETTER, wanted_key
 from bigsci_launch.spy.judge.rule import TableRule, beaten_names, make_rule
@@ -42,7 +42,7 @@ STORM_PER_S = 200.0
 class Stall:
     """`words` completes "rank 3 ..."; `missing` is what would make it more certain.
 
-    `patience`: how long the rank must stand still before this is a hang. `is_sign`: the sign cannot come from a rank
+    `grace`: how long the rank must stand still before this is a hang. `is_sign`: the sign cannot come from a rank
     that waits in a communication that no frame shows.
     """
 
@@ -52,7 +52,7 @@ class Stall:
     strength: Strength
     missing: str = ""
     next: str = ""
-    patience: Patience = Patience.ELSEWHERE
+    grace: GracePeriod = GracePeriod.ELSEWHERE
     is_sign: bool = True
 
 
@@ -89,19 +89,19 @@ def _ended(seen: RankEvidence) -> Stall | None:
     error = f" after {seen.error}" if seen.error else ""
     if seen.exit is None:
         words, missing = f"has ended{error}: its process is gone", "its exit status"
-        return Stall(seen.rank, HangClass.RANK_EXITED, words, Strength.DERIVED, missing, patience=Patience.NONE)
+        return Stall(seen.rank, HangClass.RANK_EXITED, words, Strength.DERIVED, missing, grace=GracePeriod.NONE)
     if seen.exit.signal:
         hang_class = HangClass.RANK_CRASHED if seen.exit.signal in CRASH_SIGNALS else HangClass.RANK_KILLED
         return Stall(
-            seen.rank, hang_class, f"was killed by {seen.exit.signal}{error}", Strength.DIRECT, patience=Patience.NONE
+            seen.rank, hang_class, f"was killed by {seen.exit.signal}{error}", Strength.DIRECT, grace=GracePeriod.NONE
         )
     if seen.exit.code is None:
         words = f"has ended{error}, and nobody saw how"
         return Stall(
-            seen.rank, HangClass.RANK_EXITED, words, Strength.DERIVED, "its exit status", patience=Patience.NONE
+            seen.rank, HangClass.RANK_EXITED, words, Strength.DERIVED, "its exit status", grace=GracePeriod.NONE
         )
     words = f"has ended with exit code {seen.exit.code}{error}"
-    return Stall(seen.rank, HangClass.RANK_EXITED, words, Strength.DIRECT, patience=Patience.NONE)
+    return Stall(seen.rank, HangClass.RANK_EXITED, words, Strength.DIRECT, grace=GracePeriod.NONE)
 
 
 def _unreadable(seen: RankEvidence) -> Stall | None:
@@ -125,7 +125,7 @@ def _stopped(seen: RankEvidence) -> Stall | None:
         return None
     if seen.last.tracer_pid:
         words = f"is stopped under a debugger (tracer pid {seen.last.tracer_pid})"
-        return Stall(seen.rank, HangClass.PROCESS_STOPPED, words, Strength.DIRECT, patience=Patience.NONE)
+        return Stall(seen.rank, HangClass.PROCESS_STOPPED, words, Strength.DIRECT, grace=GracePeriod.NONE)
     words = f"is stopped (SIGSTOP or job control) in {seen.place}"
     return Stall(
         seen.rank,
@@ -133,7 +133,7 @@ def _stopped(seen: RankEvidence) -> Stall | None:
         words,
         Strength.DIRECT,
         next=on_node(seen.node, f"kill -CONT {seen.pid}"),
-        patience=Patience.NONE,
+        grace=GracePeriod.NONE,
     )
 
 
@@ -146,7 +146,7 @@ def _dumps_core(seen: RankEvidence) -> Stall | None:
         return None
     words = f"has crashed in {seen.place}, and its core is still being written"
     missing = "where the core goes: see /proc/sys/kernel/core_pattern"
-    return Stall(seen.rank, HangClass.CORE_BEING_WRITTEN, words, Strength.DIRECT, missing, patience=Patience.NONE)
+    return Stall(seen.rank, HangClass.CORE_BEING_WRITTEN, words, Strength.DIRECT, missing, grace=GracePeriod.NONE)
 
 
 def _in_kernel(seen: RankEvidence) -> Stall | None:
@@ -157,7 +157,7 @@ def _in_kernel(seen: RankEvidence) -> Stall | None:
     if seen.last.kill_pending:
         words = f"cannot die: it was killed and sleeps in the kernel{wchan} in {seen.place}"
         drain = f"scontrol update nodename={seen.node} state=drain reason=D-state"
-        return Stall(seen.rank, HangClass.UNKILLABLE, words, Strength.DIRECT, next=drain, patience=Patience.NONE)
+        return Stall(seen.rank, HangClass.UNKILLABLE, words, Strength.DIRECT, next=drain, grace=GracePeriod.NONE)
     if seen.threads is None and waits_in(seen, MAP_LOCK_WAITS):
         words = f"waits in the kernel{wchan} for the lock of its own memory map: ps and py-spy hang on it too"
         instead = on_node(seen.node, f"cat /proc/{seen.pid}/wchan", "and never ps")
@@ -199,9 +199,9 @@ def _held_by_child(seen: RankEvidence) -> Stall | None:
     words = f"waits in {seen.place} for its child process {child.pid} ({child.comm}, state {child.state}{wchan})"
     words += f", which is in {child.place}" if child.place else ""
     look = on_node(seen.node, f"py-spy dump --pid {child.pid}")
-    patience = Patience.NONE if child.state in ("T", "t", "Z") else Patience.LOCAL
+    grace = GracePeriod.NONE if child.state in ("T", "t", "Z") else GracePeriod.LOCAL
     missing = "" if child.place else "the stack of the child"
-    return Stall(seen.rank, _class_of_child(seen), words, Strength.AGREED, missing, look, patience)
+    return Stall(seen.rank, _class_of_child(seen), words, Strength.AGREED, missing, look, grace)
 
 
 def _class_of_child(seen: RankEvidence) -> HangClass:
@@ -242,7 +242,7 @@ def _holds_gil(seen: RankEvidence) -> Stall | None:
             words,
             Strength.AGREED,
             "native frames (py-spy dump --native)",
-            patience=Patience.LOCAL,
+            grace=GracePeriod.LOCAL,
         )
     return Stall(
         seen.rank,
@@ -250,7 +250,7 @@ def _holds_gil(seen: RankEvidence) -> Stall | None:
         words,
         Strength.DIRECT,
         "native frames (py-spy dump --native)",
-        patience=Patience.LOCAL,
+        grace=GracePeriod.LOCAL,
     )
 
 
@@ -318,7 +318,7 @@ def _locked(seen: RankEvidence) -> Stall | None:
             words,
             Strength.DERIVED,
             missing,
-            patience=Patience.LOCAL,
+            grace=GracePeriod.LOCAL,
             is_sign=False,
         )
     waits = seen.last.thread_waits or {}
@@ -332,7 +332,7 @@ def _locked(seen: RankEvidence) -> Stall | None:
         HangClass.THREAD_DEADLOCK,
         f"{words}: each may hold the other's",
         Strength.DERIVED,
-        patience=Patience.LOCAL,
+        grace=GracePeriod.LOCAL,
         is_sign=False,
     )
 
@@ -353,7 +353,7 @@ def _busy(seen: RankEvidence) -> Stall | None:
         Strength.GUESS,
         "whether it would end",
         again,
-        Patience.COMPUTES,
+        GracePeriod.COMPUTES,
         is_sign=False,
     )
 
@@ -371,7 +371,7 @@ def _stormed(seen: RankEvidence) -> Stall | None:
         Strength.DERIVED,
         "which signal or timer wakes it",
         "",
-        Patience.COMPUTES,
+        GracePeriod.COMPUTES,
         is_sign=False,
     )
 
@@ -402,7 +402,7 @@ def _serves(seen: RankEvidence) -> Stall | None:
         return None
     words = f"waits for requests in {server}, called from {seen.place}, outside any collective"
     missing = "whether somebody should have asked"
-    return Stall(seen.rank, HangClass.BLOCKED_IN_C, words, Strength.GUESS, missing, patience=Patience.COMPUTES)
+    return Stall(seen.rank, HangClass.BLOCKED_IN_C, words, Strength.GUESS, missing, grace=GracePeriod.COMPUTES)
 
 
 def _known(seen: RankEvidence) -> Stall | None:
@@ -425,17 +425,17 @@ def _of_known(known: KnownWait, seen: RankEvidence) -> Stall:
     words = f"{known.words} in {seen.place}{call}, outside any collective"
     strength = Strength.DIRECT if known in KERNEL_WAITS else Strength.AGREED
     is_sign = bool(known.file or known.function) or known in KERNEL_WAITS
-    return Stall(seen.rank, known.hang_class, words, strength, patience=_patience_of(known), is_sign=is_sign)
+    return Stall(seen.rank, known.hang_class, words, strength, grace=_grace_of(known), is_sign=is_sign)
 
 
-def _patience_of(known: KnownWait) -> Patience:
+def _grace_of(known: KnownWait) -> GracePeriod:
     """How long such a wait may take by itself."""
     if known.hang_class is HangClass.BREAKPOINT_FORGOTTEN:
-        return Patience.NONE
+        return GracePeriod.NONE
     if known.wchan == ("hrtimer_nanosleep",) or known.hang_class is HangClass.BUILD_LOCK_STALE:
-        return Patience.TIMER
+        return GracePeriod.TIMER
     is_local = known.hang_class in (HangClass.FILE_LOCK_HELD, HangClass.OUTPUT_PIPE_FULL)
-    return Patience.LOCAL if is_local else Patience.ELSEWHERE
+    return GracePeriod.LOCAL if is_local else GracePeriod.ELSEWHERE
 
 
 def _fits(known: KnownWait, seen: RankEvidence, thread: ThreadStack | None) -> bool:

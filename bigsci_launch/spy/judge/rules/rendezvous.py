@@ -9,10 +9,10 @@ from bigsci_launch.spy.evidence.known_code import is_at_store, is_joining_call
 from bigsci_launch.spy.evidence.ranks import Evidence, RankEvidence
 from bigsci_launch.spy.judge.case import JobCase
 from bigsci_launch.spy.judge.commands import on_node
-from bigsci_launch.spy.judge.conclusion import Conclusion, Patience, Side, Strength, Suspect
+from bigsci_launch.spy.judge.conclusion import Conclusion, GracePeriod, Side, Strength, Suspect
 from bigsci_launch.spy.judge.last_calls import find_missing_keys, whereabouts
 from bigsci_launch.spy.taxonomy import HangClass, State
-from bigsci_launch.topology.words import agree, count_ranks, counted
+from bigsci_launch.topology.naming import agree, count_ranks, counted
 
 
 def is_joining(seen: RankEvidence) -> bool:
@@ -72,7 +72,7 @@ def key_is_due(case: JobCase) -> Conclusion | None:
         hang_class=HangClass.STORE_KEY_MISSING,
         sides=(Side(due.ranks, "waiting for a key of the store"), Side((setter,), whereabouts(evidence.ranks[setter]))),
         missing=("whether that rank left the key out, or the others should not have asked for it",),
-        patience=Patience.ELSEWHERE if is_waiting else Patience.COMPUTES,
+        grace=GracePeriod.ELSEWHERE if is_waiting else GracePeriod.COMPUTES,
     )
 
 

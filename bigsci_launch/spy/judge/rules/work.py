@@ -34,7 +34,7 @@ from bigsci_launch.spy.judge.facts import (
 from bigsci_launch.spy.judge.rules.process import may_wait_for_child
 from bigsci_launch.spy.judge.waits import WaitGraph
 from bigsci_launch.spy.taxonomy import HangClass, State
-from bigsci_launch.topology.words import agree, count_ranks, counted
+from bigsci_launch.topology.naming import agree, count_ranks, counted
 from bigsci_launch.units import format_bytes
 
 MEANT_PHASES = {
@@ -61,7 +61,7 @@ class RankWork:
 
 
 @dataclass(frozen=True, slots=True)
-class Gathering:
+class WaitGroup:
     """Ranks that wait for `blockers`: the functions (name, file) in which they are at a barrier, or None if one of them
     waits in anything else."""
 
@@ -69,9 +69,9 @@ class Gathering:
     functions: frozenset[tuple[str, str]] | None
 
 
-def find_gatherings(graph: WaitGraph) -> tuple[Gathering, ...]:
-    """The ranks that wait for the same others, one gathering for each set of these."""
-    return tuple(Gathering(blockers, _barrier_functions(graph, ranks)) for blockers, ranks in graph.meetings)
+def find_wait_groups(graph: WaitGraph) -> tuple[WaitGroup, ...]:
+    """The ranks that wait for the same others, one wait_group for each set of these."""
+    return tuple(WaitGroup(blockers, _barrier_functions(graph, ranks)) for blockers, ranks in graph.meetings)
 
 
 def _barrier_functions(graph: WaitGraph, ranks: Sequence[int]) -> frozenset[tuple[str, str]] | None:
@@ -85,11 +85,11 @@ def _barrier_functions(graph: WaitGraph, ranks: Sequence[int]) -> frozenset[tupl
 
 def find_works(case: JobCase, roots: Sequence[RankEvidence]) -> dict[int, RankWork]:
     """For each rank of `roots` that shows progress, what it is doing."""
-    gatherings = find_gatherings(case.graph)
-    return {seen.rank: work for seen in roots if (work := find_work(case, seen, gatherings))}
+    wait_groups = find_wait_groups(case.graph)
+    return {seen.rank: work for seen in roots if (work := find_work(case, seen, wait_groups))}
 
 
-def find_work(case: JobCase, seen: RankEvidence, gatherings: Sequence[Gathering]) -> RankWork | None:
+def find_work(case: JobCase, seen: RankEvidence, wait_groups: Sequence[WaitGroup]) -> RankWork | None:
     """What the rank is doing, or None if nothing shows that it makes progress.
 
     Bytes that went to peers are no work of its own. Where it is not known how many did, only a rank counts that
@@ -98,16 +98,16 @@ def find_work(case: JobCase, seen: RankEvidence, gatherings: Sequence[Gathering]
     is_outside = case.communicates(seen) is False
     are_its_own = socket_growth(seen) is not None or is_outside
     return (
-        (_moves_bytes(seen, gatherings) if are_its_own else None)
-        or (_exchanges_data(seen, gatherings) if is_outside else None)
+        (_moves_bytes(seen, wait_groups) if are_its_own else None)
+        or (_exchanges_data(seen, wait_groups) if is_outside else None)
         or _fetches_pages(seen)
         or _child_computes(seen)
-        or _is_meant(seen, gatherings)
+        or _is_meant(seen, wait_groups)
         or _is_warming_up(seen)
     )
 
 
-def _moves_bytes(seen: RankEvidence, gatherings: Sequence[Gathering]) -> RankWork | None:
+def _moves_bytes(seen: RankEvidence, wait_groups: Sequence[WaitGroup]) -> RankWork | None:
     rates = file_bytes_per_s(seen)
     if rates is None or not moves_bytes(seen):
         return None
@@ -115,18 +115,18 @@ def _moves_bytes(seen: RankEvidence, gatherings: Sequence[Gathering]) -> RankWor
     did = f"writes {format_bytes(round(written))}/s" if written >= read else f"reads {format_bytes(round(read))}/s"
     is_reading = is_busy(seen) is True or read > written
     otherwise = HangClass.PREPARES_ALONE if is_reading else HangClass.SAVE_IN_PROGRESS
-    hang_class = _class_of_phase(seen, gatherings) or otherwise
+    hang_class = _class_of_phase(seen, wait_groups) or otherwise
     return RankWork(seen.rank, hang_class, f"{did} in {seen.place}", Strength.AGREED, "how much is left to do")
 
 
-def _exchanges_data(seen: RankEvidence, gatherings: Sequence[Gathering]) -> RankWork | None:
+def _exchanges_data(seen: RankEvidence, wait_groups: Sequence[WaitGroup]) -> RankWork | None:
     """A rank that sends or receives while it is in no communication: a download, an upload, a service."""
     sent, received = socket_growth(seen) or (0, 0)
     if sent + received < MOVED_BYTES or deciding_thread_ran(seen) is not True:
         return None
     rate = format_bytes(round(per_s(seen, max(sent, received)) or 0.0))
     did = f"sends {rate}/s" if sent >= received else f"receives {rate}/s"
-    hang_class = _class_of_phase(seen, gatherings) or HangClass.PREPARES_ALONE
+    hang_class = _class_of_phase(seen, wait_groups) or HangClass.PREPARES_ALONE
     return RankWork(seen.rank, hang_class, f"{did} in {seen.place}", Strength.AGREED, "how much is left to do")
 
 
@@ -168,7 +168,7 @@ def busy_child(seen: RankEvidence) -> Child | None:
     return None
 
 
-def _is_meant(seen: RankEvidence, gatherings: Sequence[Gathering]) -> RankWork | None:
+def _is_meant(seen: RankEvidence, wait_groups: Sequence[WaitGroup]) -> RankWork | None:
     """A rank that computes while others are meant to wait for it."""
     if not is_busy(seen):
         return None
@@ -176,24 +176,24 @@ def _is_meant(seen: RankEvidence, gatherings: Sequence[Gathering]) -> RankWork |
     if seen.heartbeat and seen.heartbeat.phase in MEANT_PHASES:
         words += f", in the phase {seen.heartbeat.phase!r} of step {seen.heartbeat.step}"
         return RankWork(seen.rank, MEANT_PHASES[seen.heartbeat.phase], words, Strength.DERIVED, "whether it will end")
-    shared = _meant_function(seen, gatherings)
+    shared = _meant_function(seen, wait_groups)
     if shared is None:
         return None
-    hang_class = _class_of_phase(seen, gatherings) or HangClass.BARRIER_MEANT
+    hang_class = _class_of_phase(seen, wait_groups) or HangClass.BARRIER_MEANT
     words += f"; the others wait in a barrier in {shared}"
     return RankWork(seen.rank, hang_class, words, Strength.GUESS, "whether it will end")
 
 
-def _meant_function(seen: RankEvidence, gatherings: Sequence[Gathering]) -> str | None:
+def _meant_function(seen: RankEvidence, wait_groups: Sequence[WaitGroup]) -> str | None:
     """The function that the rank is in and in which all who wait for the rank itself are at a barrier."""
     own = {(frame.function, frame.file) for frame in seen.thread.frames} if seen.thread else set()
-    around = [gathering.functions for gathering in gatherings if seen.rank in gathering.blockers]
+    around = [wait_group.functions for wait_group in wait_groups if seen.rank in wait_group.blockers]
     if not around or any(functions is None or not functions <= own for functions in around):
         return None
     return bare_name(min(function for functions in around for function, _ in functions or ()))
 
 
-def _class_of_phase(seen: RankEvidence, gatherings: Sequence[Gathering]) -> HangClass | None:
+def _class_of_phase(seen: RankEvidence, wait_groups: Sequence[WaitGroup]) -> HangClass | None:
     """The class of what the rank does, from its record or from the names of its calls."""
     if seen.heartbeat and seen.heartbeat.phase in MEANT_PHASES:
         return MEANT_PHASES[seen.heartbeat.phase]
@@ -202,7 +202,7 @@ def _class_of_phase(seen: RankEvidence, gatherings: Sequence[Gathering]) -> Hang
     for phase in (HangClass.SAVE_IN_PROGRESS, HangClass.BARRIER_MEANT):
         if phase in phases:
             return phase
-    return HangClass.PREPARES_ALONE if _meant_function(seen, gatherings) else None
+    return HangClass.PREPARES_ALONE if _meant_function(seen, wait_groups) else None
 
 
 def _is_warming_up(seen: RankEvidence) -> RankWork | None:

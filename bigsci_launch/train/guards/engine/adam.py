@@ -26,6 +26,7 @@ from bigsci_launch.train.guards.copies import Violation
 from bigsci_launch.train.guards.engine.hooks import before_call
 from bigsci_launch.train.guards.engine.padding import find_used_padding, padding_of
 from bigsci_launch.train.guards.engine.state import OptimizerPartition, flats_of, partitions
+from bigsci_launch.train.guards.fingerprint import StateFingerprint, sample_of
 from bigsci_launch.train.guards.flat import Flat
 from bigsci_launch.train.guards.moments import (
     FIRST,
@@ -36,7 +37,6 @@ from bigsci_launch.train.guards.moments import (
     largest_size,
 )
 from bigsci_launch.train.guards.ratios import power, ratio
-from bigsci_launch.train.guards.seal import Seal, sample_of
 from bigsci_launch.train.steps.schedule import LearningRate
 
 _RECOMPUTED = 64
@@ -67,12 +67,12 @@ class OptimizerWatch:
         # Read once, here: during ZeRO's step the optimizer exposes one group at a time.
         self._parts = partitions(engine.optimizer)
         self._states = [engine.optimizer.optimizer.state[part.master] for part in self._parts]
-        self._seal = Seal("memory", rank)
+        self._fingerprint = StateFingerprint("memory", rank)
         self._padding = [padding_of(engine.module, part, config.model.vocab_size) for part in self._parts]
         self.is_whole = isinstance(config.guards.interval, int)
         self._had_factor, self._had_size, self._began = 0.0, 0.0, 0.0
         self._is_padding_zero = True
-        self._step, self._is_armed, self._is_seal_due = 0, False, False
+        self._step, self._is_armed, self._is_fingerprint_due = 0, False, False
         self._due: list[tuple[OptimizerPartition, Mapping[str, Any], Before]] = []
         self.violations: list[Violation] = []
         adam = engine.optimizer.optimizer
@@ -87,19 +87,19 @@ class OptimizerWatch:
         self._had_size = max((_size(*each) for each in moments), default=0.0)
         self._began = max((float(state["step"]) for state in self._states if "step" in state), default=0.0)
         self._is_padding_zero = not any(self._find_padding("master"))
-        self.seal(step, is_next_checked=True)
+        self.fingerprint(step, is_next_checked=True)
 
     def before_step(self, step: int, *, is_armed: bool) -> None:
         """Prepare for `step`."""
-        self._step, self._is_armed, self._is_seal_due = step, is_armed, True
+        self._step, self._is_armed, self._is_fingerprint_due = step, is_armed, True
         self.violations, self._due = [], []
 
-    def seal(self, step: int, *, is_next_checked: bool) -> None:
-        """Seal the state after `step`: all of it if the next step is checked and the user chose the interval."""
+    def fingerprint(self, step: int, *, is_next_checked: bool) -> None:
+        """Take the fingerprint of the state after `step`: of all of it if the next step is checked."""
         is_whole = self.is_whole and is_next_checked
-        self._seal.close(self._sealable(), step, is_whole=is_whole, counts=self._counts())
+        self._fingerprint.take(self.state_flats(), step, is_whole=is_whole, counts=self._counts())
 
-    def _sealable(self) -> dict[str, Flat]:
+    def state_flats(self) -> dict[str, Flat]:
         return {
             flat.title.format(f"group {part.name}"): flat
             for part, state in zip(self._parts, self._states, strict=True)
@@ -114,9 +114,9 @@ class OptimizerWatch:
         return {f"step count of group {name}": step for name, step in known.items()}
 
     def end_step(self) -> None:
-        """Check what AdamW has left, or the seal of a step that the optimizer skipped."""
-        if self._is_seal_due:
-            self._check_seal()
+        """Check what AdamW has left, or the fingerprint of a step that the optimizer skipped."""
+        if self._is_fingerprint_due:
+            self._check_fingerprint()
             if not getattr(self._engine.optimizer, "overflow", False):
                 text = "AdamW was not run, though the gradients of the step were not skipped"
                 self.violations.append(Violation("optimizer update", "all tensors", (self._rank,), text))
@@ -124,14 +124,14 @@ class OptimizerWatch:
             self.violations += self._find_wrong_update(part, state, before)
         self._due = []
 
-    def _check_seal(self) -> None:
-        if self._is_seal_due:
-            self._is_seal_due = False
-            self.violations += self.find_broken_seal()
+    def _check_fingerprint(self) -> None:
+        if self._is_fingerprint_due:
+            self._is_fingerprint_due = False
+            self.violations += self.find_changed_state()
 
-    def find_broken_seal(self) -> Iterator[Violation]:
-        """Find what has changed since the state was sealed after the last step."""
-        return self._seal.find_broken(self._sealable(), self._counts())
+    def find_changed_state(self) -> Iterator[Violation]:
+        """Find what has changed since the fingerprint after the last step."""
+        return self._fingerprint.find_changed(self.state_flats(), self._counts())
 
     def find_wrong_state(self, step: int) -> Iterator[Violation]:
         """Find moments, masters and step counts that a healthy run cannot have after `step`."""
@@ -171,7 +171,7 @@ class OptimizerWatch:
 
     def _look(self, groups: Sequence[Mapping[str, Any]]) -> None:
         """Look at what AdamW is about to update."""
-        self._check_seal()
+        self._check_fingerprint()
         self.violations += find_wrong_settings(groups, self._config, self._schedule.at(self._step), self._rank)
         if self._is_armed:
             self._due += [(part, state, _before(part, state, self._step)) for part, state in self._stepped(groups)]

@@ -40,10 +40,10 @@ from bigsci_launch.train.guards.engine.state import (
     state_document,
     watched_weights,
 )
+from bigsci_launch.train.guards.fingerprint import StateFingerprint
 from bigsci_launch.train.guards.flat import Flat
 from bigsci_launch.train.guards.interval import AutoInterval
 from bigsci_launch.train.guards.places import Places
-from bigsci_launch.train.guards.seal import Seal
 from bigsci_launch.train.rank.collective import gather
 from bigsci_launch.train.rank.exchange import Exchange
 from bigsci_launch.train.steps.companion import Built, RankSetup
@@ -84,7 +84,7 @@ class EngineGuards:
         self._first_step, self._seconds, self._is_last_asked = 0, 0.0, False
         self._alarming: list[Violation] = []
         self._checked: list[Violation] = []
-        self._weights = Seal("memory", rank)
+        self._weights = StateFingerprint("memory", rank)
 
     def _watched_here(self, places: Places) -> list[Watched]:
         stages = places.copies("pp")
@@ -116,10 +116,10 @@ class EngineGuards:
         self._gradients.is_armed = self._due_early > 0 or self._is_due(step)
         self._gradients.is_timed = self._is_timed
         self._optimizer.before_step(step, is_armed=self._gradients.is_armed)
-        if self._weights.is_closed:
-            self._optimizer.violations += self._weights.find_broken(self._sealable())
+        if self._weights.is_taken:
+            self._optimizer.violations += self._weights.find_changed(self.state_flats())
 
-    def _sealable(self) -> dict[str, Flat]:
+    def state_flats(self) -> dict[str, Flat]:
         """Return the weights that this rank computes with, those whose masters other ranks have included.
 
         A wrong one spoils a step, and then the all-gather of new weights hides it.
@@ -193,7 +193,7 @@ class EngineGuards:
         self._checked = self._check_step(step, seconds) if self._gradients.is_armed else []
 
     def after_step(self, step: int) -> None:
-        """Act on what a checked step has shown, and seal the state that it leaves.
+        """Act on what a checked step has shown, and fingerprint the state that it leaves.
 
         Raises:
             GuardError: something was found, and `guards.action` is to stop.
@@ -203,10 +203,10 @@ class EngineGuards:
         elif self._gradients.is_armed:
             self.judge.passed(step)
         is_next_checked = self._due_early > 0 or self._is_due(step + 1)
-        self._optimizer.seal(step, is_next_checked=is_next_checked)
-        self._weights.break_open()
+        self._optimizer.fingerprint(step, is_next_checked=is_next_checked)
+        self._weights.forget()
         if self._optimizer.is_whole and is_next_checked:
-            self._weights.close(self._sealable(), step, is_whole=True)
+            self._weights.take(self.state_flats(), step, is_whole=True)
 
     def _check_step(self, step: int, seconds: float) -> list[Violation]:
         if self._is_timed:
@@ -236,7 +236,7 @@ class EngineGuards:
 
     def before_save(self, step: int) -> None:
         """Check the state about to be saved."""
-        found = [*self._optimizer.find_broken_seal(), *self._static_violations(step)]
+        found = [*self._optimizer.find_changed_state(), *self._static_violations(step)]
         self._judge(step, found, self._digests())
 
     def _static_violations(self, step: int) -> list[Violation]:

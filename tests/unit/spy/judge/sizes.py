@@ -187,7 +187,7 @@ def min_times() -> bool:
     return not speaks(1) and speaks(2)
 
 
-def patience(wchan: str, asleep_s: float) -> Check:
+def grace(wchan: str, asleep_s: float) -> Check:
     """One rank sleeps so for that long, and another one waits for it as long as it is asleep."""
 
     def speaks(seconds: float) -> bool:
@@ -228,9 +228,9 @@ SIZES: dict[str, Check] = {
     "SAME_MOMENT_S": same_moment_s,
     "MIN_GROUP_TO_STAND_ALONE": min_group_to_stand_alone,
     "MIN_TIMES": min_times,
-    "LOCAL.asleep_s": patience("locks_lock_inode_wait", 10),
-    "ELSEWHERE.asleep_s": patience("something_else", 30),
-    "TIMER.asleep_s": patience("hrtimer_nanosleep", 120),
+    "LOCAL.asleep_s": grace("locks_lock_inode_wait", 10),
+    "ELSEWHERE.asleep_s": grace("something_else", 30),
+    "TIMER.asleep_s": grace("hrtimer_nanosleep", 120),
     "LOCAL.late_s": late("locks_lock_inode_wait", 300),
     "ELSEWHERE.late_s": late("something_else", 300),
     "TIMER.late_s": late("hrtimer_nanosleep", 900),

@@ -229,13 +229,13 @@ def test_a_stack_that_never_changes_is_stored_once() -> None:
 def test_every_node_gets_the_time_that_it_is_asked_to_look_for(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
     monkeypatch.setattr(time, "monotonic", lambda: now)
-    patience = AnswerDeadline(4, 40.0, settle_s=60.0)
-    assert patience.until == 200.0
+    grace = AnswerDeadline(4, 40.0, settle_s=60.0)
+    assert grace.until == 200.0
     now = 165.0
-    patience.hear(1)
-    assert patience.until == 200.0
-    patience.hear(2)
-    assert patience.until == 165.0 + LATE_NODE_S, "they needed 5 s more"
+    grace.hear(1)
+    assert grace.until == 200.0
+    grace.hear(2)
+    assert grace.until == 165.0 + LATE_NODE_S, "they needed 5 s more"
 
 
 def test_settling_looks_at_processes_and_not_at_files() -> None:
