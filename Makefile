@@ -5,6 +5,7 @@
 # make gpu    what one card shows in ten minutes: tests, speed, memory, hangs (docs/how-to/gpu.md)
 # make check  lint, types
 # make docs   write the generated pages of docs/reference again
+# make site   write the manual as a site to build/site, strictly: a broken link is an error
 # make clean  delete what these commands made; runs/ stays
 
 PYTHON ?= python3
@@ -12,11 +13,11 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 # Most tests wait for a cluster or for ranks: two processes keep two cores busy. tests/conftest.py says what one runs.
-SIDE_BY_SIDE := -n 2 --dist loadgroup --no-loadscope-reorder
+SIDE_BY_SIDE := -n 2 --no-loadscope-reorder
 # Thousands of programs start in a run: compiled modules are kept for the next one.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup demo quick test long gpu check docs clean
+.PHONY: setup demo quick test long gpu check docs site clean
 
 setup: $(READY)
 
@@ -49,6 +50,10 @@ check: $(READY)
 
 docs: $(READY)
 	$(BIN)/python docs/reference/generate.py
+
+# The variable silences an announcement of the theme's authors.
+site: $(READY)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 clean:
 	rm -rf $(VENV) .demo build dist

@@ -36,6 +36,24 @@ TOGETHER = ("tests/docs",)
 """Folders whose files share what takes minutes, so that one process runs all of them. Elsewhere, it runs a file."""
 
 
+def scope_of(test: str) -> str:
+    """Return what shares a process of pytest-xdist with this test: its file, or one of TOGETHER."""
+    file = test.partition("::")[0]
+    return next((folder for folder in TOGETHER if file.startswith(folder)), file)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Keep the tests of a file in one process and in order, so that fixtures of a module are made once."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByFile(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return scope_of(nodeid)
+
+    return ByFile(config, log)
+
+
 def pytest_configure() -> None:
     """Let Ctrl-C end what tests start: a job of a shell or of nohup begins with SIGINT ignored; programs inherit it."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -50,9 +68,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Begin with the longest tiers, and leave the long one out, unless `-m` says what to do with it."""
     items.sort(key=lambda item: next((n for n, tier in enumerate(LONGEST_FIRST) if item.nodeid.startswith(tier)), 9))
-    for item in items:
-        file = item.nodeid.partition("::")[0]
-        item.add_marker(pytest.mark.xdist_group(next((each for each in TOGETHER if file.startswith(each)), file)))
     if re.search(r"\blong\b", config.option.markexpr):
         return
     left_out = [item for item in items if item.get_closest_marker("long")]
