@@ -1,6 +1,6 @@
 """Injects each defect behind restart spikes into a real run, and shows what loss, guards and diff-weights say of it.
 
-    python benchmarks/defect_matrix.py [--dp 1 2] [--page docs/explanation/defects.md] [--keep FOLDER]
+    python benchmarks/defect_matrix.py [--dp 1 2] [--page docs/measurements/defects.md] [--keep FOLDER]
 
 Ranks on this machine (tp 2, pp 2) train a tiny GPT in bf16. Each defect gets three runs: one that saves after step 60
 and continues, one that resumes from that checkpoint (both without guards), and one with guards
@@ -224,7 +224,7 @@ def section(folder: Path, dp: int) -> Iterator[str]:
 
 def page(folder: Path, sizes: list[int]) -> str:
     """Return the matrix as Markdown."""
-    options = f"--dp {' '.join(map(str, sizes))} --page docs/explanation/defects.md"
+    options = f"--dp {' '.join(map(str, sizes))} --page docs/measurements/defects.md"
     lines = [
         f"<!-- Made by `python benchmarks/defect_matrix.py {options}`. -->",
         "",

@@ -155,7 +155,7 @@ def table(outcomes: Sequence[LoopOutcome]) -> str:
 
 
 PAGE = """\
-<!-- Made by `python benchmarks/foreign_guards.py --page docs/explanation/foreign-guards.md`. -->
+<!-- Made by `python benchmarks/foreign_guards.py --page docs/measurements/foreign-guards.md`. -->
 
 # Defects in other training loops, and what the guards in them say
 

@@ -1,4 +1,4 @@
-"""Writes docs/explanation/foreign-programs.md: what `bsl spy` said about programs that it was not built on.
+"""Writes docs/measurements/foreign-programs.md: what `bsl spy` said about programs that it was not built on.
 
     python benchmarks/foreign_page.py --table ROWS.jsonl... --held-out ROWS.jsonl --before ROWS.jsonl... --write
 
@@ -21,15 +21,15 @@ sys.path.insert(0, str(HERE))
 from foreign.case import Truth  # noqa: E402
 from foreign.scoring import HARMFUL, OUTCOMES, Answer, figures  # noqa: E402
 
-PAGE = HERE.parent / "docs" / "explanation" / "foreign-programs.md"
+PAGE = HERE.parent / "docs" / "measurements" / "foreign-programs.md"
 FIGURES = (
     ("state_right", "state right"),
     ("ranks_right", "ranks right, of hangs and crashes"),
     ("class_right", "exact class"),
     ("top1", "the first rank to look at is guilty"),
     ("top3", "one of the first three is"),
-    ("unnamed", "called a hang or a crash, and nobody is accused"),
-    ("unpointed", "of hangs, nobody is accused or pointed at"),
+    ("unnamed", "called a hang or a crash, and no rank is accused"),
+    ("unpointed", "of hangs, no rank is accused or pointed at"),
 )
 Row = dict[str, Any]
 INTRODUCTION = """# Programs that `bsl spy` was not built on
@@ -88,12 +88,12 @@ def by_framework(rows: Sequence[Row]) -> list[str]:
     for row in rows:
         found[row["framework"]].append(row)
     lines = [
-        "| framework | programs | questions | right | undecided | nobody named | other |",
+        "| framework | programs | questions | right | undecided | no rank named | other |",
         "|---|---|---|---|---|---|---|",
     ]
     for framework, theirs in sorted(found.items()):
         counts = Counter(row["outcome"] for row in theirs)
-        named = [counts[name] for name in ("right", "undecided", "nobody named")]
+        named = [counts[name] for name in ("right", "undecided", "no rank named")]
         cells = [len({row["case"] for row in theirs}), len(theirs), *named, len(theirs) - sum(named)]
         lines.append(f"| {framework} | {' | '.join(map(str, cells))} |")
     return lines

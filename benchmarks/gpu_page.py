@@ -1,6 +1,6 @@
 """Writes what a session on a card has shown as tables.
 
-    python benchmarks/gpu_page.py OUT [--page docs/explanation/one-card.md]
+    python benchmarks/gpu_page.py OUT [--page docs/measurements/one-card.md]
 
 OUT is the folder that `benchmarks/gpu_session.sh` filled. Without `--page` the tables are printed.
 """

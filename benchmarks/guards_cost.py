@@ -1,6 +1,6 @@
 """Measures what guards cost: compares checked and unchecked steps of one run with the run's own measurement.
 
-    python benchmarks/guards_cost.py [--page docs/explanation/guards-cost.md] [--steps 60]
+    python benchmarks/guards_cost.py [--page docs/measurements/guards-cost.md] [--steps 60]
 
 Ranks on this machine train a GPT. In the first run of each size every second step is checked,
 so checked and unchecked steps alternate. The cost is the median difference between a checked step and the mean of its
@@ -162,7 +162,7 @@ def row(size: Size, cost: Cost) -> str:
 def page(rows: list[str]) -> str:
     """Return the table as Markdown."""
     lines = [
-        "<!-- Made by `python benchmarks/guards_cost.py --page docs/explanation/guards-cost.md`. -->",
+        "<!-- Made by `python benchmarks/guards_cost.py --page docs/measurements/guards-cost.md`. -->",
         "",
         "# What guards cost",
         "",

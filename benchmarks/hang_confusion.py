@@ -1,7 +1,7 @@
 """Makes the confusion table: every hang that can be reproduced here, and the verdict of each tool.
 
     python benchmarks/hang_confusion.py --ranks 4,8 --culprits first,middle,last --peers \
-        --results hang_confusion.jsonl --page docs/explanation/hang-confusion.md
+        --results hang_confusion.jsonl --page docs/measurements/hang-confusion.md
 
 `bsl spy` runs on each reproduction as a user would run it, once for each of `--preparations`: `prepared` ranks offer
 the collectives that torch recorded, those with `rings` keep what every job of `bsl submit` keeps, and `unprepared` ones

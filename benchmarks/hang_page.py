@@ -1,4 +1,4 @@
-"""Writes docs/explanation/hang-confusion.md from the rows of hang_confusion.py."""
+"""Writes docs/measurements/hang-confusion.md from the rows of hang_confusion.py."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ python benchmarks/hang_confusion.py {arguments}
 ```
 
 A *wrong accusation* names a rank that has done nothing wrong. A *false alarm* reports a hang that does not exist.
-Neither must ever happen, because somebody acts on it. *Unknown* and *nobody named* are honest answers, and they are
+Neither must ever happen, because an engineer acts on it. *Unknown* and *no rank named* are honest answers, and they are
 counted.
 
 Each column is one way to prepare the ranks. *With torch's recorder*, they offer the collectives that torch recorded.
-*With nothing*, `bsl spy` has only stacks and /proc. *With rings*, nobody prepared anything, but the ranks keep their
+*With nothing*, `bsl spy` has only stacks and /proc. *With rings*, nothing was prepared either, but the ranks keep their
 last calls, as those of every job of `bsl submit` do. *Rings removed* is the evidence of the same runs without the
 rings: the difference is what they add.
 """
@@ -48,8 +48,8 @@ depend on `bsl spy`. The machine had other work during both series, so not every
 """
 LATER = """
 Each look began as soon as the ranks stood still. A wait that has just begun may still end by itself, and then `bsl spy`
-accuses nobody yet: it says `waiting`, and which rank to look at first. The same evidence was judged again as the kernel
-would show it an hour later, when whoever did not run between the looks has slept on:
+accuses no rank yet: it says `waiting`, and which rank to look at first. The same evidence was judged again as the
+kernel would show it an hour later, when whoever did not run between the looks has slept on:
 """
 COLUMNS = """
 Numbers in brackets count runs (numbers of ranks x places of the culprit). The verdicts are those an hour later. A
@@ -105,7 +105,7 @@ def totals(rows: Sequence[Row], later: Sequence[Row]) -> list[str]:
     lines += ["", *figure_lines(later)]
     asked = {words: [row for row in rows if key in row] for key, words in PEERS.items()}
     if any(asked.values()):
-        lines += ["", "| peer | runs | names nobody | right | names an innocent rank |", "|---|---:|---:|---:|---:|"]
+        lines += ["", "| peer | runs | names no rank | right | names an innocent rank |", "|---|---:|---:|---:|---:|"]
     for key, words in PEERS.items():
         marks = Counter(peer_mark(row, key) for row in asked[words])
         if asked[words]:
@@ -226,7 +226,7 @@ def misses(head: str, rows: Iterable[Row]) -> list[str]:
     wrong = [row for row in runs if not Judgement(row["judgement"]).is_right]
     for row in sorted(wrong, key=lambda row: (class_order(row["name"]), list(PREPARATIONS).index(row["preparation"]))):
         verdict = row["verdict"]
-        named = f"names {name_ranks(verdict['suspects'])}" if verdict["suspects"] else "names nobody"
+        named = f"names {name_ranks(verdict['suspects'])}" if verdict["suspects"] else "names no rank"
         said = f"{verdict['state']} {verdict['class'] or '-'}, {named}"
         where = f"{row['name']} {row['topology']} culprit {row['culprit']}, {PREPARATIONS[row['preparation']]}"
         lines.append(f"- {where}: {row['judgement']}: {said}; expected {row['expected']}")

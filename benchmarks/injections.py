@@ -1,7 +1,7 @@
 """Injects failures into runs on a real Slurm, and judges what `bsl` says of each.
 
-    python benchmarks/injections.py --json --page docs/explanation/injections.md > all.json
-    python benchmarks/injections.py --only slurmd-silent --earlier all.json --page docs/explanation/injections.md
+    python benchmarks/injections.py --json --page docs/measurements/injections.md > all.json
+    python benchmarks/injections.py --only slurmd-silent --earlier all.json --page docs/measurements/injections.md
 
 Needs root and Slurm's packages: it starts mini clusters and small file systems of its own, and removes them. Each
 failure declares what is true of it (`injected/cases_*.py`); `bsl status` and the `bsl logs` that it advises are run as

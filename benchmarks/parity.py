@@ -1,6 +1,6 @@
 """Trains the same model on every topology and compares losses and gradient norms with one process, step by step.
 
-    python benchmarks/parity.py [--ranks 2 4 8] [--page docs/explanation/parity.md] [--keep FOLDER]
+    python benchmarks/parity.py [--ranks 2 4 8] [--page docs/measurements/parity.md] [--keep FOLDER]
 
 Ranks on this machine train a tiny GPT for 50 steps, on each topology and in one process. The model has 4 layers of 64,
 4 heads, and vocabulary 500 padded to 512. Gradients are clipped at 0.5, ZeRO-1 is used, and guards check every step. No
@@ -130,7 +130,7 @@ def page(folder: Path, topologies: list[Topology], ranks: list[int]) -> tuple[st
     # Each of two runs may be this far from fp32, in opposite directions.
     bounds = {key: 2 * distance for key, distance in own.items()}
     sizes = [size for size, _ in groupby(record["global_batch_size"] for record in alone["ramp-up"].values())]
-    options = f"--ranks {' '.join(map(str, ranks))} --page docs/explanation/parity.md"
+    options = f"--ranks {' '.join(map(str, ranks))} --page docs/measurements/parity.md"
     lines = [f"<!-- Made by `python benchmarks/parity.py {options}`. -->", "", "# One model on every topology", ""]
     lines += (__doc__ or "").split("\n\n")[2].strip().split("\n")
     lines += [

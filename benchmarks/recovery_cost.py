@@ -1,6 +1,6 @@
 """What snapshots and the copies of buddies cost while nothing fails.
 
-    python benchmarks/recovery_cost.py [--steps 60] [--page docs/explanation/recovery.md]
+    python benchmarks/recovery_cost.py [--steps 60] [--page docs/measurements/recovery.md]
 
 Four gloo ranks (pp 2, dp 2, bf16) train a GPT whose step takes at least a second, with `survive` and a snapshot after
 every second step. So steps with and without one alternate in one run, and whatever else the machine does meets both

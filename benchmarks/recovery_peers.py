@@ -1,6 +1,6 @@
 """How long the same job does not train after SIGKILL to a rank, with `survive` and with what restarts it instead.
 
-    python benchmarks/recovery_peers.py [--repeats 5] [--ft-launcher FILE] [--page docs/explanation/recovery.md]
+    python benchmarks/recovery_peers.py [--repeats 5] [--ft-launcher FILE] [--page docs/measurements/recovery.md]
 
 Four gloo ranks (pp 2, dp 2, bf16, dropout) train a tiny GPT and save every sixth step. One rank is killed in step 10,
 each time another. Measured: from the kill to the first step that is finished afterwards, and to the first that had not

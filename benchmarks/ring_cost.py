@@ -1,6 +1,6 @@
 """What the ring costs, next to other ways to keep the calls of a rank, in one run.
 
-    python benchmarks/ring_cost.py [--page docs/explanation/trace-cost.md]
+    python benchmarks/ring_cost.py [--page docs/measurements/trace-cost.md]
 
 One rank trains a small GPT and averages each gradient by an all_reduce of gloo. Every way runs the same steps in a
 process of its own, in turns, and the fastest turn counts. Each process is bound to one CPU: gloo's thread may otherwise
@@ -320,7 +320,7 @@ def parts_table(part: Mapping[str, float]) -> str:
 
 
 PAGE = """\
-<!-- Made by `python benchmarks/ring_cost.py --page docs/explanation/trace-cost.md`. -->
+<!-- Made by `python benchmarks/ring_cost.py --page docs/measurements/trace-cost.md`. -->
 
 # What it costs to keep the calls of a rank
 
@@ -359,7 +359,7 @@ By the cost in a step, the {count} records of a step are {share:.2f} % of this s
 ## Call traces
 
 The ring keeps calls of `torch.distributed`, not every Python call: it cannot replace a profiler. A
-[call trace](../how-to/trace.md#trace-the-calls-of-your-own-code) keeps those of the packages that somebody names. In
+[call trace](../how-to/trace.md#trace-the-calls-of-your-own-code) keeps those of the packages that are named to it. In
 this table it keeps every call of `torch`, of the model and of the program: {events} bytes an event, in a file that does
 not grow. Where no traced package is called, it costs what the row of another package says. This is Python {python}.
 """

@@ -1,6 +1,6 @@
 """Injects defects into `bsl train` from outside the package, and judges what it says of each.
 
-    python benchmarks/silent_defects.py --json rows.json --page docs/explanation/silent-defects.md
+    python benchmarks/silent_defects.py --json rows.json --page docs/measurements/silent-defects.md
     python benchmarks/silent_defects.py --only "data/|/x8" --keep FOLDER
 
 A tiny GPT on 2 or 4 ranks of this machine (gloo, CPU). Many attempts are trained in turn on the same ranks. Each

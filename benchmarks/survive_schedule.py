@@ -1,6 +1,6 @@
 """Compares the simulated 1F1B schedule with steps of `bsl train` on gloo ranks, for uneven cuts of the layers.
 
-    python benchmarks/survive_schedule.py [--page docs/explanation/survive-schedule.md] [--steps 6]
+    python benchmarks/survive_schedule.py [--page docs/measurements/survive-schedule.md] [--steps 6]
 
 Two kinds of stages, because this machine may have fewer cores than stages:
 

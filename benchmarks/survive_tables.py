@@ -1,7 +1,7 @@
 """Draws the tables of Oobleck's artifact again: throughput by number of nodes, and training under failure traces.
 
     python benchmarks/survive_tables.py               prints the tables
-    python benchmarks/survive_tables.py --write       and puts them into docs/explanation/survive-tables.md
+    python benchmarks/survive_tables.py --write       and puts them into docs/measurements/survive-tables.md
 
 The published rows are in `benchmarks/rows`: `oobleck-throughput.csv`, `oobleck-pauses.csv` and two spot traces. The
 page says what is simulated, what others measured, and what was fitted.
@@ -24,7 +24,7 @@ from bigsci_launch.plan.survive.trace import FailureTrace, Strategy, parse_trace
 
 ROOT = Path(__file__).parents[1]
 ROWS = ROOT / "benchmarks/rows"
-PAGE = ROOT / "docs/explanation/survive-tables.md"
+PAGE = ROOT / "docs/measurements/survive-tables.md"
 BEGIN, END = "<!-- tables: begin -->", "<!-- tables: end -->"
 SYSTEMS = ("Oobleck", "Varuna", "Bamboo")
 NODES = range(30, 14, -1)

@@ -1,6 +1,6 @@
 """Replays incidents and healthy runs for `bsl watch`, as files that grow, with a simulated clock.
 
-    python benchmarks/watch_replays.py [--page docs/explanation/watch-replays.md] [--held-out]
+    python benchmarks/watch_replays.py [--page docs/measurements/watch-replays.md] [--held-out]
 
 The logs and records are real files in the formats that trainers write. The readers and the judge of `bsl watch` read
 them every 30 simulated seconds. Two things are counted for each incident, from its onset: when the watcher doubts the

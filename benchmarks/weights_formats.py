@@ -1,6 +1,6 @@
 """Measures what `bsl diff-weights` does with checkpoints in every format.
 
-    python benchmarks/weights_formats.py --page docs/explanation/weights-formats.md
+    python benchmarks/weights_formats.py --page docs/measurements/weights-formats.md
 
 It writes one small model in each format, with one bit flipped, and in files that are cut otherwise; then it damages
 each file in turn. Folders of libraries that the project does not use come from `tests/unit/weights/foreign`.
@@ -165,7 +165,7 @@ def page(rows: Sequence[tuple[Row, list[Cell]]]) -> str:
     """Return the page: the table, and why a cell is not `yes`."""
     notes: dict[str, int] = {}
     lines = [
-        "<!-- Made by `python benchmarks/weights_formats.py --page docs/explanation/weights-formats.md`. -->",
+        "<!-- Made by `python benchmarks/weights_formats.py --page docs/measurements/weights-formats.md`. -->",
         "",
         "# Which formats are compared",
         "",

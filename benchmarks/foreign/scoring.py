@@ -14,7 +14,7 @@ HEALTHY = ("progressing", "finished")
 UNDECIDED = ("unknown", "waiting")
 HARMFUL = ("wrong accusation", "false alarm", "missed", "healthy called slow")
 OUTCOMES = (
-    "right", *HARMFUL, "slow called healthy", "nobody named", "undecided", "unanswered", "not scored",
+    "right", *HARMFUL, "slow called healthy", "no rank named", "undecided", "unanswered", "not scored",
 )  # fmt: skip
 Row = dict[str, Any]
 
@@ -94,7 +94,7 @@ def _outcome_of_failure(truth: Truth, answer: Answer, is_wrong_rank: bool) -> st
     if answer.state in FAILURES:
         if is_wrong_rank:
             return "wrong accusation"
-        return "right" if answer.suspects or not truth.culprits else "nobody named"
+        return "right" if answer.suspects or not truth.culprits else "no rank named"
     return "wrong accusation" if answer.state == "slow" and is_wrong_rank else "missed"
 
 
@@ -127,8 +127,8 @@ def summary(rows: Sequence[Row]) -> str:
     for name, words in (
         ("state_right", "state right"), ("ranks_right", "ranks right (of hangs and crashes)"),
         ("class_right", "exact class"), ("top1", "look_first: the first is guilty"),
-        ("top3", "look_first: one of the first three"), ("unnamed", "called a hang or a crash, and nobody is accused"),
-        ("unpointed", "of hangs, nobody is accused or pointed at"),
+        ("top3", "look_first: one of the first three"), ("unnamed", "called a hang or a crash, and no rank is accused"),
+        ("unpointed", "of hangs, no rank is accused or pointed at"),
     ):  # fmt: skip
         lines.append("  " + _share(words, [row["figures"][name] for row in scored if row.get("figures")]))
     by_truth = Counter((row["truth"]["state"], row["outcome"]) for row in scored)

@@ -261,7 +261,7 @@ ROWS: tuple[tuple[str, str, Inject, tuple[Truth, ...]], ...] = (
     ),
     (
         "thread-traceback",
-        "a thread of a rank dies and says so, which harms nobody; another time, another rank ends with 9 later",
+        "a thread of a rank dies and says so, which harms no other; another time, another rank ends with 9 later",
         two_looks(("thread",), ("thread", "9")),
         (FINISHED, failed(3, 9, never=("connection reset",))),
     ),
@@ -283,10 +283,10 @@ ROWS: tuple[tuple[str, str, Inject, tuple[Truth, ...]], ...] = (
         odd("teardown"),
         (failed(1, 139, "SIGSEGV"),),
     ),
-    ("step-cancelled", "somebody cancels the step of the ranks: `scancel JOB.0`", step_cancelled, (STEP_CANCELLED,)),
+    ("step-cancelled", "a person cancels the step of the ranks: `scancel JOB.0`", step_cancelled, (STEP_CANCELLED,)),
     (
         "polite-cancel",
-        "somebody cancels the job, and the program ends with 0 when it is told to",
+        "a person cancels the job, and the program ends with 0 when it is told to",
         polite_cancel,
         (CANCELLED,),
     ),

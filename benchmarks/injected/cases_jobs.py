@@ -354,7 +354,7 @@ CASES = (
         ),
         "Slurm's word alone, no advice",
     ),
-    Injection("scancel", "somebody cancels the job", cancelled_by_somebody, (CANCELLED,), "right"),
+    Injection("scancel", "a person cancels the job", cancelled_by_somebody, (CANCELLED,), "right"),
     Injection(
         "time-limit-near",
         "`bsl train` saves and stops before the time limit",
@@ -442,7 +442,7 @@ CASES = (
     ),
     Injection(
         "requeued",
-        "somebody requeues a healthy job",
+        "a person requeues a healthy job",
         requeued_by_hand,
         (Truth(states=("PENDING",), never=HEALTHY), RUNS),
         is_own=True,

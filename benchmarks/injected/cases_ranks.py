@@ -317,7 +317,7 @@ CASES = (
     ),
     Injection(
         "terminated",
-        "somebody sends SIGTERM to one rank",
+        "a person sends SIGTERM to one rank",
         asked_to_end,
         (died(1, 143, "SIGTERM"),),
         is_own=True,

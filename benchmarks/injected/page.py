@@ -13,7 +13,7 @@ SCHEMA_VERSION = 1
 WORDS_LENGTH = 300
 FOLDER = re.compile(r"/tmp/bsl-[\w-]+")
 UNPRINTABLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")
-HEAD = """<!-- Made by `python benchmarks/injections.py --page docs/explanation/injections.md`. -->
+HEAD = """<!-- Made by `python benchmarks/injections.py --page docs/measurements/injections.md`. -->
 
 # Injected failures, and what `bsl` says of each
 
@@ -23,7 +23,7 @@ advised, and the answers were compared with what is true, which is known from ho
 
 - **exit status**: `exit.json` and Slurm have the one of the rank that failed first.
 - **cause**: the state and the reason are right, and what explains it is said.
-- **rank**, **node**: the culprit is named; where nobody is to blame, nobody is. An innocent one is always wrong.
+- **rank**, **node**: the culprit is named; where no rank is to blame, none is. An innocent one is always wrong.
 - **next step**: the last line helps, and nothing in it would harm a healthy run or another one.
 
 `right` is said and true, `unknown` is not said, `wrong` is said and false, or advised and harmful, and `-` does not

@@ -18,14 +18,14 @@ TITLES = {
     "healthy": "Undisturbed runs",
 }
 NOTES = {
-    "heldout": """These defects were declared by somebody who had not read the checking code, before any of them was
+    "heldout": """These defects were declared by a person who had not read the checking code, before any of them was
 run. The column "before" is the first measurement, of a version that had not been changed for them; the guards were
 mended after it, so the rows of now measure nothing unseen. Their check is open: the cause is judged by ranks, tensor
 and what is said. Three were run a second time, because their injection had to be repaired: `gradients-kept-dp` and
 `tie-lost` had no effect at first, and `schedule-late-dp` acted a step early.""",
 }
 HEAD = """<!-- Made by `python benchmarks/silent_defects.py --before benchmarks/rows/silent-defects-before.json
-benchmarks/rows/silent-defects-heldout.json --page docs/explanation/silent-defects.md`. -->
+benchmarks/rows/silent-defects-heldout.json --page docs/measurements/silent-defects.md`. -->
 
 # Injected defects of training, and what `bsl train` says of each
 

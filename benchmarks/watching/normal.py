@@ -163,7 +163,7 @@ NORMAL = (
     Normal("saves of 4 minutes that print nothing", silent_saves),
     Normal("ramp-up from 192 to 784 samples, 11 to 46 s", ramp_up),
     Normal("three jobs in one log, each from the last save", restarts),
-    Normal("the same, and nobody tells the watcher of the starts", restarts_unannounced),
+    Normal("the same, and the starts are not announced to the watcher", restarts_unannounced),
     Normal("a log that is rotated every hour and truncated once", rotation),
     Normal("torn lines between floods of 10 MB of progress bars", bars),
     Normal("steps of 2 s whose lines arrive forty at a time", buffered),

@@ -22,9 +22,9 @@ others[] | {node, pid, comm, role, why}: processes that are no ranks; role: `lau
 verdict.state | `hang`, `waiting`, `slow`, `progressing`, `crashed`, `finished` or `unknown`
 verdict.class | class of the hang, such as `H01` ([classes](../how-to/hang-lab.md#the-names))
 verdict.signature | name of the [known hang](../how-to/add-a-signature.md) that it matches, or null
-verdict.suspects[] | {rank, node, pid, numbered_by, coordinate, children, why}; children: workers; empty: nobody accused
+verdict.suspects[] | {rank, node, pid, numbered_by, coordinate, children, why}; children: workers; empty: none accused
 verdict.sides[] | {ranks, where}: who waits where
-verdict.look_first[] | like suspects, with reason and hit_rate: where to look, in order; accuses nobody
+verdict.look_first[] | like suspects, with reason and hit_rate: where to look, in order; accuses none of them
 verdict.confidence | 0 to 1: how often verdicts that rest on as much were right
 verdict.claim | the answer, in one sentence; after one look it begins with `if this job hangs:`
 verdict.evidence | what supports it
@@ -95,16 +95,16 @@ stages[].micro_batch_milliseconds | predicted milliseconds of a micro batch, or 
 stages[].need_gib | GiB that a rank needs, or null without a GPU
 calibration.is_measured | whether it was fitted to measurements. Absent on a site without GPUs, as are all fields below
 calibration.num_timed_runs | number of timed runs
-calibration.site | where the rows of the calibration were measured; null if nobody said
+calibration.site | where the rows of the calibration were measured; null if it is not known
 calibration.framework | with which framework; null if with several
 calibration.attention | fused or unfused; null if both
 calibration.differences[] | in what they differ from what is asked; then every band is the uncalibrated one
-calibration.assumed[] | figures of the hardware that nobody gave
+calibration.assumed[] | figures of the hardware that were not given
 calibration.mean_left_out_error | mean relative error of the runs, each predicted from all others
 calibration.constants | the fitted constants, by name
 calibration.drift_from | day on which a drift begins
 calibration.gpu | GPU that it describes
-calibration.assumed | figures of the GPU and the network that nobody gave
+calibration.assumed | figures of the GPU and the network that were not given
 configured | the layout of the run file; fields as under `plans`
 rank_of_configured | its place among all plans
 num_plans | plans that fit

@@ -130,7 +130,7 @@ def known_hangs_page() -> str:
 def rules_page() -> str:
     introduction = (
         "What `bsl spy` concludes, and from what. Every rule looks at every job; of those that match, the one stands\n"
-        "that no other beats. Where rules accuse different ranks and none beats the other, nobody is accused.\n"
+        "that no other beats. Where rules accuse different ranks and none beats the other, no rank is accused.\n"
         "`bsl spy --why` shows them for one job. A rule decides in its first recording, and does not match in its\n"
         "second one (`tests/unit/spy/recordings`, `diagnostics/signatures`); `test:` is a made case in\n"
         "`tests/unit/spy/judge/small_cases.py`. The tests hold all of this.\n"

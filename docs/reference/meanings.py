@@ -63,7 +63,7 @@ exit | the attempt's `exit.json` if `submit` waited for the end, else null
 exit.schema_version | 1
 exit.reason | `finished`, `stopped`, `crashed`, `left_early` or another [reason](../how-to/status.md#why-it-ended)
 exit.exit_code | the training's exit code
-exit.first_failure | {rank, node, coordinate, signal, code, step, error, last_words, time}; null if nobody is named
+exit.first_failure | {rank, node, coordinate, signal, code, step, error, last_words, time}; null if no rank is named
 exit.failed_ranks | numbers of the ranks that failed
 exit.suspects | list of {rank, node, coordinate}: ranks that a hang points at, or that a guard's finding is about if \
 it accuses none or several of them; empty if they are not known
@@ -195,7 +195,7 @@ restart.spread | standard deviation of the run's own changes from step to step, 
 restart.spreads | the jump in units of the spread
 restart.text | what is known, as a sentence
 restart.causes[] | what records and weights show to have changed or failed there
-restart.not_known[] | what nobody recorded, and so nobody can exclude
+restart.not_known[] | what was not recorded, and so cannot be excluded
 restart.compare[] | commands that compare more
 generations | with `survive`: {newest, is_recovering, recovering_since, text, exit_code, gave_up, unknown, all}; \
 null without. `all` has for each generation its number, when it began, its ranks, what ended it (cause, failures), the \
@@ -204,7 +204,7 @@ first_step, steps_replayed, samples_lost}; what is not known is null
 strangers | connections to ports of the attempt that were sent away because they did not have its token
 strangers.survive | those at the port of the controller of `survive`; null if it recorded none
 strangers.node_check | those at the ports of the node check; null without a check
-strangers.newest | {host, time}: who called last at the controller; null if nobody did
+strangers.newest | {host, time}: who called last at the controller; null if there was none
 lost_nodes | nodes of a running job that Slurm cannot reach, and whose ranks are silent too
 unreachable_nodes[].name | a node of a running job that Slurm cannot reach
 unreachable_nodes[].raw_state | its state in sinfo's words
@@ -215,9 +215,9 @@ micro_batch | with `training.micro_batch_size: auto`: {size, evaluation_size, fi
 history}; null without. too_large is the smallest size that was seen not to fit, and headroom the free part of the \
 fullest device's memory at the peak of the trial; both are null if that is not known. `history` has for each change \
 its time, step (the last one done before it), why, was, size and words
-exit | the attempt's `exit.json`, fields as under `bsl submit --json`; null while it runs, or if nobody knows why it \
-ended. Without an `exit.json`, it has `reconstructed` as well: {source, host}; the source is `records` of the ranks or \
-`job.out`
+exit | the attempt's `exit.json`, fields as under `bsl submit --json`; null while it runs, or if it is not known why \
+it ended. Without an `exit.json`, it has `reconstructed` as well: {source, host}; the source is `records` of the ranks \
+or `job.out`
 cancelled_by | who cancelled the job; null if it was not cancelled, or if Slurm's accounting does not say
 next? | how the run continues after this attempt; null for a run that does not start itself again
 next.text | that in one sentence
@@ -264,7 +264,7 @@ watching.acts[].what | what was done, or asked for
 watching.acts[].who | who did it or asked for it
 watching.acts[].why | their reason
 watching.acts[].state | `begun`, `done`, `refused` or `failed`
-watching.acts[].words | what came of it
+watching.acts[].words | the result
 watching.acts[].attempt | the attempt
 watching.acts[].step | the step; null if it is about none
 watching.acts[].time | seconds since the epoch
@@ -309,7 +309,7 @@ run | {name, directory}
 attempt | whose `monitor.notify` was tried
 deliveries[].way | `command` or `webhook`
 deliveries[].ok | whether the message was delivered
-deliveries[].words | what came of it; never an address
+deliveries[].words | the result; never an address
 deliveries[].seconds | how long it took
 """,
     "bsl watch --json": """
@@ -340,7 +340,7 @@ requests[].after_step | the optimizer step after which it is due; null: at once
 requests[].attempt | the attempt that is meant; null if its file does not say so
 requests[].asked | when it was written, in seconds since the epoch
 requests[].state | `waiting` for a watcher, `begun`, `done`, `refused` or `failed`
-requests[].words | what came of it, in words
+requests[].words | the result as a sentence
 requests[].lines[] | {time, state, words}: everything that was done for it, oldest first
 watchers[] | {name, host, last_sign, every_s}: who serves requests now, and how often it looks
 next | what happens next with a request that was just written, in sentences

@@ -48,7 +48,7 @@ MARK = "\x1e"
 
 def pages() -> list[Path]:
     """Return the pages whose sessions are run."""
-    folders = (ROOT / "docs" / "how-to", ROOT / "docs" / "explanation")
+    folders = [ROOT / "docs" / name for name in ("how-to", "explanation", "measurements")]
     return [ROOT / "README.md", TUTORIAL, *(page for folder in folders for page in sorted(folder.glob("*.md")))]
 
 

@@ -105,3 +105,29 @@ def test_a_wrong_line_is_noticed() -> None:
     assert unknown_words("bsl trace run --in my_model -- python train.py --epochs 3") == ["--in"]
     assert not unknown_words("bsl plan demo.yaml --top 5 | head")
     assert not unknown_words("bsl submit CONFIG [--set key=value]...")
+
+
+INDEFINITE = re.compile(r"(?<![-\w])(?:no|some|any)body(?![-\w])", re.IGNORECASE)
+FIRST_SCREEN = 40
+"""Lines of a page that are read first."""
+
+
+def indefinite(page: Path) -> list[str]:
+    """Return what leaves open who acts: in the first screen, and in the prose of pages that are no measurement."""
+    lines = page.read_text(encoding="utf-8").splitlines()[:FIRST_SCREEN]
+    if page.parent.name != "measurements":
+        lines += SPAN.sub("", prose(page)).splitlines()
+    return [line for line in lines if INDEFINITE.search(line)]
+
+
+@pytest.mark.parametrize("page", sorted((ROOT / "docs").rglob("*.md")), ids=lambda page: str(page.relative_to(ROOT)))
+def test_pages_say_who(page: Path) -> None:
+    assert not indefinite(page)
+
+
+def test_an_indefinite_line_is_noticed(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("# A page\n\nNobody is accused. `nobody` is a user.\n", encoding="utf-8")
+    assert indefinite(page)
+    page.write_text("# A page\n\nNo rank is accused, see `store-reached-by-nobody`.\n", encoding="utf-8")
+    assert not indefinite(page)

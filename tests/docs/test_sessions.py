@@ -9,7 +9,7 @@ import pytest
 
 LINES = """\
 rank 5 (vm, dp0 pp1 tp1) left out all_reduce number 176 of the tensor-parallel group (ranks 4-5)
-state    RUNNING, says launcher
+state    RUNNING, according to launcher
 step     3/20, 0.357 s per step, loss 6.18497
 slowest  rank 7 (dp1 pp1 tp1) on vm: newest heartbeat 6.9 s ago, in step at step 4
 11-21 02:46:21.578 [vm rank 4 dp0 pp1 tp0]  saved global_step20
@@ -39,7 +39,7 @@ def test_command(session: Any, index: int, rehearsals: Any, request: pytest.Fixt
         ("RUNNING", "COMPLETED"),
         ("3/20", "3/21"),
         ("global_step20\n", "global_step20\nand more\n"),
-        ("state    RUNNING, says launcher\n", ""),
+        ("state    RUNNING, according to launcher\n", ""),
     ],
 )
 def test_another_word_rank_or_line_is_noticed(compare: Callable[[str, str], bool], written: str, printed: str) -> None:
