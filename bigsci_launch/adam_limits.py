@@ -21,7 +21,7 @@ SLACK = 1.1
 kept in 16 bits, 0.6 %; and a norm for clipping that is summed in 32 bits, 0.4 % over 50 M elements and more in
 larger models. A flipped bit of an exponent is a factor of 2, and 1.4 in the root of a second moment."""
 UNDERFLOW = 1e-16
-"""A first moment this small says nothing: the square of its gradients, times 1 - b2, may vanish in 32 bits, which end
+"""A first moment this small proves nothing: the square of its gradients, times 1 - b2, may vanish in 32 bits, which end
 at 1e-38 where a device drops the numbers below."""
 
 

@@ -30,7 +30,7 @@ from dataclasses import dataclass
 INSTALL_TRAIN = "pip install torch deepspeed numpy tokenizers safetensors xxhash"
 INSTALL_WEIGHTS = "pip install numpy xxhash"
 """What the extras `train` and `weights` install. pip would look for `bigsci-launch[train]` in a public index, where the
-name belongs to nobody."""
+name is not registered."""
 
 
 class BslError(Exception):
@@ -74,7 +74,7 @@ class ConfigError(BslError):
 class GuardError(BslError):
     """A guard of the trainer found a defect. `suspects` are the ranks that it is about.
 
-    `accused` are those that the evidence says are wrong: none if it does not say which of the suspects is.
+    `accused` are those that are wrong according to the evidence: none if it does not show which of the suspects is.
     """
 
     def __init__(

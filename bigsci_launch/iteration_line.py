@@ -27,7 +27,7 @@ _NUMBERS = {label: re.compile(rf"{re.escape(label)}:\s*([-+.\w]+)") for label in
 
 @dataclass(frozen=True, slots=True)
 class IterationLine:
-    """What a line says about a step. What it leaves out is None, as the loss of a skipped step. The loss may be NaN."""
+    """The figures of a step in a line. Missing ones are None, as the loss of a skipped step. The loss may be NaN."""
 
     step: int
     loss: float | None

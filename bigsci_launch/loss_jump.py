@@ -20,7 +20,7 @@ RECENT = 20
 """Changes of the loss before the restart that are its usual movement."""
 MIN_CHANGES = 8
 FIRST = 3
-"""Steps after the restart whose mean is compared too: a small rise that stays is no noise."""
+"""Steps after the restart whose mean is compared too: a small rise that stays is not noise."""
 MIN_CHANGES_OF_MEANS = 18
 # With these, one healthy restart in a thousand is called a jump if the noise is normal (drawn 20,000 times).
 JUMP_SPREADS = 5.0
@@ -56,7 +56,7 @@ class LossJump:
     rise: float | None = None
     rise_spreads: float | None = None
     lost_at: int | None = None
-    """The first step of B whose loss is no finite number, among its first ones; None if all are."""
+    """The first step of B whose loss is not finite, among its first ones; None if all are."""
 
     @property
     def spreads(self) -> float | None:
@@ -166,7 +166,7 @@ def _spread(changes: Sequence[float]) -> float | None:
 
 
 def describe_jump(jump: LossJump, *, source: str = "in the first log") -> str:
-    """Return what is known of the jump, as one sentence without a full stop; `source` says where A's steps are."""
+    """Return what is known of the jump, as one sentence without a full stop; `source` is where A's steps are."""
     if jump.is_exact:
         return f"the losses of {jump.num_overlapping} steps from {jump.step} on are equal to the last printed digit"
     against = source if jump.is_overlap else "one step earlier plus the trend"
@@ -176,9 +176,9 @@ def describe_jump(jump: LossJump, *, source: str = "in the first log") -> str:
     )
     name = "restart spike: " if jump.is_jump else ""
     if not math.isfinite(jump.before):
-        return f"{head}: it was no number before the restart"
+        return f"{head}: the loss was not finite before the restart"
     if jump.lost_at is not None:
-        return f"{name}{head}; at step {jump.lost_at} it is no number"
+        return f"{name}{head}; at step {jump.lost_at} it is not finite"
     if jump.spreads is None:
         return f"{head} (too few earlier steps to estimate its usual movement)"
     return f"{name}{head}, {abs(jump.spreads):.1f} times the recent spread of {jump.spread:.3g}: {_verdict(jump)}"
@@ -188,14 +188,14 @@ def _verdict(jump: LossJump) -> str:
     if jump.spreads is not None and jump.spreads >= jump.limit:
         return "a jump"
     if jump.is_rise:
-        return f"the mean of {FIRST} steps is {jump.rise_spreads:.1f} times what such means usually do higher: a jump"
+        return f"the mean of {FIRST} steps rises by {jump.rise_spreads:.1f} times its usual movement: a jump"
     if jump.is_other:
-        return "less than its usual movement, but for the same step: the restart changed the run"
+        return "less than its usual movement, but the step is the same: the restart changed the run"
     return "within its usual movement" if abs(jump.spreads or 0) < jump.limit else "a drop"
 
 
 def figures_of(jump: LossJump | None) -> dict[str, Any]:
-    """Return the figures of a jump as part of a JSON document; each is None if it is not known, or no finite number."""
+    """Return the figures of a jump as part of a JSON document; each is None if it is not known, or not finite."""
     names = ("before", "after", "jump", "spread", "spreads")
     before, after, *others = (None if jump is None else finite(getattr(jump, name)) for name in names)
     step = None if jump is None else jump.step

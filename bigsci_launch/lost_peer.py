@@ -1,7 +1,7 @@
 """Recognises the errors of a rank whose peer is gone or did not come. The reason for them is on the other rank.
 
 gloo's errors name the connection. NCCL mostly waits until its watchdog ends the collective after the time-out of the
-process group; what it says then is in two further patterns.
+process group; what it prints then is in two further patterns.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ TIMED_OUT = re.compile(
     re.IGNORECASE,
 )
 
-# What NCCL says after that, or after a lost connection.
+# What NCCL prints after that, or after a lost connection.
 AFTERMATH = re.compile(
     r"NCCL communicator was aborted|Some NCCL operations have failed or timed out"
     r"|To avoid data inconsistency, we are taking the entire process down",

@@ -1,4 +1,4 @@
-"""Texts of anybody, made such that they do nothing to a terminal, and cannot pass for another line."""
+"""Makes untrusted text harmless to a terminal, and unable to pass for another line."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ _ACTIVE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u20
 def printable(text: str) -> str:
     """Return a text whose characters do nothing to a terminal: all that people read passes here.
 
-    Names of files, output of ranks and records may be anybody's. Line ends and tabs stay. Other control characters,
-    those that turn the direction of text or end a line, and half characters become visible escapes.
+    Names of files, output of ranks and records may come from any user. Line ends and tabs stay. Other control
+    characters, those that turn the direction of text or end a line, and half characters become visible escapes.
     """
     shown = _ACTIVE.sub(_as_escape, text) if _ACTIVE.search(text) else text
     return shown.encode("utf-8", "backslashreplace").decode()

@@ -10,7 +10,7 @@ from typing import IO, Any, NoReturn
 
 
 class ForbiddenPickle(Exception):
-    """The pickle asks for something that its reader does not provide; the message says what."""
+    """The pickle asks for something that its reader does not provide; the message names it."""
 
 
 def refuse_name(module: str, name: str) -> NoReturn:

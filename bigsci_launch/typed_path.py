@@ -32,7 +32,7 @@ def open_typed(path: Path) -> BinaryIO:
 def write_typed(path: Path, text: str) -> None:
     """Replace the file at a path that the user typed. The folder is made if it is missing.
 
-    A link stays, and its target is replaced, unless somebody else may have made the link. Into a device, such as
+    A link stays, and its target is replaced, unless another user may have made the link. Into a device, such as
     /dev/null, and into what is open in this process, as /dev/stdout is, the text is just written.
 
     Raises:
@@ -49,12 +49,12 @@ def write_typed(path: Path, text: str) -> None:
 
 
 def _target(path: Path) -> Path:
-    """Follow links, but none that somebody else may have made, as the kernel has it in sticky folders."""
+    """Follow links, except those that another user may have made, as the kernel does in sticky folders."""
     for _ in range(MOST_LINKS):
         if path.parent in OWN_STREAMS or not path.is_symlink():
             return path
         if not _is_trusted(path):
-            raise OSError(errno.EACCES, "a symbolic link of somebody else, which is not followed here", str(path))
+            raise OSError(errno.EACCES, "a symbolic link of another user is not followed here", str(path))
         path = path.parent / path.readlink()
     raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path))
 
@@ -71,7 +71,7 @@ def _number(stream: Path) -> int:
 
 
 def _open_device(path: Path) -> int:
-    """Open a device, and no pipe: anybody may put one into a folder that they share, and read there, or never."""
+    """Open a device, but no pipe: another user may put one into a shared folder and never read it."""
     handle = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     if not stat.S_ISCHR(os.fstat(handle).st_mode):
         os.close(handle)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 
 PAUSE_S = 3.0
-"""Readings that are further apart say that the process did not run."""
+"""Readings that are further apart show that the process did not run."""
 
 
 class AwakeClock:

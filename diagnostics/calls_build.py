@@ -26,7 +26,7 @@ def load_native(spare_folder: str) -> ModuleType:
     if MODULE in sys.modules:
         return sys.modules[MODULE]
     if sys.implementation.name != "cpython":
-        raise RuntimeError(f"this is {sys.implementation.name}")
+        raise RuntimeError(f"this Python is {sys.implementation.name}")
     errors = []
     for folder in (_cache(), spare_folder):
         try:

@@ -76,7 +76,7 @@ class CallsFile:
         self._write_text(HOW_AT, how)
 
     def lane(self) -> mmap.mmap | None:
-        """Return the memory of a new lane for this thread; None if there is no room: then the file says so."""
+        """Return the memory of a new lane for this thread; None if there is no room: then the file notes that."""
         with self._lock:
             begin = FIRST_LANE_AT + self._num_lanes * LANE_BYTES
             try:
@@ -114,7 +114,7 @@ def map_part(path: str, at: int, size: int, flags: int = 0) -> mmap.mmap:
 
 
 def read_calls_file(data: bytes) -> dict[str, Any]:
-    """Return what the bytes of a call trace say; a file that is cut short gives what is left of it.
+    """Return the content of a call trace from its bytes; a file that is cut short gives what is left of it.
 
     {pid, start_ticks, rank, world_size, started, packages, how, lost_names, lost_threads, threads: [{tid, name, count,
     calls: [call], open: [call]}]}; a call is [entered, left, function, place, step], oldest first. `left` is None while
@@ -124,7 +124,7 @@ def read_calls_file(data: bytes) -> dict[str, Any]:
         ValueError: this is no call trace, or one of another version.
     """
     if len(data) < HEADER.size or data[: len(MAGIC)] != MAGIC:
-        raise ValueError("it is no call trace")
+        raise ValueError("not a call trace")
     _, version, pid, ticks, rank, world, used, lost, num_lanes, without, began = HEADER.unpack_from(data)
     if version != VERSION:
         raise ValueError(f"it has version {version}; this bsl reads version {VERSION}")

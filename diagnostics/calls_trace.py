@@ -3,7 +3,7 @@
 BSL_TRACE names that file, in `requests/` of an attempt; BSL_RING_DIR the folder of the node in which the trace is kept,
 as `PID.calls`. The file may change while the program runs: `bsl trace on` and `off` write it, and the thread of the
 ring looks for it. Whatever goes wrong here must not reach the program: it runs on without a trace, and one line on
-stderr says why.
+stderr has the reason.
 """
 
 from __future__ import annotations
@@ -161,7 +161,7 @@ _state: dict[str, Any] = {"trace": None, "seen": None}
 
 
 def follow() -> None:
-    """Do what `trace.json` says, if it has changed."""
+    """Follow `trace.json`, if it has changed."""
     path = os.environ.get("BSL_TRACE", "")
     try:
         now = os.stat(path)

@@ -77,7 +77,7 @@ def check_memory(torch: Any, device: str, broken: type[Exception]) -> float:
     synchronize(torch, device)
     seconds = time.perf_counter() - began
     if wrong:
-        raise broken(f"{wrong} words of {count * chunk >> 20} MiB of memory return something else than was written")
+        raise broken(f"{wrong} words of {count * chunk >> 20} MiB of memory differ from what was written")
     return 2 * count * chunk / 2**30 / seconds
 
 
@@ -95,7 +95,7 @@ def copy(torch: Any, device: str, to: str, broken: type[Exception]) -> float:
     synchronize(torch, to)
     seconds = time.perf_counter() - began
     if not bool((target.cpu() == pattern.cpu()).all()):
-        raise broken(f"what was copied to {to} is not what was sent")
+        raise broken(f"data copied to {to} differs from the data sent")
     return 4 * chunk / 2**30 / seconds
 
 

@@ -5,11 +5,11 @@ check_peers.py: standard library only, Python 3.8 or newer; torch is used where 
     srun --nodes=4 --ntasks-per-node=1 python -I check_node.py | python -I -S bsl-job.pyz check-verdict --nodes 'n0 n1'
 
 srun starts one process per node. They know each other by the token, and count the strangers that call. Each prints
-lines `@check {...}`: one when it starts, one when it ends. A test is `ok`, `failed`, or `not_tried`, and then it says
+lines `@check {...}`: one when it starts, one when it ends. A test is `ok`, `failed`, or `not_tried`, and then it has
 why. Nothing is judged here except what is wrong in itself: a wrong product, memory that returns something else, an
 exchange that breaks. Whether a node is slow is seen next to the others.
 
-The time is limited. A test that needs nobody else has failed if it has run for half of that time; one that began later,
+The time is limited. A test of this node alone has failed if it has run for half of that time; one that began later,
 such as after a slow start of torch, was not tried. Waiting for other nodes is not a failure of this one.
 """
 
@@ -52,11 +52,11 @@ REPEATS = 3
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Try one node and print what it measured.")
-    parser.add_argument("--limit-s", type=float, default=LIMIT_S, help="seconds for everything")
+    parser.add_argument("--limit-s", type=float, default=LIMIT_S, help="time limit of all tests, in seconds")
     parser.add_argument(
-        "--work", action="store_true", help="only do the same work everywhere, to be timed from outside"
+        "--work", action="store_true", help="run only the workload that is timed, the same on every node"
     )
-    parser.add_argument("--hosts", default="", help="all nodes in Slurm's order; default: scontrol is asked")
+    parser.add_argument("--hosts", default="", help="all nodes in Slurm's order; default: from scontrol")
     options = parser.parse_args(arguments)
     node = Node(options.limit_s, options.hosts.split())
     if options.work:
@@ -111,7 +111,7 @@ class Node:
             self.note(name, "ok", test(), unit)
         except Broken as error:
             self.note(name, "failed", why=str(error))
-        except Exception as error:  # a test that cannot run says so and blames nobody
+        except Exception as error:  # a test that cannot run is not held against the node
             self.note(name, "not_tried", why=f"{type(error).__name__}: {error}")
         self.running = None
 
@@ -133,17 +133,17 @@ class Node:
         self.tests.append({"name": name, "status": status, "value": value, "unit": unit, "why": why})
 
     def watch(self) -> None:
-        """End this process when its time is up, and say which test was running: it may never return."""
+        """End this process when its time is up, and report which test was running: it may never return."""
         time.sleep(max(0.0, self.began + self.limit_s - time.monotonic()))
         running = self.running
         if running == "exchange":
-            self.note("exchange", "not_tried", why=f"it did not end in {self.limit_s:g} s, which may be due to others")
+            self.note("exchange", "not_tried", why=f"it did not end in {self.limit_s:g} s, perhaps due to other nodes")
         elif running is not None:
             ran_s = time.monotonic() - self.running_since
             if ran_s >= self.limit_s / 2:
                 self.note(running, "failed", why=f"it did not end in {ran_s:.0f} s")
             else:
-                self.note(running, "not_tried", why=f"it began {ran_s:.0f} s before the time was up")
+                self.note(running, "not_tried", why=f"it began only {ran_s:.0f} s before the time limit")
         self.end()
         os._exit(0)
 
@@ -193,7 +193,7 @@ def check_memory() -> float:
         wrong = [index for index in range(count) if memory[index * len(block) : (index + 1) * len(block)] != block]
         best = max(best, 2 * MEMORY_BYTES / 2**20 / (time.perf_counter() - began))
         if wrong:
-            raise Broken(f"{len(wrong)} of {count} MiB of memory return something else than was written")
+            raise Broken(f"{len(wrong)} of {count} MiB of memory differ from what was written")
     return best
 
 
@@ -213,7 +213,7 @@ def check_shared_memory(folder: str = "/dev/shm") -> float:
             with contextlib.suppress(OSError):
                 stream.seek(0)
         if any(stream.read(len(block)) != block for _ in range(SHARED_BYTES // len(block))):
-            raise Broken(f"a file in {folder} returns something else than was written")
+            raise Broken(f"a file in {folder} does not read back as written")
     return 2 * SHARED_BYTES / 2**20 / (time.perf_counter() - began)
 
 

@@ -64,7 +64,7 @@ def try_peers(node: str, hosts: list[str], deadline: float) -> tuple[list[Record
     if len(place.hosts) < 2:
         return [], 0
     if not place.token:
-        raise OSError(f"{TOKEN} is not set, by which nodes know each other: whoever starts the step gives it to all")
+        raise OSError(f"{TOKEN} is not set: the launcher of the step must pass it to all nodes")
     with Reception(place.listen(), place) as reception:
         met, strangers = meet(place, reception.port, deadline)
         records = [
@@ -92,7 +92,7 @@ def ask_hosts(node: str) -> list[str]:
 
 
 def tournament(count: int) -> list[list[tuple[int, int]]]:
-    """Return rounds of pairs in which everybody meets everybody once (the circle method); an odd one out rests."""
+    """Return rounds of pairs in which each meets each other once (the circle method); an odd one out rests."""
     slots: list[int | None] = [*range(count), *([None] if count % 2 else [])]
     rounds = []
     for _ in range(len(slots) - 1):
@@ -149,7 +149,7 @@ class Reception:
         """Return the connection of a visit, which then belongs to the caller.
 
         Raises:
-            TimeoutError: it did not come.
+            TimeoutError: it did not connect.
         """
         with self._changed:
             if self._changed.wait_for(lambda: visit in self._visits, max(0.0, deadline - time.monotonic())):
@@ -184,7 +184,7 @@ def meet(place: Place, port: int, deadline: float) -> tuple[dict[int, int], int]
     while time.monotonic() < deadline:
         for candidate in place.ports:
             address = (place.hosts[0], candidate)
-            # Others may listen there: whatever they say is no answer.
+            # Others may listen there: their messages are no answer.
             with contextlib.suppress(OSError), call(address, place.token, words, CALL_TIMEOUT_S) as link:
                 pairs = [each.split(b":") for each in read_line(link, deadline, LONGEST_ANSWER).split()]
                 return {int(index): int(its_port) for index, its_port in pairs}, 0
@@ -193,7 +193,7 @@ def meet(place: Place, port: int, deadline: float) -> tuple[dict[int, int], int]
 
 
 def collect(place: Place, port: int, deadline: float) -> tuple[dict[int, int], int]:
-    """Wait for all nodes or until the deadline, and tell everybody who came."""
+    """Wait for all nodes or until the deadline, and send all of them the list of those that came."""
     with Reception(listen_on(place), place) as reception:
         visits = reception.wait_for_all(len(place.hosts) - 1, deadline)
         met = {0: port, **{index: its_port for index, its_port in visits}}
@@ -221,7 +221,7 @@ def exchange(place: Place, met: dict[int, int], reception: Reception, number: in
     """Sum a block with another node, check the sum, and return how fast that was, or why it was not possible."""
     record: Record = {"round": number, "peer": place.hosts[peer], "status": "ok", "value": None, "why": ""}
     if peer not in met:
-        return {**record, "status": "not_tried", "why": "it did not come"}
+        return {**record, "status": "not_tried", "why": "it did not connect"}
     try:
         with connect(place, met, reception, number, peer) as connection:
             return {**record, "value": sum_block(connection, place.index, peer)}
@@ -269,12 +269,12 @@ def sum_block(connection: socket.socket, index: int, peer: int) -> float:
     sender.join(PAIR_TIMEOUT_S)
     seconds = time.perf_counter() - began
     if received != expected:
-        raise OSError("what arrived is not what was sent")
+        raise OSError("received data differs from the data sent")
     return 2 * BLOCK_BYTES / 2**20 / seconds
 
 
 def send_quietly(connection: socket.socket, block: bytes) -> None:
-    with contextlib.suppress(OSError):  # the receiving side says what is wrong
+    with contextlib.suppress(OSError):  # the receiving side reports what is wrong
         connection.sendall(block)
 
 

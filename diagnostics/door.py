@@ -1,13 +1,13 @@
-"""Listens for callers that nobody knows, and lets in those that prove that they have the token.
+"""Listens for unknown callers, and lets in those that prove that they have the token.
 
     door                caller
     bsl CHALLENGE  ->
                    <-   PROOF NONCE WORDS
     PROOF          ->
 
-A proof is an HMAC of everything that was said before it, and of WORDS. So the token never travels, no answer is good a
+A proof is an HMAC of everything that was sent before it, and of WORDS. So the token never travels, no answer is good a
 second time, and what a stranger sends is never more than some bytes: they are compared, and nothing is parsed. What is
-said after the proofs is neither encrypted nor signed.
+sent after the proofs is neither encrypted nor signed.
 
 Standard library only, for any Python from 3.8 on: the same file is in `diagnostics/`, where the programs of a job
 import it.
@@ -35,14 +35,14 @@ MOST_CALLERS = 256
 ACCEPTED_AT_ONCE = 64
 BACKLOG = 4096
 LONGEST_LINE = 256
-"""Bytes of a line of the door, and of a caller's if nothing else is said."""
+"""Bytes of a line of the door, and of a caller's by default."""
 LOOPBACK = ("127.", "::1")
 NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 GREETING = b"bsl "
 
 
 class Guest:
-    """A caller that has proved that it has the token: its connection, and the words that it said with that."""
+    """A caller that has proved that it has the token: its connection, and the words that it sent with that."""
 
     __slots__ = ("link", "words")
 
@@ -51,7 +51,7 @@ class Guest:
 
 
 class Caller:
-    """Somebody at the door: what was asked, and what has come of the answer."""
+    """A caller at the door: its challenge, and how far its answer has come."""
 
     __slots__ = ("challenge", "host", "line", "link", "since")
 
@@ -83,7 +83,7 @@ class Door:
         return int(next(iter(self._listeners.values())).getsockname()[1])
 
     def fileno(self) -> int:
-        """A descriptor that can be read when somebody is at the door, for the selector of the caller of `poll`."""
+        """A descriptor that can be read when a caller is at the door, for the selector of the caller of `poll`."""
         return self._selector.fileno()
 
     def poll(self, timeout_s: float = 0.0) -> list[Guest]:
@@ -116,7 +116,7 @@ class Door:
             try:
                 link, address = listener.accept()
             except OSError as error:
-                # Without a descriptor, the kernel says so even if nobody waits; for the first, somebody does.
+                # Without a descriptor, the kernel reports that even without a caller; for the first, there is one.
                 if number == 0 and error.errno in NO_ROOM:
                     self._make_room(listener)
                 return
@@ -196,7 +196,7 @@ def call(address: tuple[str, int], token: str, words: bytes, timeout_s: float) -
     """Connect to a door, and return the connection once each side has proved that it has the token.
 
     Raises:
-        OSError: nobody listens there, it is not the door that is looked for, or it does not let us in.
+        OSError: no process listens there, it is not the door that is looked for, or it does not let us in.
     """
     deadline = time.monotonic() + timeout_s
     link = socket.create_connection(address, timeout=timeout_s)
@@ -206,7 +206,7 @@ def call(address: tuple[str, int], token: str, words: bytes, timeout_s: float) -
         proof = prove(token, b"caller", greeting[len(GREETING) :], nonce, words)
         link.sendall(b"%s %s %s\n" % (proof, nonce, words))
         if not hmac.compare_digest(read_line(link, deadline), prove(token, b"door", proof)):
-            raise ConnectionRefusedError(errno.ECONNREFUSED, "whoever listens there does not have the token")
+            raise ConnectionRefusedError(errno.ECONNREFUSED, "the process that listens there does not have the token")
     except BaseException:
         link.close()
         raise
@@ -214,7 +214,7 @@ def call(address: tuple[str, int], token: str, words: bytes, timeout_s: float) -
 
 
 def prove(token: str, *parts: bytes) -> bytes:
-    """Return what only somebody with the token can say about these parts. Only the last one may have line breaks."""
+    """Return what can only be computed from these parts with the token. Only the last one may have line breaks."""
     return hmac.new(token.encode(), b"\n".join(parts), "sha256").hexdigest().encode()
 
 
@@ -248,7 +248,7 @@ def take_piece(link: socket.socket, most: int) -> bytes:
 def listen_at(host: str, port: int = 0, *, only_here: bool = False) -> list[socket.socket]:
     """Listen on the addresses that others know by the name `host`, with one port; `only_here`: all are on this machine.
 
-    A name that is known on this machine only as a loopback address, or not at all, says nothing about the address that
+    A name that is known on this machine only as a loopback address, or not at all, does not show the address that
     others use: then, and where that address cannot be bound, this listens on all addresses.
 
     Raises:

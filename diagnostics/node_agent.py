@@ -27,9 +27,9 @@ REQUEST is a JSON object; every key is optional:
   framed           print short lines `@bsl NODE INDEX COUNT BASE64(zlib(document))`, for shared streams; the document is
                    then a Python literal, because importing the json module takes 8 ms on each node
 
-Each of a rank's `samples` has what the files of /proc said, the first at the beginning and each later one at least
+Each of a rank's `samples` has the files of /proc, the first at the beginning and each later one at least
 `interval_s` after the one before; `dump` is what py-spy printed at that time. Stacks are dumped again only if a thread
-of the process has run since: otherwise they are the same (`same_stack`). The last sample also says how long threads
+of the process has run since: otherwise they are the same (`same_stack`). The last sample also has how long threads
 have been asleep.
 """
 
@@ -100,7 +100,7 @@ MORE_LOOKS_END_S = 5.5  # no further look starts if it would end later
 
 
 def start_sample(rank: Facts) -> Facts:
-    """Return what the safe files say about a rank now. If its PID was reused by another process, the rank is gone."""
+    """Return what the safe files show about a rank now. If its PID was reused by another process, the rank is gone."""
     sample = read_safe(rank["pid"])
     if sample.get("start_ticks") != (rank.get("start_ticks") or sample.get("start_ticks")):
         return {"mono": sample["mono"], "state": "gone"}
@@ -156,7 +156,7 @@ def has_children(rank: Facts, _request: Facts) -> bool:
 
 
 def run_stage(stage: Stage, ranks: list[Facts], request: Facts, deadline: float) -> None:
-    """Read one kind of evidence from all `ranks`, in parallel. `unread` says which gave no answer, and why."""
+    """Read one kind of evidence from all `ranks`, in parallel. `unread` is those that gave no answer, and why."""
     name, concerns, read, limit_s = stage
     ranks = [rank for rank in ranks if concerns(rank, request)]
 
@@ -266,7 +266,7 @@ def wait_and_compare(rank: Facts, not_before: float, deadline: float) -> bool:
 
 
 def lives(rank: Facts) -> bool:
-    """Whether the rank's process was alive in its newest sample; if not, the sample says why."""
+    """Whether the rank's process was alive in its newest sample; if not, the sample has the reason."""
     sample = rank["samples"][-1]
     if sample["state"] in ("gone", "Z"):
         sample["why"] = "the process has ended"
@@ -298,13 +298,11 @@ def drop_repetition(ranks: list[Facts]) -> None:
 
 
 def all_pids(ranks: list[Facts]) -> set[int]:
-    """Return the PIDs of the ranks and of their children."""
     children = [child["pid"] for rank in ranks for child in rank["samples"][0].get("children", ())]
     return {rank["pid"] for rank in ranks}.union(children)
 
 
 def examine(request: Facts) -> Facts:
-    """Return the document of this node."""
     began = time.monotonic()
     host = os.uname().nodename
     node = request.get("node") or own_node()
@@ -367,7 +365,6 @@ def print_document(document: Facts, framed: bool) -> None:
 
 
 def main(request: Facts) -> None:
-    """Answer `request` and end."""
     try:
         document = examine(request)
     except Exception as error:

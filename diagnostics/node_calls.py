@@ -42,7 +42,7 @@ def read_rank_calls(rank: Facts, _request: Facts, _known: Facts) -> Iterator[tup
 
 
 def read_file(path: str, num_last: int) -> Facts:
-    """Return what a call trace says, of each thread the newest calls."""
+    """Return the content of a call trace, of each thread the newest calls."""
     with open_stream(path) as stream:
         return summarize(read_calls_file(stream.read()), num_last)
 

@@ -125,7 +125,7 @@ def role_of(process: Facts) -> Role | None:
     """Return (role, why) of a process that is certainly no rank: `launcher`, `helper` or `ended`. Else None."""
     comm = process["comm"]
     if process.get("state") == "Z":
-        return "ended", "it has ended, and its parent has not taken notice"
+        return "ended", "it has ended, and its parent has not reaped it"
     if comm in SHELLS or comm in WRAPPERS:
         return "launcher", f"{comm} only starts other programs"
     if comm.startswith(LAUNCHERS):

@@ -1,4 +1,4 @@
-"""Pulls torch's flight recorder out of a process that nobody prepared, for node_agent.py. Linux on x86_64 only.
+"""Pulls torch's flight recorder out of an unprepared process, for node_agent.py. Linux on x86_64 only.
 
 It does what `call` does in a debugger, without the two dangers of that: a thread left in the middle of a foreign call
 when the debugger dies, and a process that is stopped while symbols are read. One thread that sleeps in the kernel is
@@ -34,7 +34,7 @@ PULL_TIMEOUT_S = 12.0
 STOP_TIMEOUT_S = 1.0
 MAX_TRIES = 8
 ANSWER_TIMEOUT_S = 10.0
-# System calls that a thread may be taken out of: it goes back into them as after a signal that nobody handles.
+# System calls that a thread may be taken out of: it goes back into them as after an ignored signal.
 QUIET_CALLS = ("202", "230", "61", "7")  # futex, clock_nanosleep, wait4, poll
 RESTART = (-512, -513, -514)  # include/linux/errno.h: the kernel would repeat the call
 RESTART_BLOCK = -516  # the kernel would resume it through restart_syscall

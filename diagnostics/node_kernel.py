@@ -1,4 +1,4 @@
-"""What the kernel says about a process beyond the safe files, for node_agent.py. Standard library, Python 3.8 or newer.
+"""What the kernel has on a process beyond the safe files, for node_agent.py. Standard library, Python 3.8 or newer.
 
 The system call and its file, threads that cannot run, children, bytes read and written, out-of-memory kills, and file
 locks. All of it is read in child processes that may be killed (see node_processes.py). If something cannot be read, the

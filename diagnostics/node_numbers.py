@@ -2,8 +2,8 @@
 
 A claim is what numbers a process: arguments of functions on its stack, its environment, its task, its command line, in
 this order of trust. Two processes that claim the same number are not two ranks: the better claim wins, then the process
-nearer to the launcher; the other one is a launcher or a helper. Processes without any claim are ranks only if nobody
-has one; they are counted, and their source says that the numbers mean nothing.
+nearer to the launcher; the other one is a launcher or a helper. Processes without any claim are ranks only if none
+has one; they are counted, and their source shows that the numbers mean nothing.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ def is_only_inherited(pid: int, free: list[int], known: Known, peeks: dict[int, 
 
 
 def claims_of_tasks(free: list[int], known: Known, tasks: Tasks) -> Claims:
-    """Return the claims of tasks: as a scheduler numbers them, else as its variable does, if that tells them apart."""
+    """Return the claims of tasks: as a scheduler numbers them, else as its variable does, if that numbers them."""
     found = {pid: task for pid in free for _, task in [tasks.get(pid, (None, None))] if task is not None}
     if not tasks:
         said = {pid: first_number(known[pid]["env"], TASK_VARIABLES) for pid in free}
@@ -169,7 +169,7 @@ def claims_of_frames(free: list[int], known: Known, peeks: dict[int, Facts]) -> 
 
 
 def is_whole_node(pid: int, known: Known, peeks: dict[int, Facts]) -> bool:
-    """Whether an index on this node is a rank: there is one node, or the variables say which node this is."""
+    """Whether an index on this node is a rank: there is one node, or the variables show which node this is."""
     env = environment_of(pid, known, peeks)
     return "NODE_RANK" in env or (first_number(env, NUM_NODES_VARIABLES) or 1) == 1
 
@@ -247,7 +247,7 @@ def may_be_rank(pid: int, known: Known, tasks: Tasks, claims: Claims, ranks: set
     if level == TASK and any(tasks.get(rank) == tasks.get(pid) for rank in ranks if tasks):
         return False  # its task holds ranks with better claims
     if level == ENVIRONMENT:
-        return True  # somebody has given it a number of its own
+        return True  # it was given a number of its own
     return not ranks.intersection(ancestors(pid, known))
 
 
@@ -266,7 +266,7 @@ def is_settled(known: Known, claims: Claims, ranks: set[int]) -> bool:
 
 
 def expected_here(env: dict[str, str]) -> int | None:
-    """Return how many ranks the environment of one says that this node has."""
+    """Return the number of ranks of this node, according to the environment of one."""
     return first_number(env, LOCAL_SIZE_VARIABLES) or first_number(env, SIZE_VARIABLES)
 
 

@@ -1,6 +1,6 @@
 """Looks into processes for what numbers them, for node_agent.py. Standard library only, Python 3.8 or newer.
 
-Three things say which rank a process is, where its first environment does not: the arguments of functions that are
+Three things show which rank a process is, where its first environment does not: the arguments of functions that are
 still on its stack (torch's spawn, `init_process_group`, a training function that is called with rank and world size),
 the environment that it has set for itself since, and its connections: the one that serves the store is rank 0.
 """
@@ -110,7 +110,7 @@ def port_of(address: str) -> int:
 
 
 def read_arguments(pid: int, request: Facts) -> Facts | None:
-    """Return what the arguments of functions on the stacks of a process say, or None if they cannot be read."""
+    """Return what the arguments of functions on the stacks of a process show, or None if they cannot be read."""
     argv = [request["py_spy"], "dump", "--json", "--locals", "--nonblocking", "--pid", str(pid)]
     for _ in range(2):
         status, output, _errors = run_program(argv, PEEK_STACK_S, {"RUST_BACKTRACE": "0"})
@@ -153,7 +153,7 @@ def short_name(frame: Facts) -> str:
 
 
 def take_frame(frame: Facts, found: Facts, is_main: bool) -> None:
-    """Put what a frame of a known function says into `found`. The innermost one wins."""
+    """Put what a frame of a known function shows into `found`. The innermost one wins."""
     name, file = short_name(frame), frame["filename"]
     if name == SPAWN_FUNCTION and file.endswith(SPAWN_FILE):
         index = numbers_of(frame).get("i")

@@ -37,7 +37,7 @@ def read_text(path: str, limit: int = 1 << 16) -> str | None:
 
 
 def read_record(path: str) -> Any:
-    """Return what a JSON file of a run says, or None if it cannot be read. Raises ValueError if it is no JSON."""
+    """Return the content of a JSON file of a run, or None if it cannot be read. Raises ValueError if it is no JSON."""
     try:
         return read_json(path, LARGEST_RECORD)
     except OSError:
@@ -51,7 +51,7 @@ def owner_of(pid: int) -> int:
 
 
 def peer_of(connection: Any) -> int:
-    """Return the user at the other end of a Unix socket, as the kernel says."""
+    """Return the user at the other end of a Unix socket, according to the kernel."""
     import socket
     import struct
 
@@ -77,7 +77,7 @@ def parse_stat(text: str) -> Facts:
 def parse_status(text: str) -> Facts:
     """Parse the main thread's context switches, the tracer, and whether a core dump or a SIGKILL is pending.
 
-    What the text does not say is None.
+    What the text does not hold is None.
     """
     field = dict(line.partition(":")[::2] for line in text.splitlines())
     names = {
@@ -92,7 +92,7 @@ def parse_status(text: str) -> Facts:
 
 
 def read_safe(pid: int) -> Facts:
-    """Return what the files say that never block, or `{"state": "gone"}`."""
+    """Return the content of the files that never block, or `{"state": "gone"}`."""
     stat = read_text(f"/proc/{pid}/stat")
     status = read_text(f"/proc/{pid}/status")
     facts: Facts = {"mono": time.monotonic(), "state": "gone"}
@@ -188,7 +188,6 @@ class Reader:
 
 
 def _report(items: list[Any], produce: Produce, write_end: int) -> None:
-    """Body of the child."""
     try:
         os.setpgid(0, 0)
         for report in produce(items):

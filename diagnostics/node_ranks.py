@@ -2,7 +2,7 @@
 
 The sources, in this order: PID files of the launcher; the scheduler (node_scheduler.py); the environment of all
 processes; the descendants of a launcher. Never ps or pgrep: they block on a process whose memory map is locked. A rank
-is a record {rank, pid, source, step, world_size, ...}. Its `source` says what numbers it (node_numbers.py); `order of
+is a record {rank, pid, source, step, world_size, ...}. Its `source` is what numbers it (node_numbers.py); `order of
 start` means that it was only counted. What is no rank is an entry {pid, comm, role, why} of `others`.
 """
 
@@ -170,7 +170,7 @@ def list_environment(names: dict[str, str], job_id: str, node: str) -> list[Row]
 def number_ranks(
     known: Known, tasks: Tasks, launcher_pid: int | None, request: Facts
 ) -> tuple[list[Facts], list[Facts]]:
-    """Return the ranks among processes, and who is none. Looks into them only if their environment does not tell."""
+    """Return the ranks among processes, and who is none. Looks into them only if their environment does not show it."""
     claims = claims_of(known, tasks, {})
     chosen, peeks = choose(known, tasks, claims), {}
     if not is_settled(known, claims, set(chosen.values())):
@@ -258,7 +258,6 @@ def pid_of_run(rank: int, env: dict[str, str]) -> int | None:
 
 
 def read_pid(path: str) -> int | None:
-    """Return the PID in a PID file, or None."""
     pid = (read_record(path) or {}).get("pid")
     return pid if isinstance(pid, int) else None
 

@@ -49,7 +49,7 @@ def ask_recorder(folder: str, rank: int, owner: int) -> Facts:
     """Ask a rank's worker server for the collectives that torch recorded; works while the GIL is held.
 
     Raises:
-        OSError: nobody answers, or somebody else than `owner`, the user of the rank.
+        OSError: there is no answer, or it is from another user than `owner`, the user of the rank.
     """
     import socket
 
@@ -121,7 +121,7 @@ def compact_records(entries: list[Facts]) -> Facts:
 
 
 def has_recorder_file(rank: Facts, _request: Facts) -> bool:
-    """Whether the job told torch where to write dumps, and the recorder was not read in another way."""
+    """Whether the job set where torch writes dumps, and the recorder was not read in another way."""
     return bool(rank.get("recorder_files")) and not any("recorder" in sample for sample in rank["samples"])
 
 

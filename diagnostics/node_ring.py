@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 RING_TIMEOUT_S = 4.0
 """A full ring takes 40 ms to read, and much longer on a node whose cores are all in use."""
 NUM_FACTS = 11
-"""Facts of a call that are told."""
+"""Facts of a call that are reported."""
 NUM_LAST = 32
-"""Newest calls of each thread that are told in full."""
+"""Newest calls of each thread that are reported in full."""
 NUM_STEPS = 1024
 """Newest steps whose collectives are numbered: ranks are read at different moments, and must have steps in common."""
 NUM_ROOTS = 8
@@ -39,12 +39,12 @@ STORE_SETS = ("store.set", "store.add", "store.append", "store.compare_set", "st
 
 
 def has_ring(rank: Facts, _request: Facts) -> bool:
-    """Whether the process was told where to keep a ring."""
+    """Whether the process was given a folder for a ring."""
     return bool(rank.get("rings")) and bool(rank.get("pid"))
 
 
 def read_rank_ring(rank: Facts, _request: Facts, _known: Facts) -> Iterator[tuple[str, Any]]:
-    """Yield what the ring says, or why there is none."""
+    """Yield the content of the ring, or why there is none."""
     path = os.path.join(rank["rings"], f"{rank['pid']}.ring")
     try:
         with open_stream(path) as stream:
@@ -69,7 +69,7 @@ def read_stacks(ring_path: str) -> Facts:
 
 
 def print_files(paths: list[str], read: Callable[[str], Facts]) -> None:
-    """Print {path: what `read(path)` says, or {why} if it cannot be read} as JSON, for `bsl trace`."""
+    """Print {path: what `read(path)` returns, or {why} if it cannot be read} as JSON, for `bsl trace`."""
     import json
 
     found: Facts = {}
@@ -82,7 +82,7 @@ def print_files(paths: list[str], read: Callable[[str], Facts]) -> None:
 
 
 def read_file(path: str, num_last: int) -> Facts:
-    """Return what a ring says, of each thread `num_last` calls in full, and the stacks next to it."""
+    """Return the content of a ring, of each thread `num_last` calls in full, and the stacks next to it."""
     with open_stream(path) as stream:
         return dict(summarize(read_ring(stream.read()), num_last), **read_stacks(path))
 
@@ -203,7 +203,7 @@ def collectives(calls: list[list[Any]]) -> Facts:
             stream.append(tokens.setdefault(token, len(tokens)))
             first.setdefault(group, call[8])
             last[group] = call[8]
-        # A call that returned before its work was done is no wait: nobody knows whether the work is done by now.
+        # A call that returned before its work was done is no wait: the work may be done by now.
         if call[1] is None and not call[10]:
             unfinished.add(position)
     return {

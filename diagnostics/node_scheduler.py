@@ -1,4 +1,4 @@
-"""What a scheduler tells the processes of a job, and a node about them, for node_agent.py. Standard library only."""
+"""What a scheduler passes to the processes of a job, and knows of them, for node_agent.py. Standard library only."""
 
 from __future__ import annotations
 

@@ -118,7 +118,7 @@ def has_partner(dump: str) -> bool:
 
 
 def add_numbers(argv: list[str], dump: str) -> str:
-    """Return a new dump with local variables, which say who sends to whom and who broadcasts; `dump` if that fails."""
+    """Return a new dump with local variables, which show who sends to whom and who broadcasts; `dump` if that fails."""
     status, output, _ = run_program([*argv, "--locals"], NUMBERS_TIMEOUT_S, {"RUST_BACKTRACE": "0"})
     return output if status == 0 else dump
 
@@ -127,4 +127,4 @@ def explain_py_spy(text: str) -> str:
     """Return py-spy's error and its causes on one line, without its advice, which is meant for an interactive shell."""
     lines = [line.partition(": Try running again")[0].strip() for line in text.splitlines() if line.strip()]
     start = next((index for index, line in enumerate(lines) if line.startswith("Error:")), 0)
-    return "py-spy: " + "; ".join(lines[start : start + 4])[:300] if lines else "py-spy said nothing"
+    return "py-spy: " + "; ".join(lines[start : start + 4])[:300] if lines else "py-spy printed nothing"

@@ -1,7 +1,7 @@
 """Finds the ranks that the tasks of a run have started, for node_agent.py. Standard library, Python 3.8 or newer.
 
 The PID files of a run name its tasks. Where a task is a launcher (torchrun, a shell), or a program that spawns ranks,
-the rings next to its own say which process is which rank, and for those that have not joined yet their environment.
+the rings next to its own show which process is which rank, and for those that have not joined yet their environment.
 """
 
 from __future__ import annotations

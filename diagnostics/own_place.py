@@ -1,9 +1,9 @@
 """Whose place is a run in? What a job starts hours after it looked at it must still be what it looked at.
 
-Whoever may rename a folder above a run can put a run of theirs in its place, at any moment between a look and a start.
-So, as sshd has it for keys, the folders above count as much as the files: where nobody else may rename them, a path
-that was looked at stays what it was. Folders of other people above the root of the runs are said, and not refused: on
-many machines nobody could start a run then. Standard library only, for any Python from 3.8 on: the same file is in
+A user who may rename a folder above a run can put another run in its place, at any moment between a look and a start.
+So, as sshd has it for keys, the folders above count as much as the files: where no other user may rename them, a
+path that was checked stays what it was. Folders of other users above the root of the runs are reported, not refused: on
+many machines no run could start then. Standard library only, for any Python from 3.8 on: the same file is in
 `diagnostics/`.
 """
 
@@ -21,8 +21,8 @@ GETENT_TIMEOUT_S = 5.0
 def open_above(run: Path) -> list[Path]:
     """Return the folders above a run in which others may rename what leads to it, the innermost first.
 
-    `run` is absolute and without links. What is not there yet will be ours. Below a folder of ours that nobody else may
-    enter, the modes do not matter.
+    `run` is absolute and without links. What is not there yet will be ours. Below a folder that only we can enter,
+    the modes do not matter.
 
     Raises:
         OSError: a folder cannot be looked at.
@@ -41,7 +41,7 @@ def open_above(run: Path) -> list[Path]:
 
 
 def others_may_rename(path: Path, folder: os.stat_result) -> bool:
-    """Whether somebody else than its owner may rename what is in a folder. A group without other members is nobody."""
+    """Whether other users than its owner may rename what is in a folder. A group of the owner alone does not count."""
     if folder.st_mode & stat.S_ISVTX:
         return False
     by_group = folder.st_mode & stat.S_IWGRP and (_names_others(path) or not _is_own_group(folder.st_gid))
@@ -72,7 +72,7 @@ def _names_more(entries: bytes) -> bool:
 
 
 def _is_own_group(number: int) -> bool:
-    """Whether a group is the one that many systems make for each user, with the user's name, and has nobody else in it:
+    """Whether a group is the one that many systems make for each user, with the user's name, and has no other member:
     there the umask is 002 by default."""
     import grp
     import pwd
@@ -123,9 +123,9 @@ def make_folders(path: Path) -> None:
 
 
 def why_not_ours(tools: Path) -> str | None:
-    """Return why the tools of an attempt may be somebody else's by now; None if they are not, or belong to no run.
+    """Return why the tools of an attempt may be another user's by now; None if they are not, or belong to no run.
 
-    To be asked right before each start of one of them, with an absolute path. Nobody else may write the files in a
+    To be asked right before each start of one of them, with an absolute path. No other user may write the files in a
     folder that is ours and closed, in a place where the folders above are.
     """
     attempt, attempts = tools.parent, tools.parent.parent
@@ -136,7 +136,7 @@ def why_not_ours(tools: Path) -> str | None:
         for folder in (run, attempts, attempt, tools):
             seen = folder.lstat()
             if seen.st_uid not in (0, os.geteuid()) or seen.st_mode & OTHERS_WRITE or not stat.S_ISDIR(seen.st_mode):
-                return f"somebody else may have written {folder}"
+                return f"another user may have written {folder}"
         inside = mendable(run, open_above(run))
     except OSError as error:
         return f"{error.filename}: {error.strerror}"

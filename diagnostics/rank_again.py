@@ -1,7 +1,7 @@
 """A runner that follows one that has died in the same slot. For rank_slot.py and rank_levels.py. Standard library only.
 
 Slurm starts no task of a step again. So a runner that lives on the same node starts the new one, at the place of the
-dead one: its numbers, processors and GPUs, which its hello had told the controller. Before it serves a rank, the new
+dead one: its numbers, processors and GPUs, which its hello had sent to the controller. Before it serves a rank, the new
 runner ends what the dead one has left.
 """
 

@@ -2,7 +2,7 @@
 Standard library only.
 
 It runs check_node.py on this node alone. What that finds broken in itself makes the slot unfit. What could not be tried
-blames nobody.
+is not held against it.
 """
 
 from __future__ import annotations

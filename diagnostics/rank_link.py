@@ -123,7 +123,7 @@ class OfferedPort:
     def find(self) -> int:
         """Return a free port, another one each time: connections of the generation before may still use the last.
 
-        Anybody may hold such names. If none is left, a free port does without one; 0 if no port is free.
+        Any user may hold such names. If none is left, a free port does without one; 0 if no port is free.
         """
         nameless = 0
         first, after = port_range(EPHEMERAL)

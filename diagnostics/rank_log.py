@@ -129,7 +129,7 @@ class Newest:
         del self._bytes[:at]
 
     def _heading(self) -> bytes:
-        """Return a line that says how much was dropped. It fills the region, so that no older bytes follow."""
+        """Return a line with the number of dropped bytes. It fills the region, so that no older bytes follow."""
         if not self._num_dropped:
             return b""
         text = time_stamp() + f"rank_runner: {self._num_dropped} bytes are left out here".encode()

@@ -1,6 +1,6 @@
 """Ends a Slurm job that has lost the node of its script, for rank_slot.py. Standard library, Python 3.8 or newer.
 
-With `--no-kill`, which `survive` needs, Slurm lets such a job run on until its time limit, with nobody left to end it:
+With `--no-kill`, which `survive` needs, Slurm lets such a job run on until its time limit, with no script to end it:
 not as NODE_FAIL, and without a requeue. So one of the runners ends it, or has it start again where Slurm would have.
 """
 
@@ -43,7 +43,7 @@ def end_orphaned_job(say: Callable[[str], None], has_to_leave: Callable[[], bool
             place = nodes.index(node) if node in nodes else len(nodes)
             turn = time.monotonic() + place * TURN_S if turn is None else turn
             if time.monotonic() >= turn:
-                say(f"{job['BatchHost']}, which ran the script of job {job_id}, is lost: the job is ended")
+                say(f"{job['BatchHost']}, which ran the script of job {job_id}, is lost: ending the job")
                 is_done, words = ask(*(("scontrol", "requeue") if job["Requeue"] == "1" else ("scancel",)), job_id)
                 if is_done:
                     return

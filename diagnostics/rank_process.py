@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     import argparse
     from typing import IO, Any
 
-# Of these, a program that does not handle one, or not yet, would end although nobody asked it to.
+# Of these, a program that does not handle one, or not yet, would end although it was not asked to.
 IGNORED_UNTIL_HANDLED = (signal.SIGUSR1, signal.SIGUSR2)
 # As in bigsci_launch/topology: the order in which ranks are numbered, fastest first, and the order in records.
 AXES = ("tp", "cp", "ep", "dp", "pp")
@@ -111,7 +111,7 @@ def start_program(
     descriptor `keep`.
 
     Raises:
-        OSError: it cannot be started, or the tools of the attempt, which it may use, may be somebody else's by now.
+        OSError: it cannot be started, or the tools of the attempt, which it may use, may be another user's by now.
     """
     if (why := why_not_ours(Path(__file__).absolute().parent)) is not None:
         raise PermissionError(0, why)
@@ -239,7 +239,7 @@ class Rank:
         )
 
     def note_termination(self) -> None:
-        """Record at once that this rank was told to end: KILL may follow, and no record would mean a lost node."""
+        """Record at once that this rank was asked to stop: KILL may follow, and no record would mean a lost node."""
         self.terminated = time.time()
         self.write_exit(None, None)
         self.keep_rings()

@@ -30,11 +30,11 @@ KILL_PAUSE_S = 0.02
 STOPPED_S = 10.0
 """For how long a process may be stopped by SIGSTOP before it is taken for one that does not come back."""
 STEADY_S = 2.0
-"""Two looks that are further apart say that this runner did not run either, such as in a job that was suspended."""
+"""Two looks that are further apart show that this runner did not run either, such as in a job that was suspended."""
 
 
 class Program:
-    """One process. What it says and its end come into `events` as (program, message), None for the end."""
+    """One process. Its messages and its end come into `events` as (program, message), None for the end."""
 
     def __init__(
         self,
@@ -168,7 +168,7 @@ def kill_all_below(keep: list[int], waited: list[int]) -> None:
     """KILL every process below this one, but those of `keep` and what is below them.
 
     Again and again, because they may be starting others. Orphans are waited for here; `waited` are children that
-    somebody else waits for.
+    other code waits for.
     """
     for _ in range(KILL_ROUNDS):
         doomed = below(os.getpid(), set(keep))

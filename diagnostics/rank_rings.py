@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 ROOM_BYTES = 64 << 20
 """A folder with less room than this is left to the program."""
 STALE_S = 3 * 86400.0
-"""Rings that nobody could copy, such as after the loss of a node, are kept for this long."""
+"""Rings that were not copied, such as after the loss of a node, are kept for this long."""
 SITE = "ring_site"
 STACKS = ".stacks"
 """What faulthandler has written is next to the ring, and is copied with it."""
@@ -35,12 +35,12 @@ FOLDER_MODE = 0o2750
 """What is made in the folder belongs to the group of the run too."""
 FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 COPY_MODE = 0o644
-"""As that of every file of a run: the run directory says who may read it."""
+"""As that of every file of a run: the run directory decides who may read it."""
 SHARED = ("nfs", "nfs4", "lustre", "gpfs", "beegfs", "ceph", "fuse", "wekafs", "panfs", "orangefs", "smb3", "cifs")
 
 
 class Rings:
-    """The folder of one rank. `folder` is None if the run wants none, or if there can be none: then `why` says why."""
+    """The folder of one rank. `folder` is None if the run wants none, or if there can be none, for the reason `why`."""
 
     def __init__(self, setting: str, attempt: Path, name: str) -> None:
         self.folder: Path | None = None
@@ -122,7 +122,7 @@ class Rings:
                 raise
 
     def keep_traces(self, pid: int) -> str | None:
-        """Copy the call traces into the attempt, however the rank has ended: somebody wanted them.
+        """Copy the call traces into the attempt, however the rank has ended: they were requested.
 
         That of a rank has its name, and those of further processes of task `pid` also their own numbers. Returns why
         one could not be copied.
@@ -156,7 +156,7 @@ def chosen(folder: Path, task: str) -> dict[str, Path]:
 
     A task may have started further processes that communicate, such as the workers of torchrun. They know their rank,
     once they take part; the launcher has that of the task. Of each rank the newest counts, and of worlds of different
-    sizes the newest: workers are restarted. If nobody takes part, the ring that was written last is that of the task.
+    sizes the newest: workers are restarted. If none takes part, the ring that was written last is that of the task.
     """
     found = sorted(readable(folder), key=lambda each: written(each[1]))
     workers = [(path, ring) for path, ring in found if ring["rank"] is not None and takes_part(ring)]
@@ -200,7 +200,7 @@ def share(folder: int, group: int) -> None:
 def own_folder(base: Path) -> tuple[str, int]:
     """Return the name of this user's folder of rings below `base`, and the folder, open; it is made if need be.
 
-    A name that everybody knows may be taken by somebody else: then another one serves, which nobody could guess.
+    Another user may have taken the well-known name: then a random one serves, which cannot be guessed.
 
     Raises:
         OSError: there can be none.
@@ -215,7 +215,7 @@ def own_folder(base: Path) -> tuple[str, int]:
                     os.fchmod(folder, 0o711)  # runs belong to several groups
                     return name, folder
                 os.close(folder)
-    raise PermissionError(f"no folder in {base} is ours")
+    raise PermissionError(f"no folder in {base} belongs to this user alone")
 
 
 def names_in(base: int) -> Iterator[str]:
@@ -259,7 +259,7 @@ def bases_of(setting: str) -> list[Path]:
 
 
 def is_usable(base: Path) -> bool:
-    """Whether a folder is on storage of this node, as far as the kernel says, and has room."""
+    """Whether a folder is on storage of this node, as far as the kernel shows, and has room."""
     try:
         room = os.statvfs(str(base))
         return room.f_bavail * room.f_frsize >= ROOM_BYTES and not is_shared(base)

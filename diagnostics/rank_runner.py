@@ -58,14 +58,18 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--topology", type=parse_topology, required=True, help="tp=2,pp=2,dp=2")
     parser.add_argument("--ranks-per-node", type=int, required=True)
     parser.add_argument("--rank", type=int, help="global rank; default: Slurm's variables")
-    parser.add_argument("--survive", choices=("restart", "in_place"), help="serve the ranks that a controller names")
+    parser.add_argument("--survive", choices=("restart", "in_place"), help="run the ranks that the controller assigns")
     parser.add_argument("--standby", action="store_true", help="keep a second process ready, with --survive in_place")
-    parser.add_argument("--check", action="store_true", help="try the node after a rank has died, with --survive")
+    parser.add_argument("--check", action="store_true", help="test the node after a rank has died, with --survive")
     parser.add_argument("--slot", type=int, help="number of the slot; default: Slurm's variables")
     parser.add_argument("--again", type=int, help="PID of the runner of this slot that this one follows")
-    parser.add_argument("--stop-signal", choices=STOP_SIGNALS, default="USR2", help="asks the program to save and stop")
+    parser.add_argument(
+        "--stop-signal", choices=STOP_SIGNALS, default="USR2", help="signal that asks the program to save and stop"
+    )
     parser.add_argument("--log-limit-mib", type=int, default=0, help="largest size of a log; 0: no limit")
-    parser.add_argument("--ring", default="none", help="folder on this node for the last calls; auto: found; none")
+    parser.add_argument(
+        "--ring", default="none", help="folder on this node for the last calls; auto: choose one; none: keep no calls"
+    )
     parser.add_argument("program", nargs="+")
     return parser.parse_args(arguments)
 

@@ -1,4 +1,4 @@
-"""The agent of a slot: a rank runner that serves one rank after another, as the controller of `survive` says.
+"""The agent of a slot: a rank runner that serves one rank after another, on orders of the controller of `survive`.
 
     rank_runner.py --survive restart|in_place [--standby] [--slot N] ... -- PROGRAM
 
@@ -44,7 +44,7 @@ TICK_S = 0.5
 LEAVE_GRACE_S = 10.0
 """Time from TERM to KILL for what still runs when the job is over, or when the controller is lost."""
 HOLD_S = 2.0
-"""When Slurm ends a job, the ranks may be told before the controller is. What is said later is no failure to it."""
+"""When Slurm ends a job, the ranks may be signalled before the controller is. Later reports are no failure to it."""
 
 
 class Slot:
@@ -52,8 +52,8 @@ class Slot:
 
     link: Link
     is_finished = False
-    """Whether the process has said that the training is over for its rank, as those at level 2 do: without that, 0 is
-    no good end there, and after that, no end is a bad one, unless the process was told to end."""
+    """Whether the process has reported that the training is over for its rank, as those at level 2 do: without that, 0
+    is no good end there, and after that, no end is a bad one, unless the process was asked to stop."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         self.options = options
@@ -78,7 +78,7 @@ class Slot:
         """The newest generation that is known to be over, for this slot at least."""
         self.was_requested, self.is_final, self.words = False, False, ""
         self.overdue = ""
-        """What is said of the process instead if the deadline passes."""
+        """The reason that is reported instead if the deadline passes."""
         self.was_killed = False
         """Whether this runner has sent KILL to the process."""
         self.clock = AwakeClock()
@@ -190,7 +190,7 @@ class Slot:
             self.pass_stop(now=True)
 
     def pass_stop(self, *, now: bool = False) -> None:
-        """Ask the process to save and stop, in each generation: `now`, as somebody has just asked for it, or once it
+        """Ask the process to save and stop, in each generation: `now`, as it has just been requested, or once it
         can take that as such."""
         program, here = self.serving, (self.serving, self.generation)
         if program is not None and self.generation is not None and (now or self.asked != here):
@@ -200,7 +200,7 @@ class Slot:
             self.asked = here if is_heard else None
 
     def hold(self) -> None:
-        """Wait before the controller hears that somebody else has told this slot to end."""
+        """Wait before the controller hears that another process has asked this slot to end."""
         if not self.is_local:
             time.sleep(max(0.0, (self.terminated or time.time()) + HOLD_S - time.time()))
 
@@ -221,7 +221,7 @@ class Slot:
         raise NotImplementedError
 
     def hear(self, program: Program, message: dict[str, Any]) -> None:
-        """Only processes at level 2 say something."""
+        """Only processes at level 2 send messages."""
 
     def follow(self, program: Program, code: int) -> None:
         """Have the slot ready again, or not, after its process has ended."""
@@ -259,7 +259,7 @@ class Slot:
             self.leave(1)
 
     def note(self, text: str) -> None:
-        """Say what people should know: in the log of the rank, and in the output of the job if somebody reads it."""
+        """Write a message to the log of the rank, and to the output of the job."""
         log = self.rank.log if self.rank is not None else self.log(self.name)
         log.feed(f"rank_runner: {text}\n".encode())
         say(f"rank_runner: {self.name}: {text}")
@@ -324,10 +324,10 @@ class Slot:
                 path.unlink()
 
     def note_end(self, program: Program) -> None:
-        """The process that serves has ended: record it, say so, and have the slot ready again."""
+        """The process that serves has ended: record it, report it, and make the slot ready again."""
         status = program.status or 0
         if status == -signal.SIGKILL and not self.was_killed:
-            self.was_requested, self.words = False, ""  # it did not come to what it was told
+            self.was_requested, self.words = False, ""  # its order was not carried out
         if status not in (0, -signal.SIGKILL) and not self.was_requested and self.terminated is None:
             time.sleep(TERMINATION_LAG_S)
         if self.was_requested or not self.has_finished(status):
@@ -357,7 +357,7 @@ class Slot:
         code = rank.end(status, is_finished=self.is_finished and not self.was_requested)
         if code == 0 != status and self.is_finished:
             how = signal_name(-status) if status < 0 else f"exit code {status}"
-            self.note(f"{rank.name} had finished before its process ended with {how}: that is no failure")
+            self.note(f"{rank.name} had finished before its process ended with {how}: not a failure")
         return code
 
     def note_verdict(self, verdict: NodeVerdict) -> None:

@@ -21,7 +21,7 @@ LOOK_S = 10.0
 NUM_LOOKS = 4
 """Looks in a row that must find the same heartbeat, of one every ten seconds."""
 LATE = 1.5
-"""A look that comes so much later than it should says nothing: this program was stopped as well."""
+"""A look that comes so much later than it should means nothing: this program was stopped as well."""
 # As in ring_hook.py.
 HEARTBEAT_THREAD = "bsl-ring"
 STACKS_SIGNAL = signal.SIGRTMAX - 5
@@ -93,7 +93,6 @@ def catches(task: Path) -> bool:
 
 
 def send(pid: int, thread: int) -> None:
-    """Send the signal to one thread."""
     libc = ctypes.CDLL(None, use_errno=True)
     numbers = {"x86_64": 234, "aarch64": 131, "ppc64le": 250}
     number = numbers.get(os.uname().machine)

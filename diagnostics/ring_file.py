@@ -200,7 +200,7 @@ class Ring:
         )
 
     def lane(self) -> Lane | None:
-        """Return a new lane for this thread, or None if all are taken: then the ring says that calls are missing."""
+        """Return a new lane for this thread, or None if all are taken: then the ring notes that calls are missing."""
         with self._lock:
             if self._num_lanes == NUM_LANES:
                 self._num_without += 1
@@ -224,7 +224,7 @@ class Ring:
 
 
 def read_ring(data: bytes) -> dict[str, Any]:
-    """Return what the bytes of a ring say; a file that is cut short gives what is left of it.
+    """Return the content of a ring from its bytes; a file that is cut short gives what is left of it.
 
     {pid, start_ticks, rank, world_size, topology, step, phase, heartbeat, started, lost_names, lost_threads, is_whole,
     lanes: [{tid, name, count, calls: [call]}]}; a call is [entered, left, operation, group, place, tensors, peer, tag,
@@ -234,7 +234,7 @@ def read_ring(data: bytes) -> dict[str, Any]:
         ValueError: this is no ring, or one of another version.
     """
     if len(data) < HEADER.size or data[: len(MAGIC)] != MAGIC:
-        raise ValueError("it is no ring")
+        raise ValueError("not a ring of calls")
     (_, version, size, pid, ticks, rank, world, step, phase, beat, used, lost, without, began) = HEADER.unpack_from(
         data
     )

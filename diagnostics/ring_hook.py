@@ -1,8 +1,8 @@
 """Opens the ring of this process at its first recorded call, and keeps its heartbeat. Standard library, Python 3.8.
 
 `BSL_RING_DIR` names the folder of the node's rings; without it nothing is recorded. A ring is named after the process,
-`PID.ring`, and its header says which rank that is. Whatever goes wrong here must not reach the program: it runs on
-without a ring, and one line on stderr says why.
+`PID.ring`, and its header has the rank. Whatever goes wrong here must not reach the program: it runs on
+without a ring, and one line on stderr has the reason.
 
 A thread writes the heartbeat: it stands still in a process whose threads cannot run, such as one that holds the GIL in
 C. The runner of the rank sees that, and sends this thread, and no other, a signal: its handler, faulthandler's, is in C

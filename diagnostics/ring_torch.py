@@ -44,7 +44,7 @@ HERE = os.path.abspath(__file__)
 MAX_OPEN = 4096
 MAX_FACTS = 4096
 """Calls that are known on one group: a program may send tensors of another shape in each step."""
-NOBODY = (NONE, NONE)
+NO_PEER = (NONE, NONE)
 
 _groups: dict[int, Group] = {}
 _places: dict[tuple[int, int], tuple[int, Any]] = {}
@@ -175,7 +175,7 @@ def facts_of(ring: Ring, group: Group, frame: FrameType, name: str, value: Any, 
         if len(group.calls) == MAX_FACTS:
             group.calls.clear()
         tensors = tensors_of(ring, kind, shape)
-        facts = FACTS.pack(ring.name(name), group.name, place_of(ring, site), tensors, *(to or NOBODY))
+        facts = FACTS.pack(ring.name(name), group.name, place_of(ring, site), tensors, *(to or NO_PEER))
         found = group.calls[key] = facts, site.f_code
     return found[0]
 

@@ -1,4 +1,4 @@
-"""Files that other people or other processes may touch: written whole or not at all, read without following links.
+"""Files that other users or other processes may touch: written whole or not at all, read without following links.
 
 Links are followed only where the user typed the path: callers resolve that path themselves. Standard library only, for
 any Python from 3.8 on: the same file is in `diagnostics/`, where the programs of a job import it.
@@ -147,7 +147,7 @@ def _share(handle: int, folder: os.stat_result) -> None:
 
 
 def open_stream(path: Path | str, *, follow: bool = False, folder: int | None = None) -> BinaryIO:
-    """Open a regular file to be read, without waiting: opening a pipe waits until somebody writes to it.
+    """Open a regular file to be read, without waiting: opening a pipe waits for a writer.
 
     `path` is relative to the open `folder` if given. A link is refused unless `follow`; the folders above may be links.
 
@@ -314,6 +314,6 @@ def make_folder(path: Path, mode: int = 0o755) -> None:
 
 
 def others_may_write(found: os.stat_result) -> bool:
-    """Return whether somebody else than its owner may change a file, or what is in a folder that is not sticky."""
+    """Return whether other users than its owner may change a file, or what is in a folder that is not sticky."""
     is_sticky = stat.S_ISDIR(found.st_mode) and bool(found.st_mode & stat.S_ISVTX)
     return bool(found.st_mode & OTHERS_WRITE) and not is_sticky

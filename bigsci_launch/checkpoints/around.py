@@ -21,7 +21,7 @@ from bigsci_launch.weights.locate.locate import open_weights
 
 UNASKED_BYTES = 8 << 30
 """How much is read at most without being asked for, because a loss jumped: some seconds' worth."""
-NOTHING_CHANGED = "the restart left the weights as they were: look at data order and random states"
+NOTHING_CHANGED = "the restart did not change the weights: check data order and random states"
 
 
 def open_sides(*paths: Path) -> tuple[Weights, ...]:
@@ -115,7 +115,7 @@ class RestartAudit:
 def audit_restart(restart: Restart, most_bytes: int = UNASKED_BYTES) -> RestartAudit:
     """Compare the dumps on both sides of a restart whose loss changed, else check the checkpoint against itself.
 
-    Never raises: what cannot be read is said.
+    Never raises: what cannot be read is reported.
     """
     assert restart.jump is not None
     sides = _sides_around(restart, restart.jump.step, most_bytes)

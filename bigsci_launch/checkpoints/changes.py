@@ -1,8 +1,8 @@
 """What has changed when a run resumes: its settings, its data, the run that saved. Two records are compared.
 
 Each change has a severity. `stop`: the run would continue as another one, so it is refused unless the user accepts it.
-`name`: people change it on purpose; it is said, and the run continues. `unknown`: the checkpoint does not hold it (an
-older version saved it), so nobody can say that it is equal.
+`name`: it is changed on purpose; it is reported, and the run continues. `unknown`: the checkpoint does not hold it (an
+older version saved it), so it may differ.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _NAMED = (
     "optimizer.weight_decay",
     "optimizer.clip_grad",
 )
-"""Settings that people change between attempts. `training.steps` counts only as the end of the decay."""
+"""Settings that are often changed between attempts. `training.steps` counts only as the end of the decay."""
 
 DATA_KEY = "data"
 ORDER_KEY = "data.order"
@@ -101,7 +101,7 @@ def find_changes(
 
     `is_own` says whether the checkpoint lies in the run's own folder; another one is loaded because the run file names
     it. `likeness` is how the run's data relates to the saved fingerprint, and `is_order_kept` whether the run draws the
-    same sample at the place of the checkpoint; None if nobody has looked.
+    same sample at the place of the checkpoint; None if that was not checked.
     """
     changes = [
         *_other_run(saved, run, is_own),
@@ -110,7 +110,7 @@ def find_changes(
         *_other_data(saved, run, likeness),
     ]
     if likeness == "same" and is_order_kept is False and not {each.key for each in changes} & _REORDERING:
-        text = "data order: where the checkpoint was saved, this run draws another sample than the run that saved it"
+        text = "data order: at the checkpoint's position, this run draws a different sample than the run that saved it"
         changes.append(RunChange(ORDER_KEY, None, None, "stop", text))
     rank = {"stop": 0, "name": 1, "unknown": 2}
     return sorted(changes, key=lambda change: rank[change.severity])
@@ -119,39 +119,39 @@ def find_changes(
 def _other_run(saved: CheckpointRecord, run: CheckpointRecord, is_own: bool) -> Iterator[RunChange]:
     if saved.run_id is None or run.run_id is None:
         whose = "the checkpoint does not name its run" if saved.run_id is None else "this run has no run_id"
-        yield RunChange("run_id", saved.run_id, run.run_id, "unknown", f"run_id: {whose}, so it may be another run's")
+        yield RunChange("run_id", saved.run_id, run.run_id, "unknown", f"run_id: {whose}, so this may be another run")
     elif saved.run_id != run.run_id:
         is_asked = not is_own or saved.converted_from is not None
-        where = "which the run file names" if is_asked else "though it lies in this run's folder"
-        text = f"run_id: the checkpoint is of another run ({_name_of(saved)}), {where}"
+        where = "which the run file names" if is_asked else "though it is in this run's folder"
+        text = f"run_id: the checkpoint belongs to another run ({_name_of(saved)}), {where}"
         yield RunChange("run_id", saved.run_id, run.run_id, "name" if is_asked else "stop", text)
 
 
 def _name_of(record: CheckpointRecord) -> str:
     section = record.config.get("run")
     name = section.get("name") if isinstance(section, Mapping) else None
-    return str(name) if name else "its name is not known"
+    return str(name) if name else "name unknown"
 
 
 def _other_health(saved: CheckpointRecord) -> Iterator[RunChange]:
     if saved.passed is False:
-        found = "; ".join(str(each) for each in (saved.health or {}).get("findings") or ()) or "they left no words"
+        found = "; ".join(str(each) for each in (saved.health or {}).get("findings") or ()) or "no details recorded"
         yield RunChange("health", False, None, "stop", f"health: the checkpoint failed the guards' checks: {found}")
     elif saved.passed is None:
-        text = "health: the guards did not check the step after which it was saved, so nobody knows whether it is sound"
+        text = "health: unknown whether it is sound: the guards did not check the step after which it was saved"
         yield RunChange("health", None, None, "unknown", text)
 
 
 def _other_settings(saved: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[RunChange]:
     if not saved:
-        text = "settings: the checkpoint does not hold those that it was saved with"
+        text = "settings: not recorded in the checkpoint"
         yield RunChange("settings", None, None, "unknown", text)
         return
     for key in (*_STOPPING, *_NAMED):
         is_known, before = _setting(saved, key)
         after = _setting(now, key)[1]
         if not is_known:
-            text = f"{key}: the checkpoint does not hold it; it is {_shown(after)} now"
+            text = f"{key}: not recorded in the checkpoint; {_shown(after)} now"
             yield RunChange(key, None, after, "unknown", text)
         elif before != after:
             effect = f" ({_STOPPING[key]})" if key in _STOPPING else ""
@@ -191,7 +191,7 @@ def _other_data(saved: CheckpointRecord, run: CheckpointRecord, likeness: DataLi
     elif likeness == "same" and is_moved:
         yield RunChange(DATA_KEY, before, after, "name", f"{moved}: the same data in another place")
     elif saved.data is None or likeness == "unknown":
-        text = f"{moved}: the checkpoint does not say what data it was trained with"
+        text = f"{moved}: the checkpoint does not record what data it was trained with"
         yield RunChange(DATA_KEY, before, after, "stop" if is_moved else "unknown", text)
     elif likeness is None and is_moved:
         yield RunChange(DATA_KEY, before, after, "name", f"{moved}: the ranks compare the data when they start")
@@ -206,20 +206,20 @@ def require_accepted(name: str, changes: Sequence[RunChange], accepted: Acceptan
     refused = [change.text for change in changes if change.severity == "stop" and not accepted.covers(change)]
     if refused:
         raise CheckpointError(
-            f"{name}: the run would not continue as the one that saved it: {'; '.join(refused)}",
+            f"{name}: this run would not continue the one that saved it: {'; '.join(refused)}",
             hint="set it back or choose another checkpoint; `bsl submit --force` accepts it and records that",
         )
 
 
 def change_lines(name: str, changes: Sequence[RunChange], accepted: Acceptance) -> list[str]:
-    """Return the changes as lines for people; what is not known of checkpoint `name` shares one."""
+    """Return the changes as lines of text; what is unknown about checkpoint `name` shares one."""
     lines = []
     for change in changes:
         if change.severity != "unknown":
             mark = ", accepted with --force" if change.severity == "stop" and accepted.covers(change) else ""
             lines.append(f"changed since {name}{mark}: {change.text}")
     unknown = [change.text for change in changes if change.severity == "unknown"]
-    return [*lines, *([f"not known of {name}: {'; '.join(unknown)}"] if unknown else [])]
+    return [*lines, *([f"unknown about {name}: {'; '.join(unknown)}"] if unknown else [])]
 
 
 def read_run_id(run: RunDir) -> str | None:

@@ -67,7 +67,7 @@ class CheckpointsDir:
         tag = read_file(self.latest, LONGEST_NAME, follow=True).decode("utf-8", "replace").strip()
         named = PurePath(tag)
         if tag and (named.is_absolute() or ".." in named.parts or not named.parts):
-            raise OSError(errno.EINVAL, f"names {_shown_name(tag)}, which is no folder in here", str(self.latest))
+            raise OSError(errno.EINVAL, f"names {_shown_name(tag)}, which is not a folder here", str(self.latest))
         return tag
 
     def folder(self, tag: str) -> Path:
@@ -171,7 +171,6 @@ def list_files(folder: Path) -> dict[str, int]:
 
 
 def write_record(folder: Path, record: CheckpointRecord) -> None:
-    """Write the record of the checkpoint in `folder`."""
     document = {"schema_version": SCHEMA_VERSION, **asdict(record)}
     write_file(record_path(folder), json.dumps(document, indent=2) + "\n")
 

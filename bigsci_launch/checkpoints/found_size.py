@@ -41,7 +41,7 @@ class FoundSize:
     too_large: int | None = None
     """The smallest size that was seen not to fit."""
     headroom: float | None = None
-    """The part of the fullest device's memory that was free at the peak of the trial; None where nobody counts it."""
+    """The part of the fullest device's memory that was free at the peak of the trial; None where it is not counted."""
     history: tuple[SizeChange, ...] = field(default=())
 
     def changed(self, why: WhySize, size: int, *, step: int, words: str) -> FoundSize:
@@ -74,7 +74,6 @@ def size_of_checkpoint(document: Mapping[str, Any] | None) -> FoundSize | None:
 
 
 def write_found_size(run: RunDir, found: FoundSize) -> None:
-    """Write what the run has found."""
     write_json(run.micro_batch, {"schema_version": SCHEMA_VERSION, **asdict(found)})
 
 

@@ -38,7 +38,7 @@ class RefusedSaves:
 
     @property
     def sentence(self) -> str:
-        """What is wrong, for people."""
+        """What is wrong, in one sentence."""
         newest = "there is no checkpoint" if self.newest is None else f"the newest checkpoint is of step {self.newest}"
         return f"{newest}: saves fail since step {self.since}: {self.cause}"
 

@@ -36,7 +36,7 @@ class Restart:
     """How an attempt continued the run: from which checkpoint, how the loss moved there, and what else changed.
 
     `checkpoint` is None for programs that do not record it. `jump` is None if the losses on one side are not known;
-    `unknown` then says why. `causes` are sentences, the likeliest first, `not_known` what nobody recorded. `logs` are
+    `unknown` then says why. `causes` are sentences, the likeliest first, `not_known` what was not recorded. `logs` are
     those of the two sides.
     """
 
@@ -61,9 +61,9 @@ class Restart:
 
     @property
     def sentence(self) -> str:
-        """What is known of the loss."""
+        """What is known about the loss."""
         if self.jump is None:
-            return f"not known if the loss jumped: {self.unknown}"
+            return f"unknown whether the loss jumped: {self.unknown}"
         return describe_jump(self.jump, source=f"in attempt {self.before.name}" if self.before else "before")
 
 

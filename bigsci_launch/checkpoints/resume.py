@@ -18,7 +18,7 @@ from bigsci_launch.runs.layout import AttemptDir, RunDir
 from bigsci_launch.topology import Topology
 
 _PRIVATE: Any = {"env": True, "monitor": {"notify": True}}
-"""What may hold secrets, and no checkpoint needs: it is given to people who are not of the run's group."""
+"""What may hold secrets, and no checkpoint needs: it is given to users outside the run's group."""
 
 NextStart = Literal["checkpoint", "beginning", "unknown"]
 

@@ -139,12 +139,12 @@ def remark(record: CheckpointRecord) -> list[str]:
     """Return what is not known of a checkpoint that is as it was saved, or what the guards found before the save."""
     remarks = []
     if record.digest is None:
-        remarks.append("saved by an older version: its record has no digest, so edits of checkpoint.json are not seen")
+        remarks.append("saved by an older version: its record has no digest, so edits of checkpoint.json go undetected")
     if record.passed is False:
         found = [str(each) for each in (record.health or {}).get("findings") or ()]
-        remarks.append(f"it failed the guards' checks: {'; '.join(found) or 'they left no words'}")
+        remarks.append(f"it failed the guards' checks: {'; '.join(found) or 'no details recorded'}")
     elif record.passed is None:
-        remarks.append("whether its state was sound is not known: the guards did not check the step before the save")
+        remarks.append("unknown whether its state was sound: the guards did not check the step before the save")
     return remarks
 
 
@@ -161,10 +161,10 @@ def require_agreement(folder: Path, record: CheckpointRecord) -> None:
 def _find_other_counters(folder: Path, record: CheckpointRecord) -> Iterator[str]:
     named = step_of_tag(folder.name)
     if named is not None and named != record.step:
-        yield f"{record_path(folder)}: it says step {record.step}, its folder step {named}"
+        yield f"{record_path(folder)}: it records step {record.step}, but its folder is step {named}"
     due = ((record.data or {}).get("cursor") or {}).get("consumed_samples", record.consumed_samples)
     if due != record.consumed_samples:
-        text = f"it says {record.consumed_samples} consumed samples, but its place in the data is {due}"
+        text = f"it records {record.consumed_samples} consumed samples, but its position in the data is {due}"
         yield f"{record_path(folder)}: {text}"
     topology = Topology(**record.topology)
     steps: dict[Any, list[int]] = {}

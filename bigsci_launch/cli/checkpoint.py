@@ -52,7 +52,7 @@ def list_(run: str | None, as_json: bool) -> None:
 @click.pass_context
 def verify(ctx: click.Context, run: str | None, step: int | None, as_json: bool) -> None:
     """Check that a checkpoint of RUN is complete, that its bytes are those that were saved, and that all of its files
-    are of one step. What cannot be known is said.
+    are of one step. What cannot be checked is listed.
 
     Exit code: 0 as it was saved, 1 damaged.
     """

@@ -1,4 +1,4 @@
-"""`bsl control`: ask something of a run that somebody else may have started."""
+"""`bsl control`: ask a run to save, stop, restart, dump its stacks or end, also one that another user started."""
 
 from __future__ import annotations
 
@@ -21,31 +21,31 @@ VERBS = ("save", "exit", "restart", "dump", "kill")
 )
 @click.argument("run")
 @click.argument("verb", required=False, type=click.Choice(VERBS))
-@click.option("--why", metavar="TEXT", help="The reason. The whole group reads it.")
+@click.option("--why", metavar="TEXT", help="Reason, shown to the whole group.")
 @click.option("--after-step", type=click.IntRange(1), metavar="N", help="For save, exit and restart: after this step.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 def control(run: str, verb: str | None, why: str | None, after_step: int | None, as_json: bool) -> None:
-    """Ask something of RUN, as any member of its group may. Without a verb: what was asked, and what came of it.
+    """Send a request to RUN, as any member of its group may. Without a verb: list the requests and their results.
 
     \b
     save     all ranks save at the end of a step
-    exit     save and stop; the run does not continue by itself
+    exit     save and stop; the run does not continue automatically
     restart  save and stop; the chain continues with its next start
     dump     collect the stacks of all ranks
     kill     end the ranks at once: TERM, and KILL soon after
 
-    The watcher of the run does it, also if the ranks hang: those that do not stop are looked at and ended.
+    The watcher of the run carries it out, also if the ranks hang: those that do not stop are examined and ended.
     """
     from bigsci_launch.runs.find import find_run
 
     found = find_run(run)
     if verb is None:
         if why is not None or after_step is not None:
-            raise click.UsageError(f"name what is asked: {', '.join(VERBS)}")
+            raise click.UsageError(f"give a verb: {', '.join(VERBS)}")
         _show(found, as_json)
         return
     if not why or not why.strip():
-        raise click.UsageError(f"say why, for the others in the group: bsl control {run} {verb} --why TEXT")
+        raise click.UsageError(f"give the reason, for the others in the group: bsl control {run} {verb} --why TEXT")
     if after_step is not None and verb in ("dump", "kill"):
         raise click.UsageError(f"{verb} is done at once: leave out --after-step")
     _ask(found, verb, why.strip(), after_step, as_json)
@@ -60,7 +60,7 @@ def _show(run: RunDir, as_json: bool) -> None:
     elif known:
         console.answer_table(COLUMNS, rows(known))
     else:
-        console.talk(f"nothing was asked of {run.name}")
+        console.talk(f"no requests to {run.name}")
 
 
 def _ask(run: RunDir, verb: str, why: str, after_step: int | None, as_json: bool) -> None:
@@ -75,6 +75,6 @@ def _ask(run: RunDir, verb: str, why: str, after_step: int | None, as_json: bool
         console.answer_json(control_document(run, [request], now, lines))
         return
     step = f" after step {after_step}" if after_step is not None else ""
-    console.answer(f"asked of {run.name}, attempt {attempt.name}: {verb}{step}")
+    console.answer(f"requested of {run.name}, attempt {attempt.name}: {verb}{step}")
     for line in lines:
         console.talk(line)

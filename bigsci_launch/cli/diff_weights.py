@@ -21,7 +21,7 @@ PATH = click.Path(path_type=Path, readable=False)
 
 def _finite(ctx: click.Context, parameter: click.Parameter, value: float | None) -> float | None:
     if value is not None and not math.isfinite(value):
-        raise click.BadParameter(f"{value} is no distance", ctx, parameter)
+        raise click.BadParameter(f"{value} is not a distance", ctx, parameter)
     return value
 
 
@@ -48,7 +48,7 @@ def _finite(ctx: click.Context, parameter: click.Parameter, value: float | None)
 @click.option("--jobs", type=click.IntRange(min=1, max=256), metavar="N", help="Threads that read and compare.")
 @click.option("--sample", metavar="SHARE", help="Read only a share of each tensor, such as 1%, for a first look.")
 @click.option("--digests", is_flag=True, help="Compare the digests recorded when A and B were saved, not the bytes.")
-@click.option("--html", type=PATH, metavar="FILE", help="Write the answer as a page with a heat map over (pp, tp).")
+@click.option("--html", type=PATH, metavar="FILE", help="Write an HTML page with a heat map over (pp, tp).")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 @click.pass_context
 def diff_weights(
@@ -144,7 +144,7 @@ def _progress(question: Question) -> AbstractContextManager[Progress]:
 
 
 def _hint_at_srun() -> None:
-    """Print how to compare on a node of its own, where this may be a login node: there is Slurm, and this is no job."""
+    """Print how to compare on a node of its own, where this may be a login node: with Slurm, and outside a job."""
     import os
     import shlex
     import sys

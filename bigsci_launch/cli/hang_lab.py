@@ -43,7 +43,7 @@ def list_classes(as_json: bool) -> None:
 
 
 @hang_lab.command(
-    short_help="Reproduce a hang, and check what bsl spy says.",
+    short_help="Reproduce a hang, and check the verdict of bsl spy.",
     epilog="Example: bsl hang-lab run H01 --ranks 8 --culprit 5",
 )
 @click.argument("name", metavar="CLASS")

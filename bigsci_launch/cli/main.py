@@ -64,7 +64,7 @@ class Boundary(click.Group):
 
 
 def report_system_error(error: OSError) -> int:
-    """Print what the system says and return the exit code: another user's file, or a full disk."""
+    """Print the system's error and return the exit code: another user's file, or a full disk."""
     if os.environ.get("BSL_DEBUG") == "1":
         raise error
     where = "" if error.filename is None else f"{error.filename}: "

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 def nodes(ctx: click.Context) -> None:
     """The nodes that are left out of the runs under $BSL_RUNS (default: ./runs), and why. Without a command: list them.
 
-    A node is remembered when an attempt shows that its GPU is broken, that Slurm lost it, or that it fails a check.
+    A node is recorded when an attempt shows that its GPU is broken, that Slurm lost it, or that it fails a check.
     """
     if ctx.invoked_subcommand is None:
         ctx.invoke(list_)
@@ -57,7 +57,7 @@ def list_(as_json: bool = False) -> None:
 
 @nodes.command(epilog="Example: bsl nodes add jzxh042 --reason 'one GPU is slow' --days 3")
 @click.argument("names", metavar="NODES")
-@click.option("--reason", required=True, metavar="TEXT", help="Why; it is printed where the node is left out.")
+@click.option("--reason", required=True, metavar="TEXT", help="Reason, printed wherever the node is left out.")
 @click.option("--days", type=click.FloatRange(min=0, min_open=True), metavar="N", help="Default: until it is forgiven.")
 def add(names: str, reason: str, days: float | None) -> None:
     """Leave NODES (a Slurm hostlist) out of the next attempts."""
@@ -91,14 +91,14 @@ def forgive(names: str | None, everything: bool) -> None:
         console.answer(f"forgiven: {entry.node} ({words_of(entry.reason)}: {entry.evidence})")
 
 
-@nodes.command(short_help="Try nodes in a short job.", epilog="Example: bsl nodes check --nodes 4")
+@nodes.command(short_help="Test nodes in a short job.", epilog="Example: bsl nodes check --nodes 4")
 @click.option("--config", type=click.Path(path_type=Path), help="Run file whose partition, account and nodes are used.")
 @click.option("--nodes", "number", type=click.IntRange(min=1), metavar="N", help="Any N nodes.")
 @click.option("--nodelist", metavar="NODES", help="These nodes, as a Slurm hostlist.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 @click.pass_context
 def check(ctx: click.Context, config: Path | None, number: int | None, nodelist: str | None, as_json: bool) -> None:
-    """Try nodes for some seconds in a short job: GPUs, memory, shared memory, exchanges between nodes.
+    """Test nodes for some seconds in a short job: GPUs, memory, shared memory, exchanges between nodes.
 
     A node that fails is left out of later attempts. Exit code 1: a node failed or is slow; 4: a node gave no result.
     """
@@ -138,7 +138,7 @@ def check(ctx: click.Context, config: Path | None, number: int | None, nodelist:
     default=1,
     show_default=True,
     metavar="N",
-    help="Nodes that PROGRAM needs at least; healthy ones fill up smaller groups.",
+    help="Fewest nodes that PROGRAM can use; healthy nodes fill up smaller groups.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 @click.pass_context
@@ -189,7 +189,7 @@ def _expand(hostlist: str) -> list[str]:
     except ValueError as error:
         raise click.UsageError(f"{error}; write a Slurm hostlist such as n1 or n[1-4,7]") from error
     if not names:
-        raise click.UsageError("name a node")
+        raise click.UsageError("name at least one node")
     return names
 
 

@@ -15,14 +15,14 @@ if TYPE_CHECKING:
     from bigsci_launch.watch.notify.deliver import Delivery
 
 
-@click.command(short_help="Send a test message to those who watchers tell.", epilog="Example: bsl notify demo")
+@click.command(short_help="Send a test message by the ways of monitor.notify.", epilog="Example: bsl notify demo")
 @click.argument("run")
-@click.option("--why", metavar="TEXT", default="a test of monitor.notify", help="What the message says.")
+@click.option("--why", metavar="TEXT", default="a test of monitor.notify", help="Text of the message.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 @click.pass_context
 def notify(ctx: click.Context, run: str, why: str, as_json: bool) -> None:
-    """Send a message by every way of `monitor.notify` in RUN's newest attempt, from this machine, and say what came of
-    it.
+    """Send a message by every way of `monitor.notify` in RUN's newest attempt, from this machine, and report the
+    results.
 
     Exit code 1: one of them failed.
     """
@@ -38,7 +38,7 @@ def notify(ctx: click.Context, run: str, why: str, as_json: bool) -> None:
     ways = read_ways(attempt)
     if not ways:
         raise ConfigError(
-            f"run {found.name}: attempt {attempt.name} names nobody to tell",
+            f"run {found.name}: monitor.notify is not set for attempt {attempt.name}",
             hint="set monitor.notify in the run file, and submit it again",
         )
     deliveries = send_now(_test_notice(found, attempt.name, why), ways)

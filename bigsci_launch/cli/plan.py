@@ -52,7 +52,7 @@ class SearchByDefault(click.Group):
     epilog="Example: bsl plan configs/bloom-176b.yaml --top 5 --explain --html bloom.html",
 )
 def plan() -> None:
-    """Rank every legal 3D layout of a run by the time to finish, before anyone waits in a queue.
+    """Rank every legal 3D layout of a run by the time to finish, before queueing a job.
 
     Each plan shows the predicted seconds per step with an error band, the throughput of a GPU, memory of the
     first/middle/last stage, the bubble, and the days to the end of the token budget. Plans are ranked by the days that
@@ -275,9 +275,9 @@ def calibrate(sources: tuple[Path, ...], output: Path, site_name: str | None) ->
 @click.argument("rows", type=PATH)
 @click.option("--calibration", type=PATH, required=True, metavar="FILE", help="Constants to use.")
 @click.option("-o", "--output", type=PATH, required=True, metavar="FILE", help="Where to write the table.")
-@click.option("--site", "site_name", metavar="NAME", help="Where the rows are from; default: where the runs were.")
+@click.option("--site", "site_name", metavar="NAME", help="Site of the rows; default: that of the runs.")
 def predict(rows: Path, calibration: Path, output: Path, site_name: str | None) -> None:
-    """Append predictions to every row that can be priced, and say why for those that cannot.
+    """Append predictions to every row that can be priced, and report why the others cannot.
 
     pred_band is the half-width of the band as a fraction: 9 of 10 measurements lie within. pred_closeness is 1 for a
     setup that was measured, and 0 for one that is like none, or from another site, with another framework or attention.

@@ -26,14 +26,14 @@ if TYPE_CHECKING:
     metavar="HH:MM:SS",
     default="01:00:00",
     show_default=True,
-    help="Give up if Slurm has no nodes for an attempt after this time; the verdict is then not known.",
+    help="Give up if Slurm has no nodes for an attempt after this time; the verdict is then unknown.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 @click.pass_context
 def rehearse(
     ctx: click.Context, config: Path, overrides: tuple[str, ...], local: bool, start_within: str, as_json: bool
 ) -> None:
-    """Play a small copy of the run in CONFIG: it starts, trains, evaluates, saves, loses a rank, resumes, stops.
+    """Run a small copy of the run in CONFIG: it starts, trains, evaluates, saves, loses a rank, resumes, stops.
 
     The copy has a folder of its own. Exits with 0 for go, 1 for no-go, and 4 if it never started.
     """

@@ -85,7 +85,7 @@ MARK_STYLES: dict[str, dict[str, Any]] = {
     type=click.Path(path_type=Path),
     help="Folder for the evidence; default: a new one in RUN, or in ~/.local/state/bsl/spy.",
 )
-@click.option("--html", type=click.Path(path_type=Path), metavar="FILE", help="Write the answer as a page to explore.")
+@click.option("--html", type=click.Path(path_type=Path), metavar="FILE", help="Write an interactive HTML page.")
 @click.option("--json", "as_json", is_flag=True, help="Print the answer as one JSON document.")
 @click.option("--why", is_flag=True, help="Print how every rule of the verdict was weighed.")
 @click.option("--exit-code", is_flag=True, help="Exit with 1 if a hang or a crash is found.")
@@ -106,8 +106,8 @@ def spy(
     why: bool,
     exit_code: bool,
 ) -> None:
-    """Read the stacks of all ranks of RUN (a name or a directory; default: the run submitted last) and say who waits
-    for whom.
+    """Read the stacks of all ranks of RUN (a name or a directory; default: the run submitted last) and report which
+    ranks wait for which.
 
     Nothing needs to be prepared, and nothing is paused unless you ask for it. The evidence is stored, and --bundle
     analyses it again offline.
@@ -126,7 +126,7 @@ def spy(
     else:
         target = _find_target(words[0] if words else None, jobid, local, pid)
         if step is not None and not target.job_id:
-            raise click.UsageError("--step chooses among the steps of a Slurm job that runs")
+            raise click.UsageError("--step selects a step of a running Slurm job")
         look = LookOptions(native, flight_recorder, settle or 0.0, step)
         answer, stored, unstored = _look(target.with_options(look, axes), axes, output)
     with damage_named(bundle):
@@ -212,7 +212,7 @@ def _mention_dumps(evidence: Evidence, target: Target) -> None:
         and any(seen.is_gone for seen in evidence.ranks)
         and any(prefix.parent.glob(f"{prefix.name}*"))
     ):
-        console.talk(f"ranks have left the record of torch: bsl spy --bundle {prefix}*")
+        console.talk(f"ranks have dumped torch's flight recorder: bsl spy --bundle {prefix}*")
 
 
 def _with_topology(found: Bundle, axes: str | None) -> Bundle:

@@ -26,7 +26,7 @@ UNASKED_BYTES = 256 << 20
 )
 @click.option("--attempt", "name", metavar="NAME", help="This attempt, such as 0001 or 0001.r1; default: the newest.")
 @click.option(
-    "--html", type=click.Path(path_type=Path), metavar="FILE", help="Write the run as a page: losses, findings, acts."
+    "--html", type=click.Path(path_type=Path), metavar="FILE", help="Write an HTML page: losses, findings, acts."
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 def status(run: str | None, jobid: str | None, name: str | None, html: Path | None, as_json: bool) -> None:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 @click.command(
-    short_help="Submit a run, or the next attempt of it.",
+    short_help="Submit a run, or its next attempt.",
     epilog="Example: bsl submit configs/demo.yaml --set training.steps=100 --dry-run",
 )
 @click.argument("config", type=click.Path(path_type=Path))

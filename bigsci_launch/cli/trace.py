@@ -22,7 +22,7 @@ ALL_CALLS = 1 << 20
 """More than a ring has room for."""
 NOTHING = "no rank left a record of its last calls"
 NOTHING_TRACED = (
-    "the program called none of their functions, did not reach the step or the call that begins the trace, or ignores "
+    "the program called none of their functions, did not reach the step or call that starts the trace, or ignores "
     "PYTHONPATH (python -I, -E)"
 )
 WHY_NOTHING = "ranks that end well leave none, and `monitor.ring: none` keeps none"
@@ -39,7 +39,7 @@ def trace() -> None:
 )
 @click.argument("run", required=False, metavar="[RUN|FOLDER]")
 @click.option(
-    "-n", "count", type=click.IntRange(1, NUM_SHOWN), default=8, show_default=True, help="Calls of each rank."
+    "-n", "count", type=click.IntRange(1, NUM_SHOWN), default=8, show_default=True, help="Number of calls per rank."
 )
 @click.option("--attempt", "name", metavar="NAME", help="This attempt, such as 0001; default: the newest.")
 @click.option("--json", "as_json", is_flag=True, help="Print the answer as one JSON document.")
@@ -70,7 +70,7 @@ def last(run: str | None, count: int, name: str | None, as_json: bool) -> None:
 @click.option("--perfetto", "file", type=click.Path(path_type=Path, dir_okay=False), required=True, help="The file.")
 @click.option("--attempt", "name", metavar="NAME", help="This attempt, such as 0001; default: the newest.")
 def export(run: str | None, file: Path, name: str | None) -> None:
-    """Write what the rings and call traces of RUN, or those in a FOLDER, hold as one file.
+    """Write the rings and call traces of RUN, or those in a FOLDER, as one file.
 
     Ranks are processes, threads are threads, and an arrow runs through the ranks of each collective, from the first
     that came to the last. A copy that a rank has left holds thousands of calls; of a rank that still runs, the newest
@@ -102,7 +102,7 @@ def _read(run: str | None, name: str | None, num_last: int = NUM_SHOWN) -> list[
     except RunDirError:
         if run is None or not Path(run).is_dir():
             raise
-        raise CollectError(f"{run}: there is no run, no ring and no call trace in this folder") from None
+        raise CollectError(f"{run}: not a run, and no folder with rings or call traces") from None
     copies = read_copies(attempt, num_last)
     if name is not None or (copies and all(each.is_copy and each.ring is not None for each in copies)):
         return copies
@@ -119,8 +119,8 @@ def _read(run: str | None, name: str | None, num_last: int = NUM_SHOWN) -> list[
 def trace_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add the options that say what is traced, and from when on."""
     for option in (
-        click.option("--from-call", metavar="MODULE:FUNCTION", help="Begin when this function is called first."),
-        click.option("--from-step", type=click.IntRange(1), metavar="STEP", help="Begin with this step."),
+        click.option("--from-call", metavar="MODULE:FUNCTION", help="Start when this function is first called."),
+        click.option("--from-step", type=click.IntRange(1), metavar="STEP", help="Start with this step."),
         click.option(
             "--include", required=True, metavar="PACKAGE[,PACKAGE]", help="Packages and modules whose calls are traced."
         ),
@@ -163,14 +163,14 @@ def run(
 
 
 @trace.command(
-    short_help="Begin to trace calls in a running run.", epilog="Example: bsl trace on demo --include megatron.core"
+    short_help="Start tracing calls in a running run.", epilog="Example: bsl trace on demo --include megatron.core"
 )
 @click.argument("run")
 @trace_options
 def on(run: str, include: str, from_step: int | None, from_call: str | None) -> None:
     """Have every rank of RUN trace the calls of the included packages, from within ten seconds on.
 
-    A trace that is on already ends. `bsl trace last RUN` shows the calls, and `bsl trace off RUN` copies them into the
+    A trace that is already on ends. `bsl trace last RUN` shows the calls, and `bsl trace off RUN` copies them into the
     run.
     """
     from bigsci_launch.runs.control.ask import parse_trace

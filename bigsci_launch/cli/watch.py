@@ -1,4 +1,4 @@
-"""`bsl watch`: notices what goes wrong with a run that nobody looks at."""
+"""`bsl watch`: watches a run unattended."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ START_S = 60.0
 @click.option("--act", is_flag=True, help="End ranks that hang, and pin checkpoints around a spike.")
 @click.option("--once", is_flag=True, help="Look once, and exit with 0 (healthy), 1 (finding) or 4 (could not see).")
 @click.option("--live", is_flag=True, help="Show steps, ranks, findings and acts on one screen.")
-@click.option("--html", type=click.Path(path_type=Path), metavar="FILE", help="Keep the run as a page in FILE.")
+@click.option("--html", type=click.Path(path_type=Path), metavar="FILE", help="Keep an HTML page up to date.")
 @click.option(
-    "--json", "as_json", is_flag=True, help="Print one JSON document; without --once, one a line for each change."
+    "--json", "as_json", is_flag=True, help="Print one JSON document; without --once, one line for each change."
 )
 @click.option("--agent", is_flag=True, hidden=True, help="Watch from the job script, until the attempt is over.")
 @click.pass_context
@@ -45,20 +45,20 @@ def watch(
     as_json: bool,
     agent: bool,
 ) -> None:
-    """Watch RUN (a name or a directory; default: the run submitted last) until it is over: what goes wrong is noticed,
-    explained, kept in the run, and told by the ways of monitor.notify.
+    """Watch RUN (a name or a directory; default: the run submitted last) until it is over: problems are noticed,
+    explained, recorded in the run, and sent by the ways of monitor.notify.
 
-    Without --act, it does nothing by itself, but what people ask with `bsl control`; --once does not even that. It asks
-    Slurm every 30 seconds, and looks at the ranks only if they show nothing new for twice as long as usual.
+    Without --act, it only carries out the requests of `bsl control`; with --once, not even those. It queries Slurm
+    every 30 seconds, and examines the ranks only if they show no progress for twice as long as usual.
     """
     from bigsci_launch.watch.rounds.until_over import find_recorded
 
     if run is not None and jobid is not None:
         raise click.UsageError("give a run or --jobid, not both")
     if as_json and live:
-        raise click.UsageError("--json is no screen: leave out --live")
+        raise click.UsageError("--json and --live are mutually exclusive")
     if once and (live or act):
-        raise click.UsageError("--once neither acts nor stays: leave out --act and --live")
+        raise click.UsageError("--once looks only once: leave out --act and --live")
     try:
         watched = find_recorded(run, jobid, START_S if agent else 0.0)
     except SlurmUnavailable as error:
@@ -66,7 +66,7 @@ def watch(
             raise
         raise CollectError(error.message, hint=error.hint) from error  # not to see has an exit code of its own
     if watched.run is None and (live or html or act):
-        raise click.UsageError(f"job {jobid} is no run of bsl: --live, --html and --act need its records")
+        raise click.UsageError(f"job {jobid} is not a run of bsl: --live, --html and --act need its records")
     if once:
         ctx.exit(_look_once(watched, html, as_json))
     if live:

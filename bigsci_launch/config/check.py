@@ -210,7 +210,7 @@ def check_time_limit(config: RunConfig, site: Site) -> Iterator[Finding]:
     partition = site.config.partitions.get(config.slurm.partition or "")
     limit = config.slurm.time_limit
     if limit is None:
-        text = "none given: the partition's limit applies, and ranks are not told to save before it"
+        text = "no limit given: the partition's applies, and ranks are not asked to save before it"
         yield warning("time_limit", ("slurm.time_limit", "slurm.partition"), text)
     elif partition and partition.max_time and parse_slurm_duration(limit) > parse_slurm_duration(partition.max_time):
         text = f"{limit} is above the {partition.max_time} of partition {config.slurm.partition}"
@@ -259,7 +259,7 @@ def check_environment(config: RunConfig, site: Site) -> Iterator[Finding]:
         if LAUNCHER_VARIABLES.fullmatch(name):
             yield error("environment", (f"env.{name}",), "the launcher sets it for every rank; leave it out")
         if variable.value == SECRET:
-            text = f"{SECRET} is only what `bsl config show` prints for a value: write that, or `from: environment`"
+            text = f"{SECRET} is a placeholder of `bsl config show`: write the value itself, or `from: environment`"
             yield error("environment", (f"env.{name}.value",), text)
 
 

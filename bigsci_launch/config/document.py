@@ -282,7 +282,7 @@ def leaves(value: Any, path: KeyPath = ()) -> Iterator[tuple[KeyPath, Any]]:
 
 
 def dotted(path: KeyPath) -> str:
-    """Return a key path as people write it: `faults.0.rank`."""
+    """Return a key path as it is written: `faults.0.rank`."""
     return ".".join(str(step) for step in path)
 
 

@@ -1,4 +1,4 @@
-"""How long before the time limit ranks are told to save and stop. Pure."""
+"""How long before the time limit ranks are asked to save and stop. Pure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SLACK_S = 60
 
 @dataclass(frozen=True, slots=True)
 class ExitMargin:
-    """How many seconds before the time limit ranks are told to save and stop, and how that was computed."""
+    """How many seconds before the time limit ranks are asked to save and stop, and how that was computed."""
 
     margin_s: int
     how: str

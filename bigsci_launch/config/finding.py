@@ -45,7 +45,7 @@ def worst_first(findings: Iterable[Finding]) -> list[Finding]:
 
 
 def finding_line(finding: Finding) -> str:
-    """Return a finding as a line for people: its keys, what is wrong, and the price."""
+    """Return a finding as a line of text: its keys, what is wrong, and the price."""
     return f"{finding.severity}: {' and '.join(finding.keys)}: {_priced(finding.text, finding.price)}"
 
 

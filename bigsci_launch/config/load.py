@@ -253,14 +253,14 @@ def _with_data_parallel_size(config: RunConfig, dp: int) -> RunConfig:
 
 
 def _problem_of(finding: Finding, tree: Node) -> Problem:
-    """Return a finding as a problem at the first of its keys that somebody wrote."""
+    """Return a finding as a problem at the first of its keys that was written."""
     nodes = [tree.at(parse_key(key)) for key in finding.keys]
     written = [node.where for node in nodes if node and (node.where == OVERRIDE or _PLACE.fullmatch(node.where))]
     return finding.at(written[0] if written else tree.where)
 
 
 def _placed(problem: Problem, written: Node) -> Problem:
-    """Return `problem`, at the file as a whole if nobody wrote its key."""
+    """Return `problem`, at the file as a whole if its key was not written."""
     return replace(problem, where=written.where) if problem.where == DEFAULT else problem
 
 

@@ -85,7 +85,7 @@ def _without_alternative(loc: KeyPath) -> KeyPath:
 
 
 def _text(detail: dict[str, Any]) -> str:
-    return _WORDS.get(detail["type"], "").format_map(detail.get("ctx", {})) or _own_words(detail["msg"])
+    return _WORDS.get(detail["type"], "").format_map(detail.get("ctx", {})) or _own_text(detail["msg"])
 
 
 def _problem(model: type[BaseModel], tree: Node, detail: dict[str, Any]) -> Problem:
@@ -100,7 +100,7 @@ def _problem(model: type[BaseModel], tree: Node, detail: dict[str, Any]) -> Prob
     return Problem(where, dotted(loc), f"{text} (got {describe(given)}){_advice(detail['type'], given)}")
 
 
-def _own_words(message: str) -> str:
+def _own_text(message: str) -> str:
     text = message.removeprefix("Value error, ")
     return text[:1].lower() + text[1:] if text.startswith("Input ") else text
 

@@ -1,6 +1,6 @@
-"""Says whether two datasets are the same without reading all of them.
+"""Finds whether two datasets are the same without reading all of them.
 
-A dataset is told by its number of tokens, its index, its tokenizer and a digest of windows spread over its tokens.
+A dataset is known by its number of tokens, its index, its tokenizer and a digest of windows spread over its tokens.
 The windows lie at places that depend on the number of tokens alone, so a dataset that has only grown is recognised by
 digesting its beginning again. A change between two windows is not seen; the guards of `bsl train` compare what is read.
 """
@@ -28,7 +28,7 @@ Likeness = Literal["same", "grown", "other", "unknown"]
 
 @dataclass(frozen=True, slots=True)
 class DataFingerprint:
-    """What tells a dataset from another one; digests are XXH3 with 128 bits, in hexadecimal."""
+    """What distinguishes a dataset from another one; digests are XXH3 with 128 bits, in hexadecimal."""
 
     prefix: str
     num_tokens: int

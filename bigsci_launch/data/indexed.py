@@ -80,7 +80,6 @@ class IndexedDataset:
         return len(self.documents) - 1
 
     def sequence(self, index: int) -> Tokens:
-        """Return the tokens of sequence `index`."""
         start = int(self.offsets[index]) // self.tokens.itemsize
         return self.tokens[start : start + int(self.lengths[index])]
 

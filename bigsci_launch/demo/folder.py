@@ -44,7 +44,7 @@ def _is_marked(folder: Path) -> bool:
     """Whether this user's demonstration works in the folder.
 
     Raises:
-        BslError: that of somebody else does; the processes that its records name may be anybody's.
+        BslError: that of another user does; the processes that its records name may be any user's.
     """
     try:
         _, found = read_file_of(folder / MARKER)

@@ -143,7 +143,7 @@ class Demo:
             wait_until("the hung run has been ended", lambda: has_ended(run))
         suspects = document["verdict"]["suspects"]
         if [suspect["rank"] for suspect in suspects] != [FAULTY_RANK]:
-            raise BslError(f"`bsl spy` named {suspects or 'nobody'}, not rank {FAULTY_RANK}", hint=f"see {self.log}")
+            raise BslError(f"`bsl spy` named {suspects or 'no rank'}, not rank {FAULTY_RANK}", hint=f"see {self.log}")
         return report.rstrip(), f"rank {FAULTY_RANK}"
 
 
@@ -159,7 +159,6 @@ def losses_by_step(run: RunDir) -> dict[int, float]:
 
 
 def has_ended(run: RunDir) -> bool:
-    """Return whether the newest attempt has ended."""
     attempt = run.latest_attempt()
     return attempt is not None and attempt.exit.is_file()
 
@@ -174,5 +173,4 @@ def is_still(run: RunDir) -> bool:
 
 
 def newest(folder: Path) -> Path:
-    """Return the newest entry of `folder`."""
     return max(folder.iterdir(), key=lambda path: path.stat().st_mtime)

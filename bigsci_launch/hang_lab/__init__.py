@@ -1,1 +1,1 @@
-"""Hangs of every known kind, made on purpose with real processes, and what `bsl spy` says of each."""
+"""Hangs of every known kind, made on purpose with real processes, and the verdict of `bsl spy` on each."""

@@ -36,7 +36,7 @@ class Stand(Enum):
     OTHERS_ENDED = "every rank but the culprit has ended"
 
 
-def nobody(_culprit: int, _topology: Topology) -> RankSet:
+def no_rank(_culprit: int, _topology: Topology) -> RankSet:
     return frozenset()
 
 
@@ -74,8 +74,8 @@ class Reproduction:
     """One way to reproduce a class of hangs, and the right diagnosis.
 
     `states` and `classes` are the right answers, the best one first; None among the classes means that no class has to
-    be named. `suspects` returns the ranks that may be accused. If `must_accuse`, all of them must be; otherwise nobody
-    has to be, for example because the evidence is symmetric. `culprits` says whether the culprit's rank matters.
+    be named. `suspects` returns the ranks that may be accused. If `must_accuse`, all of them must be; otherwise none
+    has to be, for example because the evidence is symmetric. `culprits`: whether the culprit's rank matters.
     """
 
     name: str

@@ -19,7 +19,7 @@ class Judgement(Enum):
     RIGHT = "right"
     TOO_EARLY = "too early to say, points at the right rank"
     OTHER_CLASS = "other class"
-    NOBODY_NAMED = "nobody named"
+    NOBODY_NAMED = "no rank named"
     UNKNOWN = "unknown"
     OTHER_STATE = "other state"
     FALSE_ALARM = "false alarm"
@@ -48,7 +48,7 @@ class Verdict:
     look_first: tuple[int, ...] = ()
 
     def __str__(self) -> str:
-        named = f", {name_ranks(self.suspects)}" if self.suspects else ", nobody accused"
+        named = f", {name_ranks(self.suspects)}" if self.suspects else ", no rank accused"
         return f"{self.state.value} {self.hang_class or '-'}{named}"
 
 
@@ -66,7 +66,6 @@ def read_verdict(document: Mapping[str, Any]) -> Verdict:
 
 
 def judge(verdict: Verdict, reproduction: Reproduction, culprit: int, topology: Topology) -> Judgement:
-    """Return how good `verdict` is for `reproduction` with this culprit."""
     allowed = reproduction.suspects(culprit, topology)
     if verdict.suspects - allowed:
         return Judgement.WRONG_ACCUSATION
@@ -97,9 +96,9 @@ def _judge_waiting(verdict: Verdict, reproduction: Reproduction, allowed: RankSe
 
 
 def expectation(reproduction: Reproduction, culprit: int, topology: Topology) -> str:
-    """Return the right answer in words."""
+    """Return the right answer: `hang H10, rank 3 or none`."""
     ranks = reproduction.suspects(culprit, topology)
-    accused = name_ranks(ranks) + ("" if reproduction.must_accuse else " or nobody")
-    who = accused if ranks else "nobody accused"
+    accused = name_ranks(ranks) + ("" if reproduction.must_accuse else " or none")
+    who = accused if ranks else "no rank accused"
     states = " or ".join(state.value for state in reproduction.states)
     return f"{states} {reproduction.classes[0]}, {who}"

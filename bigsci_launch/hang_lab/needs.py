@@ -1,4 +1,4 @@
-"""Checks what a reproduction needs from the machine, and says what is missing."""
+"""Checks what a reproduction needs from the machine, and reports what is missing."""
 
 from __future__ import annotations
 

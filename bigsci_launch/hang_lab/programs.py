@@ -17,7 +17,6 @@ RANK_VARIABLES = {
 
 
 def lab_program(name: str) -> Path:
-    """Return the path of `diagnostics/lab/NAME.py`."""
     return packaged("diagnostics", "lab", f"{name}.py").resolve()
 
 

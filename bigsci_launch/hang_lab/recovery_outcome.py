@@ -19,10 +19,10 @@ class RecoveryJudgement(Enum):
     RECOVERED = "right: the hang was fenced, and the job finished"
     LEFT_ALONE = "right: nothing was fenced"
     OVERCOME = "right: ranks ended by themselves, and the job finished"
-    TOO_EARLY = "too early: the last look accuses nobody yet, and nobody was fenced"
-    NOBODY_FENCED = "nobody was fenced, although the last look accuses a rank"
+    TOO_EARLY = "too early: the last look accuses no rank yet, and none was fenced"
+    NOBODY_FENCED = "no rank was fenced, although the last look accuses one"
     NOT_FINISHED = "the job did not finish"
-    WRONGLY_FENCED = "a rank was fenced that is not to blame"
+    WRONGLY_FENCED = "an innocent rank was fenced"
 
     @property
     def is_right(self) -> bool:
@@ -69,7 +69,7 @@ class RecoveryOutcome:
 
 
 def has_certain_culprit(reproduction: Reproduction, culprit: int, topology: Topology) -> bool:
-    """Whether the right verdict accuses somebody of a hang in which ranks are still there."""
+    """Whether the right verdict accuses a rank of a hang in which ranks are still there."""
     is_hang = reproduction.is_hang and reproduction.must_accuse
     return is_hang and reproduction.stand is not Stand.ALL_ENDED and bool(reproduction.suspects(culprit, topology))
 
@@ -77,7 +77,7 @@ def has_certain_culprit(reproduction: Reproduction, culprit: int, topology: Topo
 def judge_recovery(
     outcome: RecoveryOutcome, reproduction: Reproduction, culprit: int, topology: Topology
 ) -> RecoveryJudgement:
-    """Return how good it is: nobody may be fenced who is not to blame, and nobody at all if nothing hangs."""
+    """Return how good it is: no innocent rank may be fenced, and none at all if nothing hangs."""
     allowed: RankSet = reproduction.suspects(culprit, topology) if reproduction.is_hang else frozenset()
     if any(each.rank not in allowed for each in outcome.fenced):
         return RecoveryJudgement.WRONGLY_FENCED
@@ -108,27 +108,25 @@ class JudgedRecovery:
     def expected(self) -> str:
         ranks = self.reproduction.suspects(self.culprit, self.topology) if self.reproduction.is_hang else frozenset()
         if not ranks:
-            return "nobody is fenced"
+            return "no rank is fenced"
         if has_certain_culprit(self.reproduction, self.culprit, self.topology):
             return f"{name_ranks(ranks)} fenced, and the job finishes"
-        return f"{name_ranks(ranks)} fenced or nobody"
+        return f"{name_ranks(ranks)} fenced, or none"
 
     def lines(self) -> list[str]:
-        """Return what people read."""
         one, outcome = self.reproduction, self.outcome
         fenced = [f"rank {each.rank} in generation {each.generation}: {each.why}" for each in outcome.fenced]
         ended = "it still ran" if outcome.reason is None else f"{outcome.reason}, exit code {outcome.exit_code}"
         return [
             f"{one.name}: {one.title}, {self.topology}, culprit {self.culprit}",
             f"  expected   {self.expected}",
-            *(f"  fenced     {text}" for text in fenced or ["nobody"]),
+            *(f"  fenced     {text}" for text in fenced or ["none"]),
             *(f"  failure    {text}" for text in outcome.failures),
             f"  job        {outcome.num_generations} generations; {ended} after {outcome.seconds:.0f} s",
             f"  judgement  {self.judgement.value}",
         ]
 
     def document(self) -> dict[str, Any]:
-        """Return the JSON document."""
         outcome = self.outcome
         return {
             "schema_version": SCHEMA_VERSION,

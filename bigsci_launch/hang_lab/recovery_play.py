@@ -27,7 +27,7 @@ from bigsci_launch.hang_lab.spying import spy
 from bigsci_launch.launch.prepare import plan_submission
 from bigsci_launch.launch.submit import submit
 from bigsci_launch.runs.attempts import read_exit, run_of
-from bigsci_launch.runs.generations.failures import failure_words
+from bigsci_launch.runs.generations.failures import rank_failure_text
 from bigsci_launch.runs.generations.read import read_generations
 from bigsci_launch.runs.generations.records import Generations
 from bigsci_launch.runs.layout import AttemptDir, write_json
@@ -118,7 +118,7 @@ def _outcome(attempt: AttemptDir, seconds: float) -> RecoveryOutcome:
     return RecoveryOutcome(
         fenced=tuple(_fenced(found)),
         num_generations=len(found.all) if found else 0,
-        failures=tuple(failure_words(cause, generation) for generation, cause in causes),
+        failures=tuple(rank_failure_text(cause, generation) for generation, cause in causes),
         reason=str(ended["reason"]) if ended else None,
         exit_code=ended.get("exit_code") if ended else None,
         seconds=seconds,

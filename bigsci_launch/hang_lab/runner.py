@@ -54,7 +54,7 @@ class Trial:
     """What to reproduce. `environment` has variables to add to the usual environment of the ranks.
 
     `arguments` are extra options for the rank program; `timeout_s` limits the time to reach the reproduction's state.
-    `keeps_rings` says whether the ranks record their last calls, as those that `bsl submit` starts.
+    `keeps_rings`: whether the ranks record their last calls, as those that `bsl submit` starts.
     """
 
     reproduction: Reproduction
@@ -178,7 +178,6 @@ def started(
 
 
 def runner_arguments(trial: Trial, topology: Topology, run: RunDir, rank: int) -> list[str]:
-    """Return the arguments of rank_runner.py for `rank`."""
     where = ["--attempt-dir", str(run.attempt(ATTEMPT).path), "--topology", str(topology)]
     # The folder is removed with the run, so that rings of killed runners are not left on the node.
     rings = ["--ring", str(run.path.parent)] if trial.keeps_rings else []

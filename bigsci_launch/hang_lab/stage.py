@@ -26,7 +26,6 @@ class Surroundings:
     namespaces: tuple[str, ...] = ()
 
     def environment(self, rank: int, world_size: int) -> dict[str, str]:
-        """Return the environment of `rank`."""
         own = dict(self.variables)
         if self.namespaces:
             own["BSL_LAB_NAMESPACES"] = self.namespaces[rank * len(self.namespaces) // world_size]

@@ -55,7 +55,6 @@ class Job:
         return {rank: path.stat().st_size for rank, path in files.items() if path.exists()}
 
     def steps(self) -> dict[int, int]:
-        """Return the newest step of each rank."""
         return {rank: self._step(rank) for rank in range(self.world_size)}
 
     def _step(self, rank: int) -> int:

@@ -13,7 +13,7 @@ from bigsci_launch.hang_lab.catalogue import (
     all_others,
     both_across,
     both_partners,
-    nobody,
+    no_rank,
     rank_0,
 )
 from bigsci_launch.spy.taxonomy import HangClass, State
@@ -73,12 +73,12 @@ DIVERGENCE = _entries(
     _entry(HangClass.ROOT_DIFFERS, "root", must_accuse=False, also=(HangClass.PHASES_SPLIT,)),
     _entry(HangClass.GROUP_ORDER_DIFFERS, "order", suspects=both_across),
     _entry(HangClass.GROUP_ORDER_DIFFERS, "order-single", "single", "order swapped on one rank: no hang",
-           states=(State.PROGRESSING,), stand=MOVING, suspects=nobody, must_accuse=False, also=(HangClass.HEALTHY,)),
+           states=(State.PROGRESSING,), stand=MOVING, suspects=no_rank, must_accuse=False, also=(HangClass.HEALTHY,)),
     _entry(HangClass.MESSAGES_NEVER_MEET, "recv-recv", suspects=both_partners, must_accuse=False),
     _entry(HangClass.MESSAGE_TAG_DIFFERS, "tag", suspects=both_partners, must_accuse=False,
            also=(HangClass.MESSAGES_NEVER_MEET,)),
     _entry(HangClass.PHASES_SPLIT, "phase-split", title="some in the loss broadcast, some in the exit flag",
-           suspects=nobody, must_accuse=False, culprits="no matter"),
+           suspects=no_rank, must_accuse=False, culprits="no matter"),
     _entry(HangClass.STEP_DROPPED, "skip-step", stand=MOVING, must_accuse=False, also=(HangClass.HEALTHY,)),
     _entry(HangClass.OBJECT_COLLECTIVE_SKIPPED, "skip-object", must_accuse=False,
            also=(HangClass.COLLECTIVE_SKIPPED, HangClass.LEFT_EARLY)),
@@ -164,7 +164,7 @@ KERNEL = _entries(
 LOSS = _entries(
     "loss",
     _entry(HangClass.RANK_KILLED, "killed", title="one rank killed: gloo ends the others", stand=ENDED),
-    _entry(HangClass.RANK_KILLED, "killed-unseen", "unseen", "one rank killed, nobody reads from it",
+    _entry(HangClass.RANK_KILLED, "killed-unseen", "unseen", "one rank killed, no other reads from it",
            states=(State.HANG, State.CRASHED), stand=Stand.CULPRIT_ENDED, culprits="not rank 0",
            also=(HangClass.RANK_EXITED,)),
     _entry(HangClass.RANK_CRASHED, "segfault", stand=ENDED, also=(HangClass.RANK_KILLED,)),
@@ -182,11 +182,11 @@ LOSS = _entries(
 NETWORK = _entries(
     "network",
     _entry(HangClass.LINK_DOWN, "link-down", needs=("root", "network namespaces"), stage="two-networks",
-           suspects=nobody, must_accuse=False, culprits="no matter"),
+           suspects=no_rank, must_accuse=False, culprits="no matter"),
     _entry(HangClass.LARGE_PACKETS_LOST, "small-packets", needs=("root", "network namespaces"), stage="two-networks",
-           suspects=nobody, must_accuse=False, culprits="no matter", also=(HangClass.LINK_DOWN,)),
+           suspects=no_rank, must_accuse=False, culprits="no matter", also=(HangClass.LINK_DOWN,)),
     _entry(HangClass.LINK_SLOW, "slow-link", needs=("root", "network namespaces", "traffic control"),
-           stage="two-networks", stand=MOVING, suspects=nobody, must_accuse=False, culprits="no matter",
+           stage="two-networks", stand=MOVING, suspects=no_rank, must_accuse=False, culprits="no matter",
            also=(HangClass.HEALTHY,)),
 )  # fmt: skip
 
@@ -198,24 +198,24 @@ ACCELERATOR = _entries(
 
 NOT_A_HANG = _entries(
     "not_a_hang",
-    _entry(HangClass.HEALTHY, "healthy", stand=MOVING, suspects=nobody, must_accuse=False, culprits="no matter"),
+    _entry(HangClass.HEALTHY, "healthy", stand=MOVING, suspects=no_rank, must_accuse=False, culprits="no matter"),
     _entry(HangClass.HEALTHY, "finished", "finished", "training that has ended", states=(State.FINISHED,), stand=ENDED,
-           suspects=nobody, must_accuse=False, culprits="no matter", also=(HangClass.LEAVING,)),
-    _entry(HangClass.CPU_STARVED, "starved", stand=MOVING, suspects=nobody, must_accuse=False, culprits="no matter",
+           suspects=no_rank, must_accuse=False, culprits="no matter", also=(HangClass.LEAVING,)),
+    _entry(HangClass.CPU_STARVED, "starved", stand=MOVING, suspects=no_rank, must_accuse=False, culprits="no matter",
            also=(HangClass.HEALTHY,)),
     _entry(HangClass.STRAGGLER_SLEEPS, "straggler", stand=MOVING, must_accuse=False, also=(HangClass.HEALTHY,)),
     _entry(HangClass.STRAGGLER_COMPUTES, "straggler-busy", stand=MOVING, must_accuse=False,
            also=(HangClass.STRAGGLER_SLEEPS, HangClass.HEALTHY)),
-    _entry(HangClass.WARM_UP, "warm-up", stand=Stand.LEAVING, suspects=nobody, must_accuse=False, culprits="no matter",
+    _entry(HangClass.WARM_UP, "warm-up", stand=Stand.LEAVING, suspects=no_rank, must_accuse=False, culprits="no matter",
            also=(HangClass.HEALTHY,)),
     _entry(HangClass.BARRIER_MEANT, "evaluation", must_accuse=False,
            also=(HangClass.HEALTHY, HangClass.PREPARES_ALONE, HangClass.PYTHON_NEVER_ENDS)),
     _entry(HangClass.LEAVING, "slow-teardown", "teardown", "training has ended, one rank is slow to leave",
            states=(State.FINISHED, State.SLOW), stand=Stand.OTHERS_ENDED, must_accuse=False),
-    _entry(HangClass.LEAVING, "leaving", "leaving", "ranks leave while somebody looks",
-           states=(State.FINISHED, State.PROGRESSING, State.SLOW), stand=Stand.LEAVING, suspects=nobody,
+    _entry(HangClass.LEAVING, "leaving", "leaving", "ranks leave during the look",
+           states=(State.FINISHED, State.PROGRESSING, State.SLOW), stand=Stand.LEAVING, suspects=no_rank,
            must_accuse=False, culprits="no matter", also=(HangClass.HEALTHY,)),
-    _entry(HangClass.LOG_SILENT, "silent-log", stand=MOVING, suspects=nobody, must_accuse=False, culprits="no matter",
+    _entry(HangClass.LOG_SILENT, "silent-log", stand=MOVING, suspects=no_rank, must_accuse=False, culprits="no matter",
            also=(HangClass.HEALTHY,)),
 )  # fmt: skip
 
@@ -250,7 +250,7 @@ def find_reproductions(names: Sequence[str]) -> tuple[Reproduction, ...]:
     """Return the reproductions with these names; a class (`H36`) means all of its reproductions.
 
     Raises:
-        LabError: a name is unknown, or names a class that cannot be reproduced; the message says why.
+        LabError: a name is unknown, or names a class that cannot be reproduced; the message has the reason.
     """
     found: dict[str, Reproduction] = {}
     for name in names:

@@ -1,4 +1,4 @@
-"""Ends the queued or running attempt of a run, and never the job of anyone else."""
+"""Ends the queued or running attempt of a run, and never another user's job."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def cancel_run(run: RunDir) -> str:
     The attempt is marked, so that it does not start itself again.
 
     Raises:
-        RunDirError: no attempt of the run is queued or running, it cannot be told whether the job or the process is
-            this run's, or the run is somebody else's.
+        RunDirError: no attempt of the run is queued or running, the job or the process may not be this run's, or the
+            run belongs to another user.
         SlurmRefused, SlurmUnavailable: scancel failed.
     """
     _require_own_run(run)
@@ -49,7 +49,7 @@ def cancel_called(job_id: str) -> str:
     if all(job.state.is_over for job in jobs):
         raise SlurmRefused(f"job {job_id} has ended: {jobs[0].state.value}")
     cancel_job(ended_as(job_id, jobs[0]))
-    return f"job {job_id}, which bsl did not submit: asked to end"
+    return f"job {job_id}, which bsl did not submit: cancel requested"
 
 
 def _run_of_newest(job_id: str, number: str) -> RunDir:
@@ -58,7 +58,7 @@ def _run_of_newest(job_id: str, number: str) -> RunDir:
     attempts = [*run.queued_attempts(), *filter(None, [run.latest_attempt()])]
     if not any((record := find_job(attempt)) and record.job_id == number for attempt in attempts):
         raise RunDirError(
-            f"job {job_id} is not that of the newest attempt of run {run.name}",
+            f"job {job_id} does not belong to the newest attempt of run {run.name}",
             hint=f"`bsl cancel {run_argument(run)}` ends the newest",
         )
     return run
@@ -85,7 +85,7 @@ def _cancel_queued(run: RunDir) -> list[str]:
             if not attempt_state(attempt, record, answer).state.is_over:
                 _require_own_job(run, attempt, record)
                 cancel_job(str(record.job_id))
-                said.append(f"{record.label}: asked to end (attempt {attempt.name}, which has not started)")
+                said.append(f"{record.label}: cancel requested (attempt {attempt.name}, which has not started)")
         shutil.rmtree(attempt.path, ignore_errors=True)
     return said
 
@@ -105,7 +105,7 @@ def _cancel_newest(run: RunDir) -> str:
         cancel_job(str(record.job_id))
     else:
         _end_launcher(run, attempt, record)
-    return f"{record.label}: asked to end (attempt {attempt.name}); `bsl status {run_argument(run)}` shows its end"
+    return f"{record.label}: cancel requested (attempt {attempt.name}); `bsl status {run_argument(run)}` shows its end"
 
 
 def _end_launcher(run: RunDir, attempt: AttemptDir, record: JobRecord) -> None:
@@ -113,7 +113,7 @@ def _end_launcher(run: RunDir, attempt: AttemptDir, record: JobRecord) -> None:
     if job.state.is_over:
         raise RunDirError(f"run {run.name}: attempt {attempt.name} ({record.label}) has ended: {job.state.value}")
     if record.launcher is None or not record.launcher.is_alive:
-        raise RunDirError(f"run {run.name}: attempt {attempt.name} cannot be ended from here: {job.reason}")
+        raise RunDirError(f"run {run.name}: attempt {attempt.name} cannot be cancelled from here: {job.reason}")
     if (why := record.launcher.why_not_of(attempt.path)) is not None:
         here = f"run {run.name}: attempt {attempt.name} was not cancelled"
         raise RunDirError(f"{here}: {record.label}: {why}", hint=f"`ps -fp {record.launcher.pid}` shows that process")
@@ -122,7 +122,7 @@ def _end_launcher(run: RunDir, attempt: AttemptDir, record: JobRecord) -> None:
 
 
 def _mark(attempt: AttemptDir) -> None:
-    """Note that somebody ended the attempt, so that it does not start itself again. The disk may be full."""
+    """Note that the attempt was ended on request, so that it does not start itself again. The disk may be full."""
     with suppress(OSError):
         write_file(attempt.cancel_mark, "bsl cancel\n")
 
@@ -141,7 +141,7 @@ def _require_own_job(run: RunDir, attempt: AttemptDir, record: JobRecord) -> Non
     if who is None:
         raise RunDirError(f"{here} was not cancelled: {state.reason}", hint=_by_hand(record))
     if who.is_ours is None:
-        why = f"it cannot be told whose job this is: {who.why}"
+        why = f"cannot determine whose job this is: {who.why}"
         raise RunDirError(f"{here} was not cancelled: {why}", hint=_by_hand(record))
 
 

@@ -36,7 +36,7 @@ MOST_TRIES = 100
 def new_attempt(request: JobRequest, config: RunConfig) -> Iterator[None]:
     """Create the attempt's directory, and the run if it is new. On any failure, remove what this process created.
 
-    It stays if there may be a job: whoever asks later finds that by the path of its script.
+    It stays if there may be a job, which is found later by the path of its script.
 
     Raises:
         FileExistsError: another process has made the directory of this attempt.
@@ -57,7 +57,7 @@ def new_attempt(request: JobRequest, config: RunConfig) -> Iterator[None]:
     except BaseException:
         if run_id is not None and _withdraw_record(request, run_id):
             _remove_if_empty(run.control)
-        if has_taken:  # nobody else could make a run of this name until now
+        if has_taken:  # no other run of this name could be made until now
             shutil.rmtree(request.attempt.path, ignore_errors=True)
         _remove_if_empty(run.attempts_folder, run.path, *missing)
         raise
@@ -113,7 +113,7 @@ def _withdraw_record(request: JobRequest, run_id: str) -> bool:
 
 
 def _remove_if_empty(*folders: Path) -> None:
-    """Remove folders, the innermost first. What somebody else put there stays. On a full disk, some may not exist."""
+    """Remove folders, the innermost first. What others put there stays. On a full disk, some may not exist."""
     for folder in folders:
         with suppress(OSError):
             folder.rmdir()
@@ -155,8 +155,8 @@ def require_same_run(run: RunDir, config: RunConfig, topology: Topology) -> None
     record = read_json(run.record)
     if isinstance(record, dict) and record.get("name", config.run.name) != config.run.name:
         raise RunDirError(
-            f"{run.record} is of run {str(record['name'])!r:.110}, not of {config.run.name}",
-            hint="choose another run.name; if you have renamed its folder, mend `name` in that file",
+            f"{run.record} belongs to run {str(record['name'])!r:.110}, not to {config.run.name}",
+            hint="choose another run.name; if you have renamed its folder, correct `name` in that file",
         )
     here = {**identity(config, topology), "topology": {axis: topology[axis] for axis in AXIS_NAMES}}
     if isinstance(record, dict) and "model" not in record:
@@ -170,16 +170,16 @@ def require_same_run(run: RunDir, config: RunConfig, topology: Topology) -> None
     if changed:
         raise RunDirError(
             f"run {config.run.name} was started with another model or layout: {'; '.join(changed)}",
-            hint="its checkpoints do not fit; choose another run.name, or set the keys back",
+            hint="its checkpoints do not fit; choose another run.name, or restore those keys",
         )
 
 
 def _require_own_link(run: RunDir, config: RunConfig) -> None:
-    """Require that nobody else leads a run elsewhere: in a sticky folder, anybody may make a link with its name."""
+    """Require that no other user leads a run elsewhere: in a sticky folder, any user may make a link of its name."""
     link = Path(config.run.root) / config.run.name
     if link.is_symlink() and link.lstat().st_uid not in (0, os.geteuid()):
         raise RunDirError(
-            f"{link} is a link of {user_name(link.lstat().st_uid)} to {run.path}",
+            f"{link} is a symbolic link to {run.path}, owned by {user_name(link.lstat().st_uid)}",
             hint="choose another run.name or run.root",
         )
 

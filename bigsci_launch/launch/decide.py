@@ -66,8 +66,8 @@ class Turn:
 
 
 def find_active(run: RunDir, *, force: bool = False) -> ActiveAttempt | None:
-    """Return the active attempt of a run; None if there is none. With `force`, one of which nobody here can tell
-    whether it still runs counts as ended.
+    """Return the active attempt of a run; None if there is none. With `force`, an attempt that may still run
+    elsewhere counts as ended.
 
     Raises:
         RunDirError: an attempt is being submitted right now, or may still run.
@@ -91,7 +91,7 @@ def find_active(run: RunDir, *, force: bool = False) -> ActiveAttempt | None:
         where = record.launcher.host if record.launcher else f"cluster {record.cluster}"
         raise RunDirError(
             f"run {run.name}: attempt {attempt.name} ({record.label}) may still run: {job.reason}",
-            hint=f"ask on {where}: `bsl status {run_argument(run)}`; if nothing can run there any longer, "
+            hint=f"check on {where}: `bsl status {run_argument(run)}`; if nothing can run there any longer, "
             "`bsl submit --force` starts the next attempt",
         )
     return ActiveAttempt(attempt, record, job.state) if job.state.is_active else None
@@ -110,7 +110,7 @@ def _may_run_elsewhere(record: JobRecord, job: JobInfo) -> bool:
 def require_silent(run: RunDir) -> None:
     """Raise RunDirError if the launcher of the newest attempt, on another host, still renews its lease.
 
-    Looks for some seconds. Nobody should start a run that trains, whatever else they force.
+    Looks for some seconds. A run that trains must not be started again, whatever else is forced.
     """
     attempt = run.latest_attempt()
     record = read_job(attempt) if attempt is not None else None
@@ -118,7 +118,7 @@ def require_silent(run: RunDir) -> None:
         return
     if record.launcher is not None and is_renewed(attempt.lease):
         raise RunDirError(
-            f"run {run.name}: attempt {attempt.name} ({record.label}) runs: it has just given a sign of life",
+            f"run {run.name}: attempt {attempt.name} ({record.label}) still runs: it has just renewed its lease",
             hint=f"end it on {record.launcher.host}: `bsl cancel {run_argument(run)}`",
         )
 
@@ -164,7 +164,7 @@ def _behind_all(run: RunDir, active: ActiveAttempt | None, queued: Sequence[Queu
 def behind(request: JobRequest, turn: Turn) -> JobRequest:
     """Return the request as one that starts when all attempts before it have ended, however they end.
 
-    All: if somebody cancels one in the middle, it still waits for the others. It continues the chain of the attempt
+    All: if one in the middle is cancelled, it still waits for the others. It continues the chain of the attempt
     before it. If that has none, a new chain begins.
     """
     assert request.chain is not None

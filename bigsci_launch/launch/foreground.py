@@ -43,15 +43,15 @@ def report_unknown_end(submission: Submission, ending: Ending, tell: Report) -> 
     """Say it if the attempt has left no record of its end: on a full disk, its output does not say it either."""
     attempt = submission.request.attempt
     if not attempt.exit.is_file():
-        known = "its output has the record" if exit_of(submission) is not None else "why it ended is not known"
+        known = "the record is in its output" if exit_of(submission) is not None else "reason unknown"
         tell(
-            f"attempt {attempt.name} has ended with {ending.exit_code}, but {attempt.exit} was not written: {known}; "
-            "see whether its disk is full or read-only"
+            f"attempt {attempt.name} ended with {ending.exit_code}, but {attempt.exit} was not written: {known}; "
+            "check whether its disk is full or read-only"
         )
 
 
 def follow(submission: Submission, *, wait: bool, detach: bool, tell: Report) -> int | None:
-    """Return the exit code of the training after its end, or None if nobody waits for it.
+    """Return the exit code of the training after its end, or None if it is not waited for.
 
     A local attempt is watched unless `detach` is given; a job is waited for only with `wait`. Ctrl-C ends a local
     attempt, but for a job it ends only the wait.

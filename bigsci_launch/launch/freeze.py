@@ -1,7 +1,7 @@
 """The frozen part of an attempt: its config, its script, and the programs that the script runs.
 
-Queued jobs and requeues run them days later, as the user who submitted them. So nobody else may write to them or to the
-folders that they are in, whatever the umask is; the job script checks that before it runs them.
+Queued jobs and requeues run them days later, as the user who submitted them. So no other user may write to them or to
+the folders that they are in, whatever the umask is; the job script checks that before it runs them.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from bigsci_launch.runs.layout import AttemptDir, RunDir, write_json
 from bigsci_launch.runs.ownership import user_name
 
 FOR_GROUP = 0o640
-"""Mode of files that hold values of a run file, or what may be a secret that nobody recognised."""
+"""Mode of files that hold values of a run file, or what may be an unrecognised secret."""
 SENT = "node_"
-"""What begins so is sent to the nodes when ranks are looked at, and is no part of an attempt."""
+"""What begins so is sent to the nodes when ranks are sampled, and is not part of an attempt."""
 
 
 def freeze(request: JobRequest, loaded: LoadedRun, command: Sequence[str]) -> None:
@@ -96,13 +96,13 @@ def within_umask(mode: int) -> int:
 
 
 def make_own_folder(path: Path) -> None:
-    """Make a folder in which nobody else may write, and those above it, whatever the umask.
+    """Make a folder that no other user may write to, and those above it, whatever the umask.
 
     One that is there and is ours is closed to others too. A stricter umask and an inherited group are kept.
 
     Raises:
         OSError: it cannot be made, or is no folder.
-        RunDirError: it belongs to somebody else.
+        RunDirError: it belongs to another user.
     """
     own_place.make_folders(path.parent)
     with suppress(FileExistsError):
@@ -119,7 +119,7 @@ def make_own_folder(path: Path) -> None:
 
 
 def require_own_place(run: RunDir) -> None:
-    """Require that nobody else can put a run of theirs in the place of this one, where the user can see to that.
+    """Require that no other user can replace this run with theirs, where the user can prevent that.
 
     Raises:
         RunDirError: others may rename folders in the folder of all runs, or in one above it that is ours.
@@ -131,8 +131,7 @@ def require_own_place(run: RunDir) -> None:
     is_ours = folder.stat().st_uid == os.geteuid()
     remedy = f"`chmod +t {folder}` lets each user rename only what is theirs" if is_ours else _other_root(folder)
     raise RunDirError(
-        f"{folder}: others may rename folders in it, and put a run of theirs in the place of this one: "
-        "it would then run as you",
+        f"{folder}: others may rename folders in it and replace this run with theirs, which would then run as you",
         hint=remedy,
     )
 
@@ -143,15 +142,15 @@ def _other_root(folder: Path) -> str:
 
 
 def open_place_notes(run: RunDir) -> list[str]:
-    """Return a warning for each folder of other people, above the folder of all runs, in which others may rename."""
+    """Return a warning for each folder of other users, above the folder of all runs, in which others may rename."""
     try:
         folders = own_place.open_above(run.path)
         mendable = own_place.mendable(run.path, folders)
     except OSError:
         return []
     return [
-        f"warning: others may rename folders in {folder}, also the one that leads to this run, and put one of theirs "
-        f"in its place: ask {user_name(folder.stat().st_uid)} for `chmod +t {folder}`"
+        f"warning: others may rename folders in {folder}, including the one that leads to this run, and replace it "
+        f"with theirs: ask {user_name(folder.stat().st_uid)} for `chmod +t {folder}`"
         for folder in folders
         if folder not in mendable
     ]

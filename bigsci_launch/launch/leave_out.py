@@ -43,7 +43,7 @@ def leave_out_bad_nodes(
     kept = [entry for entry in bad if entry.node in demanded]
     excluded = [entry for entry in bad if entry.node not in demanded and (partition is None or entry.node in partition)]
     said += [f"left out: {entry_line(entry)}" for entry in excluded]
-    said += [f"warning: slurm.nodelist demands a node that is remembered as bad: {entry_line(entry)}" for entry in kept]
+    said += [f"warning: slurm.nodelist requires a node remembered as bad: {entry_line(entry)}" for entry in kept]
     said += _too_few(request, slurm, partition, excluded)
     return (without_nodes(request, slurm.exclude, excluded) if excluded else request), said
 
@@ -72,8 +72,8 @@ def _too_few(
         return []
     where = f"partition {slurm.partition}" if slurm.partition else "the default partition"
     return [
-        f"warning: {left} nodes of {where} are left for a run of {request.nodes}: the job cannot start; "
-        f"`bsl nodes forgive {','.join(sorted(bad))}` takes them back"
+        f"warning: {where} has {left} usable node{'s' * (left != 1)} left, but the run needs {request.nodes}: the job "
+        f"cannot start; `bsl nodes forgive {','.join(sorted(bad))}` readmits the bad ones"
     ]
 
 

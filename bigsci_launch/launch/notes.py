@@ -27,7 +27,7 @@ def dry_run_notes(request: JobRequest) -> list[str]:
     """Return what differs between a dry run and a submission on this machine."""
     if request.scheduler == "local" or has_command("sbatch"):
         return []
-    return ["there is no sbatch here: without --dry-run, the run would be refused"]
+    return ["sbatch not found: without --dry-run, this would fail"]
 
 
 def notes(loaded: LoadedRun, *, is_local: bool) -> list[str]:
@@ -70,7 +70,7 @@ def _missing_data(config: RunConfig) -> Iterator[str]:
     for name in names:
         if not Path(name).exists():
             yield (
-                f"warning: data.prefix: {name}: this machine sees no such file; "
+                f"warning: data.prefix: {name}: no such file on this machine; "
                 f"`bsl data prepare DIR --output {config.data.prefix}` makes a dataset"
             )
             return
@@ -80,7 +80,7 @@ def _missing_files(config: RunConfig) -> Iterator[str]:
     """Yield a warning for each file to stage that is missing here. The job's first node copies it, not this machine."""
     for item in config.slurm.stage_in:
         if not Path(item.file).exists():
-            yield f"warning: slurm.stage_in: {item.file}: this machine sees no such file"
+            yield f"warning: slurm.stage_in: {item.file}: no such file on this machine"
 
 
 def read_revision(working_directory: Path) -> CodeRevision:

@@ -82,12 +82,12 @@ def prepare(
 
 
 def require_few_ranks(loaded: LoadedRun) -> None:
-    """Raise ConfigError if the run has more ranks than anybody means to start on this machine."""
+    """Raise ConfigError if the run has more ranks than can be meant for this machine."""
     ranks = loaded.layout.topology.world_size
     limit = max(MIN_LOCAL_RANKS, RANKS_PER_CORE * len(os.sched_getaffinity(0)))
     if ranks > limit:
         raise ConfigError(
-            f"the run has {ranks} ranks, and `bsl` starts at most {limit} on this machine "
+            f"the run has {ranks} ranks, but `bsl` starts at most {limit} on this machine "
             f"({RANKS_PER_CORE} per core, or {MIN_LOCAL_RANKS})",
             hint="make parallelism smaller for a local trial; ranks of a Slurm site start on its nodes without --local",
         )
@@ -97,8 +97,8 @@ def require_sbatch(loaded: LoadedRun) -> None:
     """Raise SlurmUnavailable without sbatch: ranks that are meant for a cluster must not start where the user is."""
     if not has_command("sbatch"):
         raise SlurmUnavailable(
-            f"site {loaded.site.name} has Slurm, and there is no sbatch on this machine",
-            hint="log in to the front end of the cluster, or load the module that has Slurm's commands; "
+            f"site {loaded.site.name} uses Slurm, but sbatch is not on PATH",
+            hint="use a login node of the cluster, or load the module with Slurm's commands; "
             "--local starts the ranks on this machine instead",
         )
 

@@ -34,7 +34,6 @@ def dry_run_text(prepared: Prepared) -> str:
 
 
 def dry_run_document(prepared: Prepared) -> dict[str, Any]:
-    """Return the JSON document of a dry run."""
     request = prepared.request
     return {
         "schema_version": SCHEMA_VERSION,
@@ -105,7 +104,6 @@ def _request_document(request: JobRequest) -> dict[str, Any]:
 
 
 def state_line(job: JobInfo) -> str:
-    """Return a line with the state that a job has entered."""
     return f"job {job.job_id}: {job.state.value}" + (f" ({job.reason})" if job.reason else "")
 
 
@@ -136,13 +134,13 @@ def successor_lines(submission: Submission) -> list[str]:
     elif queued:
         lines.append(f"jobs {', '.join(str(job.job_id) for job in queued)} are queued behind it (slurm.chain)")
     if submission.refused:
-        again = "each start tries again, and `bsl submit` does" if queued else "`bsl submit` queues it"
+        again = "each start tries again, as does `bsl submit`" if queued else "`bsl submit` queues it"
         lines.append(f"warning: the next attempt could not be queued behind it: {submission.refused}; {again}")
     return lines
 
 
 def submission_lines(submission: Submission) -> list[str]:
-    """Return what a person reads: the job, the run directory, and what to type next."""
+    """Return the text for the terminal: the job, the run directory, and what to type next."""
     run = run_argument(submission.request.run)
     spy = f"bsl spy {run}"
     return [

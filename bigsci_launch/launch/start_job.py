@@ -81,9 +81,9 @@ def submit_job(request: JobRequest) -> SubmittedJob:
         if job_id is not None:
             return SubmittedJob(job_id, cluster_name(), (f"{error.message}; but squeue shows job {job_id}",))
         raise SubmissionUnknown(
-            f"{error.message}; the job may be in the queue all the same",
+            f"{error.message}; the job may still be in the queue",
             hint=f"`bsl status {run_argument(request.run)}` finds it when Slurm answers again; "
-            "another `bsl submit` starts no second job before that is known",
+            "until then, `bsl submit` starts no second job",
         ) from error
     except KeyboardInterrupt:
         with suppress(SlurmError):
@@ -115,7 +115,7 @@ def require_no_other_job(run: RunDir) -> None:
     others = [job.job_id for job in jobs_of_run(run) if job.job_id not in recorded]
     if others:
         raise RunDirError(
-            f"run {run.name}: job {', '.join(others)} in the queue belongs to this run, and no attempt records it",
+            f"run {run.name}: job {', '.join(others)} in the queue belongs to this run, but no attempt records it",
             hint=f"`scontrol show job {others[0]}` shows it; `scancel {others[0]}` ends it",
         )
 
@@ -135,7 +135,7 @@ def slurm_record(request: JobRequest, job: SubmittedJob) -> JobRecord:
 
 
 def take_back(submission: Submission) -> None:
-    """End a job that could not be recorded, because nobody would find it again."""
+    """End a job that could not be recorded: it could not be found again."""
     if submission.record.job_id is not None:
         cancel_job(submission.record.job_id)
     if submission.process is not None:

@@ -120,5 +120,5 @@ def _cannot_write(request: JobRequest, error: OSError) -> RunDirError:
     where = error.filename or request.run.path
     room = "make room, or " if error.errno in (errno.ENOSPC, errno.EDQUOT) else ""
     # A run that has begun would begin again in another root.
-    remedy = "see that it can be written" if request.run.record.exists() else "set run.root to another folder"
+    remedy = "make it writable" if request.run.record.exists() else "set run.root to another folder"
     return RunDirError(f"{where}: {error.strerror or error}", hint=f"{room}{remedy}")

@@ -27,7 +27,7 @@ class NodeStatus:
 
 @dataclass(frozen=True, slots=True)
 class ClusterStatus:
-    """The condition of a cluster. `problem` says why it cannot be used, or is None."""
+    """The condition of a cluster. `problem` is why it cannot be used, or None."""
 
     directory: ClusterDir
     cluster: Cluster | None

@@ -1,7 +1,7 @@
 """Starts and ends the cluster's daemons; no other module here starts programs.
 
 Rule: a process is recorded before it does anything. A shell is started, its PID is recorded, and only then the shell is
-told to become the daemon. If `up` dies before that, the shell reads the end of its input and exits.
+asked to become the daemon. If `up` dies before that, the shell reads the end of its input and exits.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ def _daemon_environment(directory: ClusterDir) -> dict[str, str]:
 
 def _append_record(directory: ClusterDir, started: Started) -> None:
     process = read_process(started.pid)
-    assert process is not None, "a child that nobody has waited for has an entry in /proc"
+    assert process is not None, "a child that was not waited for has an entry in /proc"
     line = json.dumps(asdict(Recorded(started.name, process.pid, process.start_ticks, boot_id())))
     with directory.processes.open("a", encoding="utf-8") as stream:
         stream.write(line + "\n")

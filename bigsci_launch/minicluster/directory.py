@@ -120,7 +120,7 @@ class ClusterDir:
         return self.processes.exists()
 
     def require_safe_place(self) -> None:
-        """Check that nobody else could replace the directory by one of his own, with another slurm.conf.
+        """Check that no other user could replace the directory by one of their own, with another slurm.conf.
 
         Raises:
             ClusterError: names the folder above that others own or may write.

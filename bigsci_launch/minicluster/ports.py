@@ -26,7 +26,7 @@ CONNECT_TIMEOUT_S = 5.0
 def port_mutex() -> Iterator[None]:
     """Keep other `up`s of this user from choosing ports until our daemons listen on theirs.
 
-    The mutex is a lock on a file in the home directory that nobody else can open. The kernel frees it when we end,
+    The mutex is a lock on a file in the home directory that no other user can open. The kernel frees it when we end,
     however that happens. Where that file cannot be, we do without: a port that was taken ends an `up`, with the reason.
 
     Raises:

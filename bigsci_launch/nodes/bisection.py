@@ -73,7 +73,7 @@ def begin_search(nodes: Sequence[str], most: int, *, smallest: int = 1, factor: 
     """
     if most < 1 or len(nodes) < (most + 1) * smallest:
         raise ValueError(
-            f"{len(nodes)} nodes are too few for {most + 1} groups of {smallest} or more, so that one has no slow node"
+            f"{len(nodes)} nodes are too few for {most + 1} groups of {smallest} or more, one of which has no slow node"
         )
     return SlowSearch(most, smallest, factor, tuple(_parts(nodes, most + 1)))
 

@@ -49,7 +49,7 @@ WORDS = (
     (GPU, re.compile(r"GPU has fallen off the bus|\bGPU is lost\b|GPU_IS_LOST")),
     # CUDA 802: a daemon of the driver, such as the fabric manager, does not run on the node.
     (GPU, re.compile(r"CUDA error: system not yet initialized|cudaErrorSystemNotReady|CUDA_ERROR_SYSTEM_NOT_READY")),
-    # Xid 154 says what the driver wants; without a reset it wants nothing.
+    # Xid 154 names the action that the driver needs; without a reset, none.
     (GPU, re.compile(r"GPU recovery action changed from .* to .*(Reboot Required|Reset Required|Drain and Reset)")),
     # The kernel's amdgpu driver, on MI200 and MI300.
     (ECC, re.compile(r"uncorrectable hardware error\s*\(ERREVENT_ATHUB_INTERRUPT\)")),
@@ -60,7 +60,7 @@ HINTS = (b"xid", b"ecc", b"nvlink", b"fallen off", b"gpu is lost", b"gpu_is_lost
 
 
 class Broken(NamedTuple):
-    """What a line says: the reason (`ecc` or `gpu`), and the meaning of its Xid; empty if the line says it itself."""
+    """What a line shows: the reason (`ecc` or `gpu`), and the meaning of its Xid; empty if the line has it itself."""
 
     reason: str
     meaning: str
@@ -73,7 +73,7 @@ def may_be_broken(line: bytes) -> bool:
 
 
 def find_broken(text: str) -> Broken | None:
-    """Return what a line says about a broken GPU; None if it says nothing, or if a program can cause it."""
+    """Return what a line shows about a broken GPU; None if nothing, or if a program can cause it."""
     match = XID.search(text)
     if match and int(match[1]) in BROKEN:
         reason, meaning = BROKEN[int(match[1])]

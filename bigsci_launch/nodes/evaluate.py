@@ -33,7 +33,7 @@ def evaluate_run(run: RunDir) -> list[str]:
     lines: list[str] = []
     for attempt, record in open_attempts:
         job = jobs[attempt.name]
-        # A later start of the same job says that this one is over, whatever the job does now.
+        # A later start of the same job shows that this one is over, whatever the job does now.
         if attempt.name != newest[attempt.base_name] or job.state.is_over or job.is_gone:
             lines += _evaluate(attempt, record, job)
     return lines
@@ -61,7 +61,7 @@ def _evaluate(attempt: AttemptDir, record: JobRecord, job: JobInfo) -> list[str]
     try:
         _, lines = examine(attempt, cluster=record.cluster, down=_nodes_given_up(job), is_over=True)
     except (OSError, ValueError, RunDirError) as error:
-        return [f"attempt {attempt.name}: what it says about its nodes cannot be remembered: {error}"]
+        return [f"attempt {attempt.name}: cannot record what it shows about its nodes: {error}"]
     return lines
 
 

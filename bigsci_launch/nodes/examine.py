@@ -89,7 +89,7 @@ def examine(
     write_json(attempt.bad_nodes, document)
     said = [f"{entry.node} is left out of later attempts{until(entry)}: {entry.evidence}" for entry in new]
     open_questions = (
-        f"{each.node}: not remembered as bad, since it is not known: {each.evidence}" for each in questions
+        f"{each.node}: not recorded as bad, since that is not certain: {each.evidence}" for each in questions
     )
     return new, [*said, *open_questions]
 
@@ -98,7 +98,7 @@ def find_bad(attempt: AttemptDir, ranks: Ranks, down: Sequence[str]) -> tuple[li
     """Return the nodes that are bad, and those about which Slurm must say more."""
     ended = read_record(attempt.exit)
     found = [*broken_gpus(attempt, ranks), *failed_checks(attempt)]
-    said = {node: f"Slurm says that {node} is down" for node in down}
+    said = {node: f"Slurm reports {node} as down" for node in down}
     said.update({node: f"srun: error: Node failure on {node}" for node in read_output(attempt).lost_nodes})
     first = ended.get("first_failure") or {}
     if ended.get("reason") == "node_failure" and str(first.get("error", "")).startswith("Slurm lost the node"):
@@ -119,7 +119,7 @@ def find_bad(attempt: AttemptDir, ranks: Ranks, down: Sequence[str]) -> tuple[li
 
 
 def end_of(attempt: AttemptDir, ranks: Ranks) -> float:
-    """Return when the attempt ended: as recorded, else by the last sign of its ranks; now, if nothing says it."""
+    """Return when the attempt ended: as recorded, else by the last sign of its ranks; now, if nothing shows it."""
     ended = read_record(attempt.exit).get("ended")
     signs = [rank[kind][name] for rank in ranks.values() for kind, name in SIGNS if rank[kind].get(name)]
     return float(ended or max(signs, default=time.time()))
@@ -150,7 +150,7 @@ def broken_gpus(attempt: AttemptDir, ranks: Ranks) -> Iterator[NodeSign]:
 
 
 def own_lines(log: Path, terminated: float | None) -> Iterator[str]:
-    """Yield the last lines of a rank that may speak of its GPU, up to the moment when it was told to end."""
+    """Yield the last lines of a rank that may be about its GPU, up to the moment when it was asked to end."""
     for line in tail(log, LOG_TAIL_BYTES):
         if may_be_broken(line) and not is_after(stamp_of(line), terminated):
             yield plain(line)
@@ -215,7 +215,7 @@ def leave_out(job_id: str, bad: set[str]) -> list[str]:
     shown = ask("scontrol", "--oneliner", "show", "job", job_id)
     match = re.search(r"\bExcNodeList=(\S+)", shown or "")
     if match is None:
-        return [f"job {job_id}: Slurm does not say what it excludes, so that nothing was changed"]
+        return [f"job {job_id}: Slurm does not report which nodes it excludes, so nothing was changed"]
     listed = names_in(match[1])
     demanded = re.search(r"\bReqNodeList=(\S+)", shown or "")
     bad = bad - set(names_in(demanded[1])) if demanded else bad

@@ -1,4 +1,4 @@
-"""The memory of bad nodes: one file for each folder of runs, which says what was wrong, who saw it, and until when.
+"""The memory of bad nodes: one file for each folder of runs, with what was wrong, who saw it, and until when.
 
 `examine` adds to it when an attempt ends. A file that cannot be read is an error and never means that
 all nodes are good.
@@ -32,7 +32,7 @@ LASTS_S = {
     "hang": DAY_S,
     "by_hand": None,
 }
-"""For how many seconds a node is left out, by reason. None: until somebody forgives it."""
+"""For how many seconds a node is left out, by reason. None: until it is forgiven."""
 NODE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,254}")
 """A name of a node, for Slurm and for DNS. It goes into options of Slurm and into lines that people read."""
 LOCK_TIMEOUT_S = 10.0
@@ -74,10 +74,10 @@ def make_entry(node: str, reason: str, evidence: str, *, cluster: str | None, da
     """Return an entry that begins now and lasts for `days`; default: as long as its reason usually does.
 
     Raises:
-        RunDirError: that is no name of a node.
+        RunDirError: that is not a node name.
     """
     if not NODE_NAME.fullmatch(node):
-        raise RunDirError(f"{node!r:.80} is no name of a node", hint="`sinfo --Node` lists those of the cluster")
+        raise RunDirError(f"{node!r:.80} is not a node name", hint="`sinfo --Node` lists those of the cluster")
     now = time.time()
     lasts_s = LASTS_S[reason] if days is None else days * DAY_S
     expires = None if lasts_s is None else now + lasts_s
@@ -85,7 +85,7 @@ def make_entry(node: str, reason: str, evidence: str, *, cluster: str | None, da
 
 
 def read_nodes(memory: Path) -> list[BadNode]:
-    """Return every entry of the memory, also those that have expired, oldest first. No file: nobody was bad yet.
+    """Return every entry of the memory, also those that have expired, oldest first. No file: none was bad yet.
 
     Raises:
         RunDirError: the file cannot be read, is damaged, or was written by a later version.
@@ -103,8 +103,8 @@ def read_nodes(memory: Path) -> list[BadNode]:
         entries = [_entry(record) for record in document["nodes"]]
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise RunDirError(
-            f"{memory}: not a memory of bad nodes ({error!r})",
-            hint="mend it, or remove it if no node needs to be left out",
+            f"{memory}: not a list of bad nodes ({error!r})",
+            hint="repair it, or remove it if no node needs to be left out",
         ) from error
     return sorted(entries, key=lambda entry: entry.since)
 

@@ -80,11 +80,10 @@ def _group_text(group: NodeGroup) -> str:
 
 
 def _seconds_text(taken: float | None) -> str:
-    return "it failed, or did not end" if taken is None else f"{taken:.2f} s"
+    return "failed, or did not end" if taken is None else f"{taken:.2f} s"
 
 
 def slow_entries(found: SlowFound, program: Sequence[str], cluster: str | None) -> list[BadNode]:
-    """Return the entries for the memory."""
     what = " ".join(program)[:200]
     return [
         make_entry(node, "slow", f"{ratio:.1f} times slower than healthy nodes, twice: {what}", cluster=cluster)

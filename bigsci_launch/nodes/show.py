@@ -51,7 +51,6 @@ def node_rows(entries: Sequence[BadNode]) -> list[list[str]]:
 
 
 def entry_document(entry: BadNode) -> dict[str, Any]:
-    """Return an entry of the memory for JSON documents."""
     return asdict(entry)
 
 
@@ -93,7 +92,7 @@ def check_advice(document: Mapping[str, Any]) -> list[str]:
     lines = [f"left out from now on: {', '.join(failed)}   (bsl nodes)"] if failed else []
     if slow:
         lines.append(
-            f"slow, and not left out: measure again, or: bsl nodes add {compress_hostlist(slow)} --reason slow --days 1"
+            f"slow, but not left out: measure again, or: bsl nodes add {compress_hostlist(slow)} --reason slow --days 1"
         )
     return lines
 
@@ -101,11 +100,11 @@ def check_advice(document: Mapping[str, Any]) -> list[str]:
 def slow_lines(found: SlowFound, spares: int) -> list[str]:
     """Return the answer of a search for slow nodes."""
     if found.reference_s is None:
-        return ["nothing could be timed: which nodes are slow is not known"]
+        return ["no group could be timed: unknown which nodes are slow"]
     lines = [f"{node}: {ratio:.1f} times slower than healthy nodes" for node, ratio in sorted(found.slow.items())] or [
         f"no slow node among {len(found.good)}, if at most {spares} are slow"
     ]
-    lines += [f"not known: {compress_hostlist(group)}" for group in found.unexplained]
+    lines += [f"unknown: {compress_hostlist(group)}" for group in found.unexplained]
     if found.are_too_many:
         lines.append(f"more than {spares} are slow: there may be others; search again with more spares")
     return [*lines, f"healthy: {compress_hostlist(sorted(found.good))} ({found.reference_s:.2f} s)"]

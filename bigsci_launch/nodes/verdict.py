@@ -94,7 +94,7 @@ def parse(line: str) -> NodeRecord | None:
 def judge_node(name: str, results: dict[str, NodeRecord], has_started: bool) -> NodeRecord:
     own = results.get(name)
     if own is None:
-        why = "it started, and gave no result" if has_started else "its check did not start"
+        why = "its check started, but gave no result" if has_started else "its check did not start"
         return {"node": name, "verdict": "not_known", "why": why, "not_tried": [], "tests": [], "peers": []}
     others = {other: record for other, record in results.items() if other != name}
     for verdict, reasons in (
@@ -128,7 +128,7 @@ def missing_gpus(own: NodeRecord, others: dict[str, NodeRecord]) -> list[str]:
         return []
     usual, number = counts.most_common(1)[0]
     if own["gpus"] < usual and number * 2 > len(others):
-        return [f"it sees {own['gpus']} GPUs, and {number} of {len(others)} other nodes see {usual}"]
+        return [f"it has {own['gpus']} GPUs, but {number} of {len(others)} other nodes have {usual}"]
     return []
 
 
@@ -139,7 +139,7 @@ def broken_network(own: NodeRecord, others: dict[str, NodeRecord]) -> list[str]:
     if len(failed) < 2 or len(failed) < len(tried) or not all(works(others.get(peer["peer"])) for peer in failed):
         return []
     names = ", ".join(peer["peer"] for peer in failed)
-    return [f"no exchange worked, with {names}, which exchange with others: {failed[0]['why']}"]
+    return [f"all exchanges failed, with {names}, which exchange with other nodes: {failed[0]['why']}"]
 
 
 def works(record: NodeRecord | None) -> bool:
@@ -148,7 +148,7 @@ def works(record: NodeRecord | None) -> bool:
 
 def broken_pairs(own: NodeRecord) -> list[str]:
     return [
-        f"the exchange with {peer['peer']} failed ({peer['why']}): which of the two is at fault is not known"
+        f"the exchange with {peer['peer']} failed ({peer['why']}): unknown which of the two is at fault"
         for peer in own["peers"]
         if peer["status"] == "failed"
     ]

@@ -61,7 +61,7 @@ REQUESTS_S = 0.5
 NOTE_S = 10.0
 """How often strangers are recorded, at most: there may be thousands a second."""
 LEAVE_S = 20.0
-"""How long runners may take to leave after they were told to. They kill their ranks themselves before."""
+"""How long runners may take to leave after they were asked to. They kill their ranks themselves before."""
 
 
 class Controller:
@@ -271,7 +271,7 @@ def addresses_of_nodes(suffix: str) -> dict[str, str]:
     try:
         return query_addresses(nodes)
     except SlurmError as error:
-        say(f"the addresses of the nodes are not known: {error.message}")
+        say(f"cannot determine the addresses of the nodes: {error.message}")
         return {}
 
 
@@ -311,14 +311,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="Hold the generations of a job, and start its runners.")
+    parser = argparse.ArgumentParser(description="Control the generations of a job, and start its runners.")
     parser.add_argument("--attempt-dir", type=Path, required=True)
     parser.add_argument("--level", choices=("restart", "in_place"), required=True)
-    parser.add_argument("--slots", type=int, required=True, help="how many runners there are, spares included")
+    parser.add_argument("--slots", type=int, required=True, help="number of runners, spares included")
     parser.add_argument("--step", action="store_true", help="the command starts all runners, on several nodes")
     parser.add_argument("--address-suffix", default="", help="appended to a node's name for the address of rank 0")
     parser.add_argument(
-        "--exit-reason", type=Path, help="the helper that writes exit.json; default: somebody else does"
+        "--exit-reason", type=Path, help="the helper that writes exit.json; default: none, the job script does it"
     )
     words = list(sys.argv[1:] if arguments is None else arguments)
     at = words.index("--")

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from bigsci_launch.lost_peer import says_lost_peer
-from bigsci_launch.runs.generations.failures import failure_words
+from bigsci_launch.runs.generations.failures import rank_failure_text
 from bigsci_launch.runs.generations.records import CONSEQUENCES, RankFailure
 from bigsci_launch.topology import Topology
 
@@ -86,7 +86,7 @@ class RankGroup:
         }
 
     def begin_messages(self) -> list[tuple[int, dict[str, Any]]]:
-        """Return what each slot is told when the generation begins, in the order of ranks."""
+        """Return the message to each slot when the generation begins, in the order of ranks."""
         nodes = [slot.node for slot in self.slots]
         order = {node: number for number, node in enumerate(dict.fromkeys(nodes))}
         sizes = Counter(nodes)
@@ -128,7 +128,7 @@ class GenerationFailure(RankFailure):
         return {name: getattr(self, name) for name in names}
 
     def __str__(self) -> str:
-        return failure_words(self, most=None)
+        return rank_failure_text(self, most=None)
 
 
 def cause_first(failures: list[GenerationFailure]) -> list[GenerationFailure]:

@@ -125,7 +125,7 @@ def without(manifest: Manifest, version: StateVersion) -> list[Holding]:
 
 
 def choose_version(manifests: Sequence[Manifest]) -> Restorable:
-    """Return the newest state all of whose units somebody holds; `manifests` are those of all ranks."""
+    """Return the newest state all of whose units are held; `manifests` are those of all ranks."""
     wholes: dict[StateVersion, list[Mapping[str, int]]] = defaultdict(list)
     for holding in _all_holdings(manifests):
         if holding.whole not in wholes[holding.version]:
@@ -137,7 +137,7 @@ def choose_version(manifests: Sequence[Manifest]) -> Restorable:
         missing = [_find_missing(whole, holders) for whole in wholes[version]]
         if None in missing:
             return Restorable(version, why)
-        why = why or f"nobody holds {missing[0]} of the state after step {version.step}"
+        why = why or f"no rank holds {missing[0]} of the state after step {version.step}"
     return Restorable(None, why or "no rank holds a snapshot")
 
 
@@ -157,7 +157,7 @@ def _holders(manifests: Sequence[Manifest], version: StateVersion) -> dict[str, 
 
 
 def _find_missing(whole: Mapping[str, int], holders: Mapping[str, list[tuple[int, int, int]]]) -> str | None:
-    """Return the first unit that nobody holds completely."""
+    """Return the first unit that is not held completely."""
     for unit, length in whole.items():
         reached = 0
         for start, stop, _ in sorted(holders.get(unit, ())):
@@ -175,7 +175,7 @@ def plan_transfers(
     """Return what each rank gets from whom so that rank r has the shards `wanted[r]` of the state of `version`.
 
     What a rank holds itself is not sent. The rest is taken from those who send least, in an order that is the same on
-    every rank. Parts of `wanted` that nobody holds are left out: they did not exist in that state.
+    every rank. Parts of `wanted` that no rank holds are left out: they did not exist in that state.
     """
     holders = _holders(manifests, version)
     sent = [0] * len(manifests)

@@ -67,7 +67,7 @@ class Rules:
 
 
 def choose_members(wanted: WantedLayout, slots: Mapping[int, Slot], before: Membership | None) -> Membership | str:
-    """Return who takes part next, or why nobody can. `slots` are those that can take a rank."""
+    """Return the next membership, or why there is none. `slots` are those that can take a rank."""
     dp = replicas_for(wanted, len(slots))
     if isinstance(dp, str):
         return dp
@@ -85,7 +85,7 @@ def replicas_for(wanted: WantedLayout, num_slots: int) -> int | str:
     world_size, full = wanted.topology.world_size, wanted.topology.dp
     if num_slots >= world_size:
         return full
-    short = f"{world_size} ranks need as many slots, and {num_slots} {'is' if num_slots == 1 else 'are'} left"
+    short = f"{world_size} ranks need {world_size} slots, but only {num_slots} {'is' if num_slots == 1 else 'are'} left"
     if not wanted.shrink:
         return f"{short}; survive.shrink is false"
     fits = num_slots // wanted.replica_size
@@ -125,7 +125,7 @@ class HeldStates:
         }
 
     def num_lost(self, line: Membership) -> int:
-        """Return how many states nobody in a membership holds."""
+        """Return how many states no slot of a membership holds."""
         stay = {slot.number for slot in line.slots}
         return sum(not holders & stay for holders in self._slots)
 

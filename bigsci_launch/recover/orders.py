@@ -22,7 +22,7 @@ class SlotJoined:
 
 @dataclass(frozen=True, slots=True)
 class SlotLost:
-    """A runner is gone. `is_silent`: nothing was heard from it, and its connection was not closed either."""
+    """A runner is gone. `is_silent`: it sent nothing, and its connection was not closed either."""
 
     slot: int
     why: str
@@ -119,7 +119,7 @@ class RunnersEnded:
 
 @dataclass(frozen=True, slots=True)
 class Terminated:
-    """The job was told to end."""
+    """The job was asked to end."""
 
     signal: int
 
@@ -144,8 +144,6 @@ JobEvent: TypeAlias = (
 
 @dataclass(frozen=True, slots=True)
 class SendToSlot:
-    """Send a message to a slot."""
-
     slot: int
     message: dict[str, Any]
 
@@ -218,7 +216,7 @@ class SayLine:
 
 @dataclass(frozen=True, slots=True)
 class FinishJob:
-    """The job is over, with this exit code. Every slot has been told."""
+    """The job is over, with this exit code. Every slot has been notified."""
 
     code: int
 

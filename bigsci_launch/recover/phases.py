@@ -10,7 +10,7 @@ WORDS = ("joined", "restored", "stepped", "standby")
 """What every rank says in a generation. The last one: a standby waits next to it."""
 MAX_WITHOUT_PROGRESS = 3
 SHORT_S = 60.0
-"""A generation that tells no step, and lived for less than this, made no progress."""
+"""A generation that reports no step, and lived for less than this, made no progress."""
 
 
 class Phases:
@@ -29,7 +29,7 @@ class Phases:
         return len(self._said["stepped"]) == self._world_size
 
     def step_of(self, rank: int) -> int | None:
-        """Return the newest step that a rank has finished or restored; None if it has told none."""
+        """Return the newest step that a rank has finished or restored; None if it has reported none."""
         for word in ("stepped", "restored"):
             if rank in self._said[word]:
                 return _step(self._said[word][rank])
@@ -66,7 +66,7 @@ class StandstillCount:
     """Counts generations in a row that got no further than the furthest step of all, that one included."""
 
     def __init__(self, *, knows_steps: bool) -> None:
-        """`knows_steps`: ranks tell every step, so that no step means that none was finished."""
+        """`knows_steps`: ranks report every step, so that no step means that none was finished."""
         self._knows_steps = knows_steps
         self.furthest: int | None = None
         """The last step that any generation has finished; None if it is not known."""
@@ -84,7 +84,7 @@ class StandstillCount:
 
     def words(self, cause: object) -> str:
         """Return why there is no further generation after those; `cause` ended the last."""
-        where = "ended without a step that is known"
+        where = "ended without a known step"
         if self.furthest is not None:
             where = f"got no further than step {self.furthest}"
         return f"{MAX_WITHOUT_PROGRESS} generations in a row {where}, the last because {cause}"

@@ -44,7 +44,7 @@ MOST_LINES = 200
 IN_TRACEBACK = re.compile(
     r"  |Traceback \(most recent call last\)|During handling of the above|The above exception was"
 )
-"""Lines of a traceback that do not say what was raised. A full disk may cut off the one that does."""
+"""Lines of a traceback that do not show what was raised. A full disk may cut off the one that does."""
 
 
 class Records:

@@ -16,7 +16,7 @@ from bigsci_launch.runs.control.request import Request
 STOPPED = "stopped by SIGSTOP"
 """How the words of a runner begin that has killed its rank because something had stopped it."""
 KILL_AFTER_S = 5.0
-"""After the grace: the runner is told to kill a rank if it has not said that it did."""
+"""After the grace: the runner is asked to kill a rank if it has not reported that it did."""
 DROP_AFTER_S = 15.0
 """After the grace: a slot whose rank cannot be killed is given up."""
 FINAL_S = 10.0
@@ -171,9 +171,9 @@ class Running:
         return GenerationFailure(kind, step=self.phases.step, words=words, noticed=now.time)
 
     def note_left_alone(self, rank: int, now: Instant) -> None:
-        """Note that a rank has left the generation before it was told to."""
+        """Note that a rank has left the generation before it was asked to."""
         self.inside.discard(rank)
-        self.lost_peers.append((now, f"rank {rank} has left on its own"))
+        self.lost_peers.append((now, f"rank {rank} left on its own"))
 
     def note_ended_while_ending(self, rank: int, event: RankEnded, now: Instant, *, stays: bool) -> None:
         """Note the end of a process after the generation had failed. `stays`: it should have left without ending."""
@@ -194,7 +194,7 @@ class Running:
     def why_last(self, cause: GenerationFailure) -> str | None:
         """Return why there can be no generation after this one, which `cause` ended; None if there can."""
         if self.final is not None:
-            return f"a new generation would meet the same error: {cause}"
+            return f"a new generation would hit the same error: {cause}"
         if cause.kind == "left_early" and self.done:
             return f"{cause}, which lost the connection to it"
         if not self.done:
@@ -230,4 +230,4 @@ def why_refused(request: Request, run: Running | None, stage: JobStage) -> str |
         return None
     newest = f"generation {run.number}" if run else "no generation"
     state = {JobStage.RUN: "runs", JobStage.END: "is ending", JobStage.LEAVE: "was the last"}
-    return f"it is for generation {request.generation}, and {newest} {state.get(stage, 'has ended')}"
+    return f"it is for generation {request.generation}, but {newest} {state.get(stage, 'has ended')}"

@@ -153,9 +153,9 @@ class Slots:
             for line in connection.lines():
                 events += event_of(connection.slot, parse_json(line, MAX_LINE_BYTES))
         except Exception:  # nothing that a connection brings may end the job
-            why = why or "it sent what is no message"
+            why = why or "it sent an invalid message"
         if len(connection.received) > MAX_LINE_BYTES:
-            why = why or "it sent a line without end"
+            why = why or "it sent an endless line"
         return [*events, *(self._lose(connection, why) if why else ())]
 
     def _end_common_silence(self) -> float:
@@ -169,12 +169,12 @@ class Slots:
     def _end_leases(self) -> list[JobEvent]:
         connections, now = list(self._connections.values()), self._clock.read()
         if now - self._spoke > ALL_SILENT_S:
-            why = f"nothing was heard from any slot for {ALL_SILENT_S:g} s"
+            why = f"no message from any slot for {ALL_SILENT_S:g} s"
             return [event for connection in connections for event in self._lose(connection, why)]
         if now - self._spoke > SPEAKS_S:
             return []
         silent = [connection for connection in connections if now - connection.heard > LEASE_S]
-        why = f"nothing was heard from it for {LEASE_S:g} s"
+        why = f"no message from it for {LEASE_S:g} s"
         return [event for connection in silent for event in self._lose(connection, why, is_silent=True)]
 
     def _lose(self, connection: Connection, why: str, *, is_silent: bool = False) -> list[JobEvent]:
@@ -274,25 +274,25 @@ def _whole(value: Any, most: int = (1 << 31) - 1) -> int:
 
 def _text(value: Any) -> str:
     if type(value) is not str:
-        raise TypeError(f"{value!r:.40} is no text")
+        raise TypeError(f"{value!r:.40} is not text")
     return value
 
 
 def _name(value: Any) -> str:
     if not NODE_NAME.fullmatch(_text(value)):
-        raise ValueError(f"{value!r:.40} is no name of a node")
+        raise ValueError(f"{value!r:.40} is not a node name")
     return str(value)
 
 
 def _words(value: Any) -> str:
-    """Return what is quoted where people and programs read lines."""
+    """Return text to quote in lines that are read and parsed: one line."""
     return one_line(_text(value))
 
 
 def _moment(value: Any) -> float:
     """Return a time in seconds since the epoch, from the year 2000 to tomorrow."""
     if type(value) not in (int, float) or not EARLIEST <= value <= time.time() + DAY_S:
-        raise ValueError(f"{value!r:.40} is no time of this job")
+        raise ValueError(f"{value!r:.40} is not a time of this job")
     return float(value)
 
 

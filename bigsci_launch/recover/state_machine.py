@@ -77,7 +77,7 @@ class JobStateMachine:
         self._cause: GenerationFailure | None = None
         self._is_archiving, self._is_archived = False, True
         self._leave_due: float | None = None
-        """When the slots are told to leave after the job was told to end."""
+        """When the slots are asked to leave after the job was asked to end."""
         self._code: int | None = None
         self._silent_nodes: set[str] = set()
         self._progress = StandstillCount(knows_steps=rules.level == "in_place")
@@ -249,7 +249,7 @@ class JobStateMachine:
     def _note_done(self, run: Running, rank: int, failure: GenerationFailure) -> None:
         """Note that a rank is done: it has ended with 0, or had finished before this happened to it."""
         if rank not in run.done and failure.kind != "left_early":
-            self._order(SayLine(f"{failure}, after it had finished: that is no failure"))
+            self._order(SayLine(f"{failure}, after it had finished: not a failure"))
         run.inside.discard(rank)
         run.done.setdefault(rank, failure)
         run.first_done = run.first_done or self._now
@@ -263,10 +263,10 @@ class JobStateMachine:
             return
         self._deaths.note(event.slot, is_final=event.is_final)
         how = event.signal or f"exit code {event.code}"
-        self._order(SayLine(f"a process that waited in slot {event.slot} has ended: {how}"))
+        self._order(SayLine(f"a standby process in slot {event.slot} has ended: {how}"))
         if self._deaths.is_out(event.slot):
             self._lost.remove(event.slot)
-            self._gone[event.slot] = event.words or f"its process ends before it takes a rank, with {how}"
+            self._gone[event.slot] = event.words or f"its process exits before it takes a rank, with {how}"
             self._cause = self._cause or GenerationFailure(
                 "died", noticed=self._now.time, slot=event.slot, status=event.status
             )
@@ -299,7 +299,7 @@ class JobStateMachine:
             self._fail(run.blame_nobody("asked", self._now, words))
             return None
         if request.rank is None or request.rank not in run.inside:
-            return f"rank {request.rank} does not run"
+            return f"rank {request.rank} is not running"
         self._order(SendToSlot(run.slot(request.rank), run.kill_message(words)))
         self._fail(run.failure(request.failure, self._now, request.rank, words=words), fenced=request.rank)
         return None
@@ -417,7 +417,7 @@ class JobStateMachine:
             self._conclude(run, run.ended)
 
     def _see_off(self) -> None:
-        """After the job was told to end: tell the slots to leave too. On this machine, their runners were told."""
+        """After the job was asked to end: ask the slots to leave too. On this machine, their runners were asked."""
         due = self._leave_due
         if due is not None and self._now.clock >= due and self._rules.address_suffix is not None:
             self._leave_due = float("inf")
@@ -454,8 +454,8 @@ class JobStateMachine:
             self._give_up(run.final.status if run.final is not None else cause.status, why)
 
     def _terminate(self, number: int) -> None:
-        """End the job because it was told to. Whoever tells the controller tells the ranks too, a moment later at the
-        latest: Slurm, or the controller itself on this machine. They are not told twice."""
+        """End the job on request. What signals the controller signals the ranks too, a moment later at the latest:
+        Slurm, or the controller itself on this machine. They are not signalled twice."""
         self._leave_due = self._now.clock + TERMINATION_LAG_S
         self._record("gave_up", {"exit_code": 128 + number, "why": "the job was told to end", "rank": None})
         self._stage, self._code = JobStage.LEAVE, 128 + number

@@ -26,7 +26,7 @@ from bigsci_launch.rehearse.reduce import (
 from bigsci_launch.runs.layout import RehearsalDir, next_rehearsal
 
 MEMORY = "memory"
-"""The planner's rule that says whether a setup fits. Its other remarks are about the length of a real run."""
+"""The planner's rule on whether a setup fits. Its other remarks are about the length of a real run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ class Arrangement:
         found += notes(self.prepared.loaded, is_local=is_local)
         if not self.loaded.config.run.starts_trainer:
             found.append(
-                "warning: run.command is passed as it is: files that the program writes outside $BSL_RUN_DIR are those "
+                "warning: run.command is used unchanged: files that the program writes outside $BSL_RUN_DIR are those "
                 "of the run, and its own options still describe the whole run"
             )
         return found
@@ -136,7 +136,7 @@ def _fit(
 ) -> tuple[tuple[ConfigChange, ...], Prepared]:
     """Return the changes and the rehearsal with as many layers as the planner thinks fit into memory.
 
-    What it says of the run itself is `tolerated`.
+    Findings about the run itself are `tolerated`.
     """
     most = max(original.layers, default=1)
     for fewer in range(most):
@@ -148,7 +148,7 @@ def _fit(
 
 
 def _memory_findings(prepared: Prepared) -> set[str]:
-    """Return the severities of what the planner says about memory: `warning` if it is tight, `error` if too small."""
+    """Return the severities of the planner's findings about memory: `warning` if it is tight, `error` if too small."""
     return {finding.severity for finding in prepared.findings if finding.rule == MEMORY}
 
 

@@ -21,7 +21,7 @@ from bigsci_launch.scheduler.slurm import signal_script
 
 POLL_S = 0.2
 ASK_S = 5.0
-"""Seconds between questions to Slurm while the run directory says enough."""
+"""Seconds between queries to Slurm while the run directory shows enough."""
 KILL_LIMIT_S = 30.0
 END_LIMIT_S = 90.0
 """How long an attempt may take to end after it was cancelled."""
@@ -124,11 +124,11 @@ class RunningAttempt:
             pause_s = min(2 * pause_s, 10.0)
 
     def wait_for_ending(self, limit_s: float) -> None:
-        """Wait until `exit.json` says how the attempt ended, or its job is over, or `limit_s` seconds have passed."""
+        """Wait until `exit.json` shows how the attempt ended, or its job is over, or `limit_s` seconds have passed."""
         self.wait(lambda _: self.ending() is not None, limit_s)
 
     def has_gone(self) -> bool:
-        """Whether the job is known to be over. If nobody can tell, it is not."""
+        """Whether the job is known to be over; False if that cannot be determined."""
         with suppress(BslError):
             return self.is_over()
         return False
@@ -214,6 +214,6 @@ class RunningAttempt:
         """Like `end`; return what is left to do, None if nothing is."""
         by_hand = f"`bsl status {self.run.path}` shows whether it still runs, and `bsl cancel {self.run.path}` ends it"
         try:
-            return None if self.end() else f"{self.label} was asked to end, and has not yet: {by_hand}"
+            return None if self.end() else f"{self.label} was asked to end, but has not ended yet: {by_hand}"
         except BslError as error:
             return f"{self.label} could not be ended: {error.message}; {by_hand}"

@@ -47,9 +47,9 @@ class RankProcess:
 
 @dataclass(frozen=True, slots=True)
 class AttemptEvidence:
-    """What an attempt has shown. Dictionaries go from a step to seconds, None where nobody measured them.
+    """What an attempt has shown. Dictionaries go from a step to seconds, None where they were not measured.
 
-    `loaded` is the step of the checkpoint from which it resumed; None if nothing says that it did. `is_recorded` is
+    `loaded` is the step of the checkpoint from which it resumed; None if nothing shows that it did. `is_recorded` is
     True for records of `bsl train`, False for lines that a program printed.
     """
 

@@ -87,12 +87,12 @@ def judge_teardown(
         still = "the attempt has ended, but not its job" if ending else "the attempt still runs"
         return PhaseResult(KILL, "failed", limit_s, (f"{still} {limit_s:g} s after rank {victim} was killed",))
     if ending is None:
-        text = "the job is over, but left no exit.json: which rank failed first is not known"
+        text = "the job is over, but left no exit.json: unknown which rank failed first"
         return PhaseResult(KILL, "failed", teardown_s, (text,))
     first = ending.get("first_failure") or {}
     found = (ending["reason"], first.get("rank"), first.get("signal"), ending.get("exit_code"))
     if found != ("crashed", victim, "SIGKILL", SIGKILL_CODE):
-        text = f"rank {victim} was killed, but the attempt says: {ending_text(ending)}"
+        text = f"rank {victim} was killed, but the attempt ended differently: {ending_text(ending)}"
         return PhaseResult(KILL, "failed", teardown_s, (text,))
     said = f"rank {victim} killed: {ending_text(ending)}, {teardown_s:.1f} s later"
     return PhaseResult(KILL, "ok", teardown_s, (said,))
@@ -105,7 +105,7 @@ def with_left_over(
     unseen = [] if looked == ["this machine"] else [node for node in nodes if node not in looked]
     said = [f"still running, and now killed: {', '.join(left)}"] if left else []
     said += ["no process left"] if looked and not left else []
-    said += [f"not looked at for processes that are left: {', '.join(unseen)}"] if unseen else []
+    said += [f"not checked for processes that are left: {', '.join(unseen)}"] if unseen else []
     outcome: Outcome = "failed" if left else result.outcome
     return PhaseResult(result.name, outcome, result.seconds, (*result.evidence, *said))
 
@@ -124,7 +124,7 @@ def judge_resume_after_kill(
     pairs = [(old[step.step], step) for step in after.steps if step.step in old]
     pairs = [(one, other) for one, other in pairs if _is_finite(one) and _is_finite(other)]
     if not pairs:
-        said.append("the killed attempt shows no loss of a step after the save, so none could be compared")
+        said.append("the killed attempt printed no loss of a step after the save, so none could be compared")
         return PhaseResult(RESUME_AFTER_KILL, "not checked", seconds, tuple(said))
     apart = max(_difference(one, other) for one, other in pairs)
     names = f"steps {pairs[0][0].step}-{pairs[-1][0].step}" if len(pairs) > 1 else f"step {pairs[0][0].step}"

@@ -38,7 +38,7 @@ class RehearsalLimits:
         return cls(
             pending_s=pending_s,
             ranks_s=RANKS_START_S,
-            # Nobody knows whether another program prints its steps at all.
+            # Another program may not print its steps at all.
             first_step_s=step_s + (FIRST_STEP_S if config.run.starts_trainer else 0.0),
             step_s=step_s,
             save_s=max(LEAST_S, SLOWEST * (monitor.save_time_s + monitor.eval_time_s)),

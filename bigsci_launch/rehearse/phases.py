@@ -63,7 +63,7 @@ class Played:
 
 
 def decide(phases: Sequence[PhaseResult], *, has_started: bool) -> Decision:
-    """Return `no-go` if a phase failed. A job that never started says nothing about the run."""
+    """Return `no-go` if a phase failed. A job that never started proves nothing about the run."""
     if any(phase.outcome == "failed" for phase in phases):
         return "no-go"
     return "go" if has_started else "unknown"

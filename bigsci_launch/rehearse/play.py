@@ -119,7 +119,7 @@ class Rehearsal:
             return True
         if waited == "ended":
             return self._fail_end(STEPS, attempt, time.monotonic() - began)
-        text = f"{len(evidence.steps)} steps in {limit_s:g} s; it is ended: `bsl logs {attempt.run.path}`"
+        text = f"{len(evidence.steps)} steps in {limit_s:g} s; it is being ended: `bsl logs {attempt.run.path}`"
         return self._fail(STEPS, limit_s, text)
 
     def _wait_for_save(self, attempt: RunningAttempt) -> tuple[Waited, AttemptEvidence]:

@@ -173,7 +173,7 @@ def _ticks(original: Original) -> int:
 
 def _place(config: RunConfig, root: str) -> Iterator[ConfigChange]:
     name = f"{NAME_PREFIX}{config.run.name}"[:LONGEST_NAME]
-    yield ConfigChange("run.name", config.run.name, name, "its jobs are told apart from those of the run")
+    yield ConfigChange("run.name", config.run.name, name, "its jobs differ by name from those of the run")
     yield ConfigChange("run.root", config.run.root, root, "the checkpoints of the run are not touched")
 
 
@@ -199,7 +199,7 @@ def _stages(original: Original, sizes: RehearsalSizes, fewer: int) -> Iterator[C
     config, layers = original.config, original.layers
     parallelism = config.parallelism
     pp, method = parallelism.pipeline_parallel_size, parallelism.partition_method
-    fit = f"what fits on {sizes.nodes} nodes" if not original.is_local_site else "two replicas show what more would"
+    fit = f"what fits on {sizes.nodes} nodes" if not original.is_local_site else "two replicas behave like more"
     yield ConfigChange(PP, pp, sizes.pp, fit)
     yield ConfigChange(DP, parallelism.data_parallel_size, sizes.dp, fit)
     if not layers or (pp == sizes.pp and not fewer):
@@ -239,7 +239,7 @@ def _batches(original: Original, sizes: RehearsalSizes) -> Iterator[ConfigChange
 
 def _length(config: RunConfig) -> Iterator[ConfigChange]:
     training, optimizer = config.training, config.optimizer
-    yield ConfigChange("training.steps", training.steps, STEPS, "more than it makes: each attempt is ended on purpose")
+    yield ConfigChange("training.steps", training.steps, STEPS, "more than it runs: each attempt is ended on purpose")
     yield ConfigChange("training.stop_after_steps", training.stop_after_steps, None, "each attempt is ended on purpose")
     decay = optimizer.decay_steps or training.steps
     yield ConfigChange("optimizer.decay_steps", optimizer.decay_steps, decay, "the learning rate is that of the run")

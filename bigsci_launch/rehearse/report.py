@@ -73,7 +73,6 @@ def _rounded(seconds: float) -> str:
 
 
 def report_document(report: RehearsalReport) -> dict[str, Any]:
-    """Return the JSON document of a rehearsal."""
     arrangement, played = report.arrangement, report.played
     request, loaded = arrangement.prepared.request, arrangement.loaded
     packages = installed_packages()

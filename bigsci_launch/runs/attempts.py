@@ -3,7 +3,7 @@
 The state of an attempt has four sources, asked in this order: squeue, sacct if it is installed, the launcher's PID for
 local attempts, and the attempt's exit.json. If none of them knows, the state is UNKNOWN, with the reason.
 An attempt without job.json may have a job: `bsl submit` was killed, or sbatch got no answer. squeue knows its script.
-Slurm's answer is believed only if it can be about this attempt's job: an id alone says nothing.
+Slurm's answer is believed only if it can be about this attempt's job: an id alone proves nothing.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from bigsci_launch.units import ago
 
 SCHEMA_VERSION = 1
 NO_RECORD = "`bsl submit` recorded no job"
-NO_JOB = f"{NO_RECORD}, and none that waits or runs has the script of this attempt"
+NO_JOB = f"{NO_RECORD}, and no queued or running job has the script of this attempt"
 STATE_OF_REASON = {
     "finished": JobState.COMPLETED,
     "stopped": JobState.COMPLETED,
@@ -75,7 +75,6 @@ class JobRecord:
 
 
 def write_job(attempt: AttemptDir, record: JobRecord) -> None:
-    """Write `job.json`."""
     write_json(attempt.job, {"schema_version": SCHEMA_VERSION, **asdict(record)})
 
 
@@ -201,12 +200,12 @@ class SlurmAnswer:
     """
 
     jobs: Mapping[str, JobInfo] = field(default_factory=dict)
-    why_unknown: str = "Slurm was not asked"
+    why_unknown: str = "Slurm was not queried"
     has_answered: bool = False
     cluster: str | None = None
 
     def about(self, job_id: str | None) -> JobInfo | None:
-        """Return what Slurm says about a job, with the cluster that said it; None if it says nothing."""
+        """Return Slurm's answer about a job, with the cluster that gave it; None if there is none."""
         job = self.jobs.get(job_id or "")
         return replace(job, cluster=job.cluster or self.cluster or "") if job else None
 
@@ -250,7 +249,7 @@ def _is_named(job: JobInfo | None) -> bool:
 def identify(attempt: AttemptDir, record: JobRecord, job: JobInfo) -> Identification:
     """Return whether `job`, which Slurm knows by the id of the attempt's job, is that job."""
     if not is_latest_of_its_job(attempt, record):
-        return Identification(False, f"job {job.job_id} is now that of a later attempt")
+        return Identification(False, f"job {job.job_id} now belongs to a later attempt")
     return identify_job(attempt, record.submitted, record.cluster, job)
 
 
@@ -276,31 +275,30 @@ def attempt_state(
         return unknown(job_id, f"{who.why}; {left}")
     if record.cluster and answer.cluster and record.cluster != answer.cluster:
         return unknown(
-            job_id, f"it is on cluster {record.cluster}, and only cluster {answer.cluster} was asked; {left}"
+            job_id, f"it is on cluster {record.cluster}, but only cluster {answer.cluster} was queried; {left}"
         )
     return replace(unknown(job_id, f"{answer.why_unknown}; {left}"), is_gone=answer.has_answered)
 
 
 def launcher_state(attempt: AttemptDir, launcher: Launcher, ended: dict[str, Any] | None) -> JobInfo:
-    """The state of a local attempt."""
     job_id = str(launcher.pid)
     if launcher.is_alive:
         return _local(launcher, JobInfo(job_id, JobState.RUNNING, "RUNNING", "launcher"))
     if ended is not None:
         return _local(launcher, ended_state(job_id, ended))
     if not launcher.is_here:
-        why = f"it was started on {launcher.host}, and only that machine can tell; {_lease_words(attempt)}"
+        why = f"its launcher was started on {launcher.host} and can only be checked there; {_lease_text(attempt)}"
         return _local(launcher, unknown(job_id, why))
-    killed = unknown(job_id, "the launcher is gone and left no exit.json: it was killed, or could not write")
+    killed = unknown(job_id, "the launcher is gone and left no exit.json: it was killed, or could not write it")
     return _local(launcher, replace(killed, is_gone=True))
 
 
-def _lease_words(attempt: AttemptDir) -> str:
+def _lease_text(attempt: AttemptDir) -> str:
     """Return when the launcher last showed that it runs. The clock that wrote that may be another than ours."""
     renewed = renewed_at(attempt.lease)
     if renewed is None:
-        return "it has left no sign of life"
-    return f"its last sign of life was {ago(renewed, time.time())}"
+        return "it has written no heartbeat"
+    return f"its last heartbeat was {ago(renewed, time.time())}"
 
 
 def _local(launcher: Launcher, info: JobInfo) -> JobInfo:
@@ -342,7 +340,6 @@ def is_latest_of_its_job(attempt: AttemptDir, record: JobRecord) -> bool:
 
 
 def run_of(attempt: AttemptDir) -> RunDir:
-    """The run that the attempt belongs to."""
     return RunDir(attempt.path.parent.parent)
 
 

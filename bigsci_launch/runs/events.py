@@ -6,7 +6,7 @@ dropped and counted. Each record is one `write` to a file opened with O_APPEND. 
 A record is `{"kind", "time", "mono", "step", ...}`. Kinds: `start` (world, coordinate, host, pid), `heartbeat` (phase:
 the rank has just entered it), `step` (loss, seconds, tflops, ... from the ranks that know them; on a GPU also
 memory_allocated and memory_reserved, peak bytes of that rank in the step, and memory_retries), `save` (path, seconds;
-request: its key, if somebody asked for it;
+request: the key of the request for it, if any;
 refused_since: the first step of the saves before it that the disk refused), `save_refused` (by rank 0: what the disk
 refused: text, path, errno; the ranks, the node of the first, the step of the newest checkpoint, hint, and retry_s,
 after which it is tried again at the latest), `load` (path), `changed` (what is not as it was when the loaded checkpoint

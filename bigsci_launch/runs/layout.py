@@ -41,8 +41,8 @@ RUN/
   spy/                        evidence bundles
   control/                    the group's: what people ask of the run, as files: save, exit, restart, dump, kill
   watch/                      the owner's. findings.jsonl: what watchers noticed; acts.jsonl: what was done, by whom and
-                              why; outbox.jsonl: what people were told, and what they could not be told yet; NAME.json:
-                              the newest sign of life of watcher NAME; claims/: acts that nobody repeats; requests/:
+                              why; outbox.jsonl: messages that were sent, or could not be sent yet; NAME.json:
+                              the newest heartbeat of watcher NAME; claims/: acts that are not repeated; requests/:
                               what was taken up from control/; by/UID/: what watchers of other people noticed
 
 ROOT/rehearsals/NAME/0001/    a rehearsal of run NAME: report.json, and the run directory of its attempts

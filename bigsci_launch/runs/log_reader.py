@@ -38,7 +38,7 @@ class LogLine(NamedTuple):
 class LogReader:
     """Reads one log incrementally, in complete lines; a missing file has none yet.
 
-    `trouble` says why it cannot be read; None if it can.
+    `trouble` is why it cannot be read; None if it can.
     """
 
     def __init__(self, path: Path, rank: int) -> None:

@@ -134,7 +134,7 @@ def parse_ranks(text: str) -> frozenset[int]:
 
 
 def end_detector(attempt: AttemptDir) -> Callable[[], bool]:
-    """Return a function that says whether the attempt has ended: from exit.json, else by asking at most every 30 s."""
+    """Return a function that tests if the attempt has ended: from exit.json, else by asking at most every 30 s."""
     asked, num_unknown = time.monotonic() - ASK_SLURM_EVERY_S + 2, 0
 
     def has_ended() -> bool:

@@ -21,7 +21,7 @@ SAME_SUBMISSION_S = 300.0
 
 @dataclass(frozen=True, slots=True)
 class Identification:
-    """Whether a job that Slurm knows is that of an attempt; None if it cannot be told. `why` is half a sentence."""
+    """Whether a job that Slurm knows is that of an attempt; None if that is unknown. `why` is half a sentence."""
 
     is_ours: bool | None
     why: str
@@ -34,25 +34,25 @@ def identify_job(attempt: AttemptDir, submitted: float, cluster: str | None, job
     """
     if cluster and job.cluster and cluster != job.cluster:
         return Identification(
-            False, f"job {job.job_id} is on cluster {cluster}, and only cluster {job.cluster} was asked"
+            False, f"job {job.job_id} is on cluster {cluster}, but only cluster {job.cluster} was queried"
         )
     run = RunDir(attempt.path.parent.parent)
     if (named := job.run_directory) is not None:
         if is_same_folder(Path(named), run.path):
             return Identification(True, f"the comment of job {job.job_id} names this run")
-        return Identification(False, f"job {job.job_id} is now another run's: {named}")
+        return Identification(False, f"job {job.job_id} now belongs to another run: {named}")
     return _without_comment(run, attempt, submitted, job)
 
 
 def _without_comment(run: RunDir, attempt: AttemptDir, submitted: float, job: JobInfo) -> Identification:
     name, user = _name_of(run), _owner_of(attempt.job)
     if job.name and name and job.name != name:
-        return Identification(False, f"job {job.job_id} is now another one, named {job.name}")
+        return Identification(False, f"the number of job {job.job_id} was reused: it is now named {job.name}")
     if job.user and user and job.user not in user:
-        return Identification(False, f"job {job.job_id} is now another one, of user {job.user}")
+        return Identification(False, f"the number of job {job.job_id} was reused: it now belongs to user {job.user}")
     is_known = bool(job.name and name and job.user and user)
     if is_known and job.submitted is not None and abs(job.submitted - submitted) <= SAME_SUBMISSION_S:
-        return Identification(True, f"job {job.job_id} has the name, the owner and the time of submission of this run")
+        return Identification(True, f"job {job.job_id} matches this run by name, owner and time of submission")
     return Identification(None, f"job {job.job_id} has no comment that names its run")
 
 

@@ -67,12 +67,10 @@ def config_identity(loaded: LoadedRun) -> str:
 
 
 def digest(text: str) -> str:
-    """Return a short digest of a text."""
     return hashlib.sha256(text.encode()).hexdigest()[:DIGITS]
 
 
 def revision_document(revision: CodeRevision) -> dict[str, Any]:
-    """Return the revision as it is stored in a report."""
     return {
         "repositories": dict(revision.repositories),
         "dirty": revision.is_dirty,
@@ -151,11 +149,11 @@ def describe_past(past: Sequence[PastRehearsal], revision: CodeRevision, identit
         return f"warning: rehearsed at {revision.short}: {same[-1].words}; {command} rehearses it again"
     last = f" (last rehearsal: at {past[-1].revision.short}: {past[-1].words})" if past else ""
     if not revision.is_known:
-        what = "the revision of the code is not known, so it cannot be told whether it was rehearsed"
+        what = "the revision of the code is unknown, so past rehearsals cannot be matched"
     elif past and past[-1].revision.is_same(revision):
         what = "never rehearsed with this configuration"
     elif past and past[-1].revision.repositories == revision.repositories:
-        what = f"never rehearsed at {revision.short}: what is not committed has changed"
+        what = f"never rehearsed at {revision.short}: the uncommitted changes differ"
     else:
         what = f"never rehearsed at {revision.short}"
     return f"note: {what}{last}; {command} does it in minutes"

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 
 from bigsci_launch.errors import SlurmRefused
-from bigsci_launch.scheduler.command import run_slurm, slurm_words, stream_slurm
+from bigsci_launch.scheduler.command import run_slurm, slurm_text, stream_slurm
 from bigsci_launch.scheduler.hostlist import expand_hostlist
 from bigsci_launch.scheduler.slurm import cancel_job, query_job
 
@@ -48,9 +48,9 @@ def run_on_each(
         on_line(line)
 
     said = stream_slurm(command, stdin="", until=lambda: deadline[0], on_line=take, extra_environment=environment)
-    words = slurm_words(said)
+    words = slurm_text(said)
     if not count[0]:
-        raise SlurmRefused(f"srun: {name} did not start: {words or 'Slurm said nothing'}", argv=command)
+        raise SlurmRefused(f"srun: {name} did not start: {words or 'no message from Slurm'}", argv=command)
     return words
 
 
@@ -86,7 +86,7 @@ def wait_for_nodes(job_id: str) -> list[str]:
     while True:
         job = query_job(job_id)
         if job.state.is_over:
-            raise SlurmRefused(f"job {job_id}, which was to hold nodes, is {job.state.value}: {job.reason}")
+            raise SlurmRefused(f"job {job_id}, whose nodes are needed, is {job.state.value}: {job.reason}")
         if job.hostlist and not job.state.is_queued:
             return expand_hostlist(job.hostlist)
         time.sleep(_POLL_S)

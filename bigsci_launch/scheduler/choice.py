@@ -13,7 +13,7 @@ class Scheduler(Protocol):
     """Finds a job and runs programs on its nodes. What those know of a job is in `diagnostics/node_scheduler.py`.
 
     `name` is what answers call it, `starter` its command that runs a program on nodes. `show_job` and `list_steps` are
-    commands for a person, with `{job_id}`.
+    commands to type, with `{job_id}`.
     """
 
     name: str
@@ -22,7 +22,7 @@ class Scheduler(Protocol):
     list_steps: str
 
     def find_job(self, job_id: str) -> JobInfo:
-        """Return the job that a person means by an ID.
+        """Return the job that an ID means.
 
         Raises:
             JobNotFound, CollectError: there is none.
@@ -40,7 +40,7 @@ class Scheduler(Protocol):
         """
 
     def command_on_node(self, command: str, job_id: str, *, node: str | None = None, group: int | None = None) -> str:
-        """Return the line that runs a shell command on a node of the job, or on all of them, as a person types it."""
+        """Return the line that runs a shell command on a node of the job, or on all of them, to be typed in a shell."""
 
 
 HERE: Scheduler = Here()

@@ -36,7 +36,7 @@ _UNANSWERED = re.compile(
     r"Socket timed out|Zero Bytes were transmitted or received|Unexpected missing socket|Connection reset|Broken pipe",
     re.IGNORECASE,
 )
-# What Slurm itself says on the stderr of a program that it runs: errors, and a remark that helps nobody.
+# What Slurm itself writes to the stderr of a program that it runs: errors, and a remark of no use.
 _ERROR = re.compile(r"(srun|slurmstepd)(-[^:]*)?: (error|fatal|Force Terminated)")
 _REMARK = "srun: cluster configuration lacks support for cpu binding"
 
@@ -91,7 +91,7 @@ def run_slurm(
     completed = _run(tuple(argv), timeout_s, cwd, environment)
     if completed.returncode != 0:
         if is_unavailable(completed):
-            raise unavailable(completed, slurm_words(completed.stderr))
+            raise unavailable(completed, slurm_text(completed.stderr))
         if check:
             raise refused(completed)
     return completed
@@ -114,7 +114,7 @@ def ask_slurm(*argv: str, timeout_s: float = DEFAULT_TIMEOUT_S) -> CommandAnswer
         return CommandAnswer(False, error.message, isinstance(error, SlurmUnanswered))
     if done.returncode == 0:
         return CommandAnswer(True, done.stdout.strip())
-    return CommandAnswer(False, (done.stderr or done.stdout).strip() or f"{argv[0]} left with {done.returncode}")
+    return CommandAnswer(False, (done.stderr or done.stdout).strip() or f"{argv[0]} exited with {done.returncode}")
 
 
 _LOCAL_HINT = "use `bsl submit --local` to run without it (`bsl cluster up` starts a small Slurm to try)"
@@ -140,7 +140,7 @@ def unavailable(completed: Completed, why: str) -> SlurmUnavailable:
 
 def refused(completed: Completed) -> SlurmRefused:
     """The error for a command that Slurm refused."""
-    words = slurm_words(completed.stderr) or f"exit status {completed.returncode} and no message"
+    words = slurm_text(completed.stderr) or f"exit status {completed.returncode} and no message"
     return SlurmRefused(
         f"{completed.argv[0]}: Slurm refused: {words}",
         argv=completed.argv,
@@ -149,7 +149,7 @@ def refused(completed: Completed) -> SlurmRefused:
     )
 
 
-def slurm_words(stderr: str) -> str:
+def slurm_text(stderr: str) -> str:
     """Return Slurm's own message on one line: its last three lines, without the prefix `sbatch: error: `."""
     lines = [re.sub(r"^[a-z_]+: (?:error|fatal): ", "", line).strip() for line in stderr.splitlines()]
     return "; ".join(_distinct(line for line in lines if line)[-3:])
@@ -180,7 +180,7 @@ def _run(argv: tuple[str, ...], timeout_s: float, cwd: Path | None, environment:
         stdout, stderr = process.communicate(timeout=timeout_s)
     except subprocess.TimeoutExpired:
         stderr = _stop(process)
-        words = slurm_words(stderr)
+        words = slurm_text(stderr)
         said = f" ({words})" if words else ""
         raise unavailable(Completed(argv, -1, "", stderr), f"no answer in {timeout_s:g} s{said}") from None
     except BaseException:
@@ -190,7 +190,7 @@ def _run(argv: tuple[str, ...], timeout_s: float, cwd: Path | None, environment:
 
 
 class _HeldInterrupt:
-    """Ctrl-C waits from here to `release`: inside of Popen it would leave a command that nobody knows or ends."""
+    """Ctrl-C waits from here to `release`: inside of Popen it would leave a command that is neither known nor ended."""
 
     def __init__(self) -> None:
         self._came = False

@@ -1,4 +1,4 @@
-"""Which job a person means by an ID, in any spelling that Slurm's commands print. Pure.
+"""Which job an ID means, in any spelling that Slurm's commands print. Pure.
 
 `1234` is a job, an array, or a heterogeneous job. `1234_5` is a task of an array, `1234_[6-9%2]` are its tasks that
 still wait, and `1234+1` is a component of a heterogeneous job. Tasks and components have a number of their own as well:

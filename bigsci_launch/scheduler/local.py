@@ -71,14 +71,14 @@ class Launcher:
         if not self.is_alive:
             return
         if why is not None:
-            raise RunDirError(f"pid {self.pid} was sent no signal: {why}", hint=f"`ps -fp {self.pid}` shows what it is")
+            raise RunDirError(f"no signal sent to pid {self.pid}: {why}", hint=f"`ps -fp {self.pid}` shows what it is")
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.pid, number)
 
     def why_not_of(self, attempt: Path) -> str | None:
         """Return why this process is not known to be the launcher of `attempt`, and this user's; None if it is.
 
-        A file says which process it is, and whoever wrote that file may have named any.
+        The PID is from a file, whose writer may have named any process.
         """
         try:
             is_ours = (PROC / str(self.pid)).stat().st_uid == os.geteuid()
@@ -88,7 +88,7 @@ class Launcher:
             return "it belongs to another user"
         words = read_words(self.pid)
         if words is None:
-            return "it does not say what it runs"
+            return "its command line cannot be read"
         is_named = any(is_same(word, place) for word in words for place in (attempt, attempt / "script.sh"))
         return None if is_named else f"its command does not name {attempt}"
 
@@ -137,7 +137,7 @@ def reserved_port() -> Iterator[int]:
 
     Rank 0 must be able to bind the port, so the launcher cannot hold it. Instead it holds an abstract socket with the
     port in its name, which goes away with the process. The ports are below the ephemeral range, so outgoing
-    connections never use them. Anybody may hold such names: a launcher that finds none left does without one.
+    connections never use them. Any process may hold such names: a launcher that finds none left does without one.
     """
     for offset in range(NUM_PORTS):
         port = FIRST_PORT + (os.getpid() * 7 + offset) % NUM_PORTS
@@ -343,7 +343,7 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--exit-reason", type=Path, required=True, help="the helper that writes exit.json")
     parser.add_argument("--lease", type=Path, required=True, help="the file that is renewed while the ranks run")
     parser.add_argument(
-        "--wait-s", type=float, required=True, help="how long ranks may run after the first; 0: for ever"
+        "--wait-s", type=float, required=True, help="seconds that ranks may run after the first has ended; 0: no limit"
     )
     words = list(sys.argv[1:] if arguments is None else arguments)
     at = words.index("--")
@@ -355,7 +355,7 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
 def say(text: str) -> None:
     """Write a line to the attempt's output, in the format of the job script. The disk that it is on may be full.
 
-    The text may quote anybody, and exit records are read from that output: it is one line, whatever is in it.
+    The text may quote any program, and exit records are read from that output: it is one line, whatever is in it.
     """
     with contextlib.suppress(OSError):
         os.write(1, f"{time.strftime('%Y-%m-%dT%H:%M:%SZ', time.gmtime())} bsl: {one_line(text)}\n".encode())

@@ -20,7 +20,7 @@ from bigsci_launch.scheduler.command import (
     has_command,
     refused,
     run_slurm,
-    slurm_words,
+    slurm_text,
     stream_slurm,
 )
 from bigsci_launch.scheduler.hostlist import expand_hostlist
@@ -39,7 +39,7 @@ from bigsci_launch.scheduler.job_ids import asked_as, is_job_id, leaders_missing
 
 SUBMIT_TIMEOUT_S = 120.0
 NAMES_TIMEOUT_S = 5.0
-"""Names of nodes are nice to have: nobody should wait for a controller that is down."""
+"""Names of nodes are optional: they are not worth a wait for a controller that is down."""
 _CLUSTER_NAME = re.compile(r"^ClusterName\s*=\s*(\S+)", re.MULTILINE)
 _CLUSTER_HEADING = "CLUSTER: "
 _CANCELLED_BY = re.compile(r"^CANCELLED by (\d+)", re.MULTILINE)
@@ -335,7 +335,7 @@ class Slurm:
             command = step_argv(job_id, step.argv, nodes=step.nodes, groups=step.groups, options=options)
             words = stream_slurm(command, stdin=step.stdin, until=step.until, on_line=step.on_line)
         refused_nodes = re.findall(r"[Tt]ask launch for \S+ failed on node (\S+?):", words)
-        return StepEnd(tuple(dict.fromkeys(refused_nodes)), slurm_words(words))
+        return StepEnd(tuple(dict.fromkeys(refused_nodes)), slurm_text(words))
 
     def command_on_node(self, command: str, job_id: str, *, node: str | None = None, group: int | None = None) -> str:
         component = "" if group is None else f" --het-group={group}"

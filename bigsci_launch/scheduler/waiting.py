@@ -42,12 +42,12 @@ REASONS = (
         "DependencyNeverSatisfied", "it waits for a job that did not end as asked: it will never start", "{again}"
     ),
     WaitReason("JobHeldUser", "its owner holds it back", "scontrol release {job}"),
-    WaitReason("JobHeldAdmin", "an administrator holds it back", "ask the support of the cluster why"),
+    WaitReason("JobHeldAdmin", "an administrator holds it back", "ask the cluster's support why"),
     WaitReason("launch failed requeued held", "Slurm could not start it, and holds it back", "scontrol release {job}"),
     WaitReason("JobHoldMaxRequeue", "it was requeued too often, and is held back", "scontrol release {job}"),
     WaitReason(
         "PartitionNodeLimit",
-        "it asks for more or fewer nodes than partition {partition} allows: it will not start",
+        "it requests more or fewer nodes than partition {partition} allows: it will not start",
         "{again} with another slurm.nodes or slurm.partition",
     ),
     WaitReason(
@@ -57,21 +57,21 @@ REASONS = (
     ),
     WaitReason("PartitionDown", "partition {partition} starts no jobs at present", "sinfo -p {partition}"),
     WaitReason("PartitionInactive", "partition {partition} takes and starts no jobs", "sinfo -p {partition}"),
-    WaitReason("PartitionConfig", "it asks for something that partition {partition} does not allow", "{again}"),
+    WaitReason("PartitionConfig", "it requests something that partition {partition} does not allow", "{again}"),
     WaitReason(
         "AccountNotAllowed", "its account may not use partition {partition}", "{again} with another slurm.account"
     ),
     WaitReason("InvalidAccount", "its account is not valid", "{again} with another slurm.account"),
     WaitReason("InvalidQOS", "its QOS is not valid", "{again} with another slurm.qos"),
     WaitReason(
-        "BadConstraints", "no node has what it asks for: it will not start", "{again} with another slurm.constraint"
+        "BadConstraints", "no node has what it requests: it will not start", "{again} with another slurm.constraint"
     ),
     WaitReason(
         "ReqNodeNotAvail, *Reserved for maintenance.*",
         "the nodes are reserved for maintenance before it could end",
         "scontrol show reservation   (a shorter slurm.time_limit may end before it)",
     ),
-    WaitReason("ReqNodeNotAvail.*", "a node that it asks for is down, drained or reserved", _NODES),
+    WaitReason("ReqNodeNotAvail.*", "a node that it requests is down, drained or reserved", _NODES),
     WaitReason(
         "Nodes required for job are DOWN.*",
         "too few nodes are usable: others are down, drained or reserved for jobs with a higher priority",
@@ -85,10 +85,10 @@ REASONS = (
     WaitReason("Licenses", "it waits for a licence that other jobs hold", "scontrol show licenses"),
     WaitReason("QOS.*PerUser.*|QOS.*PU.*", "you have reached a limit of its QOS for each user", _QOS),
     WaitReason("QOS.*PerAccount.*|QOS.*PA.*", "its account has reached a limit of the QOS for each account", _QOS),
-    WaitReason("QOS.*PerJob.*|QOSMaxWall.*|QOSMin.*", "it asks for more or less than its QOS allows for a job", _QOS),
+    WaitReason("QOS.*PerJob.*|QOSMaxWall.*|QOSMin.*", "it requests more or less than its QOS allows for a job", _QOS),
     WaitReason("QOS.*", "a limit of its QOS is reached, or its QOS may not be used here", _QOS),
     WaitReason(
-        "MaxGRES.*|Assoc.*PerJob.*|AssocMaxWall.*", "it asks for more than its account allows for a job", _LIMITS
+        "MaxGRES.*|Assoc.*PerJob.*|AssocMaxWall.*", "it requests more than its account allows for a job", _LIMITS
     ),
     WaitReason("Assoc.*", "a limit of its account or user is reached", _LIMITS),
     WaitReason("FrontEndDown|SchedDefer|InactiveLimit", "the cluster starts no jobs at present"),

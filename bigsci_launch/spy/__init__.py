@@ -1,1 +1,1 @@
-"""What every rank of a job is doing: collect stacks, merge them, say who is odd."""
+"""What every rank of a job is doing: collect stacks, merge them, find the odd ranks."""

@@ -40,7 +40,7 @@ def answer_from(found: Bundle, axes: str | None = None) -> SpyAnswer:
         size = evidence.topology.world_size
         raise ConfigError(
             f"--topology: {axes} is {size} ranks, but the job has {evidence.world_size}",
-            hint="leave out --topology: the verdict is the same, only without coordinates",
+            hint="omit --topology: the verdict is the same, without coordinates",
         )
     judgment, library = deliberate(evidence), read_library()
     problems = (

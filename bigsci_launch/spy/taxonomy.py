@@ -10,7 +10,7 @@ from enum import Enum, unique
 
 
 class State(Enum):
-    """What the job is doing, as far as the evidence tells."""
+    """What the job is doing, as far as the evidence shows."""
 
     HANG = "hang"
     WAITING = "waiting"
@@ -23,7 +23,7 @@ class State(Enum):
 
     @property
     def is_failure(self) -> bool:
-        """Whether the job will not continue unless somebody acts."""
+        """Whether the job will not continue by itself."""
         return self in (State.HANG, State.CRASHED)
 
     @property
@@ -84,12 +84,12 @@ class HangClass(Enum):
     DATA_LOADER_STUCK = "H36", "data loader worker stuck"
     BATCH_THREAD_STUCK = "H37", "thread that feeds the batches has stopped"
     POOL_STUCK = "H38", "process pool stuck"
-    OUTPUT_PIPE_FULL = "H39", "nobody reads the output"
+    OUTPUT_PIPE_FULL = "H39", "output pipe full, not read"
     BUILD_LOCK_STALE = "H40", "stale lock file of a build"
     FILE_LOCK_HELD = "H41", "file lock held by another process"
     BREAKPOINT_FORGOTTEN = "H42", "forgotten breakpoint"
     NETWORK_CALL_UNANSWERED = "H43", "network call without a timeout"
-    STORE_KEY_MISSING = "H44", "store key that nobody sets"
+    STORE_KEY_MISSING = "H44", "store key that is never set"
     RENDEZVOUS_LATE = "H45", "one rank is late for the rendezvous"
     RENDEZVOUS_ELSEWHERE = "H46", "one rank looks for the others elsewhere"
     BARRIER_AFTER_EXCEPTION = "H47", "exception, and a barrier after it"

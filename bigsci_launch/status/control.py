@@ -1,4 +1,4 @@
-"""What `bsl control` says: what happens next with a request, and what came of those before. Text and JSON."""
+"""What `bsl control` shows: what happens next with a request, and the results of earlier ones. Text and JSON."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from bigsci_launch.units import ago
 
 SCHEMA_VERSION = 1
 SHOWN = ("key", "verb", "who", "why", "after_step", "attempt", "asked")
-COLUMNS = ("asked", "what", "who", "why", "state", "what came of it")
+COLUMNS = ("asked", "what", "who", "why", "state", "result")
 NEXT = {
     "save": "all ranks save at the end of {when}",
-    "exit": "all ranks save and stop at the end of {when}, and the run does not continue by itself; ranks that do not "
-    "stop are looked at and ended",
+    "exit": "all ranks save and stop at the end of {when}, and the run does not continue automatically; ranks that do "
+    "not stop are examined and ended",
     "restart": "all ranks save and stop at the end of {when}, and the chain continues with its next start; ranks that "
-    "do not stop are looked at and ended",
+    "do not stop are examined and ended",
     "dump": "the stacks of all ranks are collected, as by `bsl spy`",
-    "kill": "the ranks get TERM at once and KILL soon after, and the run does not continue by itself",
+    "kill": "the ranks get TERM at once and KILL soon after, and the run does not continue automatically",
 }
 
 
@@ -46,8 +46,8 @@ class RequestState:
 
 
 def serving(run: RunDir, attempt: AttemptDir, now: float) -> list[WatcherHeartbeat]:
-    """Return the watchers that serve requests of the attempt, as far as their signs of life show. Only a process of
-    the attempt's owner can: nobody else may signal the ranks."""
+    """Return the watchers that serve requests of the attempt, as far as their heartbeats show. Only a process of the
+    attempt's owner can: no other user may signal the ranks."""
     return [
         heartbeat
         for heartbeat in read_heartbeats(run)
@@ -62,16 +62,16 @@ def next_lines(run: RunDir, attempt: AttemptDir, verb: str, after_step: int | No
     heartbeats = serving(run, attempt, now)
     if not heartbeats:
         lines.append(
-            f"nobody watches {run.name}: the request waits until its owner starts `bsl watch {run_argument(run)}`"
+            f"no watcher runs for {run.name}: the request waits until its owner starts `bsl watch {run_argument(run)}`"
         )
     for heartbeat in heartbeats:
-        late = f", whose newest sign of life was {ago(heartbeat.time, now)}" if heartbeat.is_dead(now) is None else ""
+        late = f"; its newest heartbeat was {ago(heartbeat.time, now)}" if heartbeat.is_dead(now) is None else ""
         lines.append(
-            f"it is taken up by {heartbeat.name} on {heartbeat.host}, which looks every {heartbeat.every_s:.3g} s{late}"
+            f"{heartbeat.name} on {heartbeat.host} takes it up: it checks every {heartbeat.every_s:.3g} s{late}"
         )
     chain = read_chain(attempt)
     if verb == "restart" and (chain is None or chain.only_preempted):
-        lines.append("nothing starts the run again by itself: slurm.chain is not set, so submit it again")
+        lines.append("the run does not restart automatically, since slurm.chain is not set: submit it again")
     return [*lines, f"see `bsl control {run_argument(run)}`"]
 
 
@@ -103,7 +103,6 @@ def _exit_of(run: RunDir, attempt: str) -> dict[str, Any] | None:
 
 
 def rows(found: Sequence[RequestState]) -> list[tuple[str, ...]]:
-    """Return the table of requests."""
     return [
         (
             time.strftime("%m-%d %H:%M:%S", time.localtime(each.request.asked)),
@@ -131,7 +130,7 @@ def just_asked(attempt: AttemptDir, verb: str, why: str, after_step: int | None,
 def control_document(
     run: RunDir, found: Sequence[RequestState], now: float, next_: Sequence[str] = ()
 ) -> dict[str, Any]:
-    """Return requests as a document; `next_` says what happens with one that was just written."""
+    """Return requests as a document; `next_` is what happens with one that was just written."""
     requests = [
         {
             **{name: getattr(each.request, name) for name in SHOWN},

@@ -16,11 +16,11 @@ FULL_DISK = ("No space left on device", "Disk quota exceeded")
 START: dict[NextStart, str] = {
     "checkpoint": "it resumes from its newest checkpoint",
     "beginning": "it has no checkpoint: it starts from the beginning",
-    "unknown": "it is not known whether it has a checkpoint to resume from",
+    "unknown": "unknown whether it has a checkpoint to resume from",
 }
 """Where the next attempt of a run begins."""
 EXPLAINED_BY_LOGS = ("crashed", "launch_failed", "unknown")
-"""Ends that nobody may be blamed for, but that the output of the ranks or of the job script may explain."""
+"""Ends without a known culprit, which the output of the ranks or of the job script may explain."""
 
 
 def ending_facts(ended: EndRecord) -> list[tuple[str, str]]:
@@ -36,10 +36,10 @@ def ending_facts(ended: EndRecord) -> list[tuple[str, str]]:
         if failure.get("last_words"):
             facts.append(("last words", str(failure["last_words"])))
     elif ended["reason"] == "hang":
-        facts.append(("first failure", "not known: nothing says which rank hung"))
+        facts.append(("first failure", "unknown: no record shows which rank hung"))
     elif ended.get("suspects"):
         ranks = [each["rank"] for each in ended["suspects"]]
-        facts.append(("first failure", f"not known: a guard accuses none of {name_ranks(ranks)}"))
+        facts.append(("first failure", f"unknown: a guard accuses none of {name_ranks(ranks)}"))
     is_plain = ended["reason"] in ("finished", "stopped")
     evidence = [("evidence", sentence) for sentence in ([] if is_plain else ended.get("evidence") or [])]
     stacks = [("stacks", str(ended["spy_bundle"]))] if ended.get("spy_bundle") else []
@@ -63,9 +63,9 @@ def ending_advice(ended: EndRecord, run: str, start: NextStart = "unknown") -> s
     if reason == "node_failure" and failure is not None and failure.get("node"):
         return f"submit it again; `bsl nodes` shows whether {failure['node']} is left out"
     if reason == "hung_at_exit":
-        return f"{logs}   (if the rank had work to do at its exit, raise slurm.wait_s)"
+        return f"{logs}   (if the rank was still working at its exit, raise slurm.wait_s)"
     if failure is not None and failure.get("signal") == "SIGKILL":
-        return f"{logs}   (SIGKILL comes from outside the program: often, the node ran out of memory)"
+        return f"{logs}   (SIGKILL comes from outside the program, often because the node ran out of memory)"
     if reason in EXPLAINED_BY_LOGS or failure is not None:
         return logs
     return None

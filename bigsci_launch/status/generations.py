@@ -1,4 +1,4 @@
-"""What `bsl status` says about the generations of an attempt with `survive`: text and JSON. Pure."""
+"""What `bsl status` shows about the generations of an attempt with `survive`: text and JSON. Pure."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from bigsci_launch.runs.generations.failures import failure_words
+from bigsci_launch.runs.generations.failures import rank_failure_text
 from bigsci_launch.runs.generations.records import ENDED_ON_REQUEST, Generation, Generations, Recovery, recoveries
 from bigsci_launch.runs.generations.recovery_text import (
     left_out_text,
@@ -92,8 +92,8 @@ def _document(
         "topology": generation.topology.as_dict() if generation.topology else None,
         "members": [asdict(member) for member in generation.members],
         "num_spares": generation.num_spares,
-        "failures": [{**asdict(each), "text": failure_words(each, generation)} for each in generation.failures],
-        "cause": failure_words(cause, generation) if generation.is_disturbed else None,
+        "failures": [{**asdict(each), "text": rank_failure_text(each, generation)} for each in generation.failures],
+        "cause": rank_failure_text(cause, generation) if generation.is_disturbed else None,
         "ended": asdict(generation.ended) if generation.ended else None,
         "left_out": [asdict(each) for each in generation.left_out],
         "recovery": _recovery_document(back, found, steps) if back else None,

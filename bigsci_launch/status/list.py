@@ -24,7 +24,7 @@ def _list_row(summary: RunSummary, now: float) -> list[str]:
     total = f"/{summary.total_steps}" if summary.total_steps else ""
     step = f"{summary.step}{total}" if summary.step is not None else "-"
     age = _age(summary, now)
-    state = summary.state.value + (" (worked out)" if summary.is_worked_out else "")
+    state = summary.state.value + (" (reconstructed)" if summary.is_worked_out else "")
     return [summary.run.name, state, summary.attempt, step, summary.label, age, _from_here(summary.run.path)]
 
 
@@ -42,7 +42,6 @@ def _from_here(path: Path) -> str:
 
 
 def list_document(summaries: Sequence[RunSummary], root: str) -> dict[str, Any]:
-    """Return the JSON document of `bsl list`."""
     return {
         "schema_version": SCHEMA_VERSION,
         "root": root,

@@ -1,4 +1,4 @@
-"""What `bsl status` says about the next start of a run: text and JSON. Pure."""
+"""What `bsl status` shows about the next start of a run: text and JSON. Pure."""
 
 from __future__ import annotations
 
@@ -61,11 +61,11 @@ def _while_running(status: RunStatus) -> str | None:
     if carry.chain is None or carry.is_cancelled:
         return None
     if carry.chain.only_preempted:
-        return "it starts itself again after a preemption or a lost node (slurm.requeue)"
+        return "it restarts automatically after a preemption or a lost node (slurm.requeue)"
     number = carry.chain.num_starts
     start = f"start {number} of at most {carry.chain.max_starts}" if number else f"at most {carry.chain.max_starts}"
     if carry.chain.by == "requeue":
-        return f"it starts itself again until it is finished ({start}, slurm.chain)"
+        return f"it restarts automatically until it is finished ({start}, slurm.chain)"
     words = carry.decision.words if carry.decision else None
     return NOTHING_QUEUED + (f": {words}" if words and words != NOTHING_QUEUED else "")
 
@@ -104,7 +104,7 @@ def next_advice(status: RunStatus) -> str | None:
     if reason == "finished" or (reason not in AGAIN and (decision is None or decision.action == "stop")):
         return None
     if was_stalled:
-        return f"bsl logs {run_argument(status.run)}   (see why it made no step); then {command}"
+        return f"bsl logs {run_argument(status.run)}   (see why it completed no step); then {command}"
     return f"{command}   ({START[status.next_start]})"
 
 

@@ -185,7 +185,7 @@ def find_last_checkpoint(run: RunDir) -> Checkpoint | None:
 
 
 def find_unreachable_nodes(job: JobInfo, signs: Sequence[RankSign]) -> tuple[UnreachableNode, ...]:
-    """Return the nodes of a running job that Slurm cannot reach: squeue says RUNNING until the node times out."""
+    """Return the nodes of a running job that Slurm cannot reach: squeue reports RUNNING until the node times out."""
     if job.source != "squeue" or job.state.is_queued or not job.state.is_active or not job.hostlist:
         return ()
     asked = time.time()
@@ -198,7 +198,7 @@ def find_unreachable_nodes(job: JobInfo, signs: Sequence[RankSign]) -> tuple[Unr
 
 @dataclass(frozen=True, slots=True)
 class RunSummary:
-    """One line of `bsl list`. `problem` says why the run could not be read; the fields after `run` are then empty."""
+    """One line of `bsl list`. `problem` is why the run could not be read; the fields after `run` are then empty."""
 
     run: RunDir
     attempt: str = ""
@@ -209,7 +209,7 @@ class RunSummary:
     last_sign: float | None = None
     problem: str = ""
     is_worked_out: bool = False
-    """Whether the state comes from the records of the ranks, because nothing else says how the attempt ended."""
+    """Whether the state comes from the records of the ranks, because nothing else shows how the attempt ended."""
 
 
 def list_runs(root: Path) -> list[RunSummary]:
@@ -278,7 +278,7 @@ def _summary(entry: _Opened, attempt: AttemptDir, answer: SlurmAnswer) -> RunSum
 
 
 def total_steps(record: JobRecord | None, last_step: StepRecord | None) -> int | None:
-    """Return the step at which the run ends: as submitted, else as the program prints it; None if neither says it."""
+    """Return the step at which the run ends: as submitted, else as the program prints it; None if neither is known."""
     return (record.total_steps if record else None) or (last_step.total_steps if last_step else None)
 
 

@@ -36,8 +36,8 @@ def restart_facts(restart: Restart | None) -> list[tuple[str, str]]:
         return facts
     facts += [("likely cause", cause) for cause in restart.causes]
     if not restart.causes:
-        facts.append(("likely cause", "not known: no record shows a changed setting, a failed check or a skipped step"))
-    facts += [("not known", text) for text in restart.not_known]
+        facts.append(("likely cause", "unknown: no record shows a changed setting, a failed check or a skipped step"))
+    facts += [("unknown", text) for text in restart.not_known]
     return facts + [("compare", command) for command in advice_about(restart)]
 
 
@@ -80,30 +80,29 @@ def watching_facts(watching: Watching, asked: float, *, may_run: bool) -> list[t
         facts.append(("finding", finding_text(finding, asked)))
         facts += [("", text) for text in finding.details]
         facts += [("evidence", finding.bundle)] if finding.bundle else []
-    facts += [("not told", text) for text in watching.undelivered]
+    facts += [("undelivered", text) for text in watching.undelivered]
     facts += [("left out", text) for text in watching.remarks]
     return facts + [("act", act_text(act, asked)) for act in watching.acts]
 
 
 def heartbeat_text(heartbeat: WatcherHeartbeat, asked: float) -> str:
-    """Return who watches, and what it says; that it is dead, if that is known."""
+    """Return who watches, and its last report; that it is dead, if that is known."""
     age = ago(heartbeat.time, asked)
     who = f"{heartbeat.name} on {heartbeat.host}"
     if (is_dead := heartbeat.is_dead(asked)) is not False:
         sure = "is dead" if is_dead else "may be dead"
         clock = "" if heartbeat.is_here else ", by the clock of this machine"
-        return f"{who} {sure}: its newest sign of life was {age}{clock}"
+        return f"{who} {sure}: its newest heartbeat was {age}{clock}"
     acts = ", may act" if heartbeat.may_act else ""
     return f"{who}{acts}, {age}: {_HEALTH[heartbeat.health]}: {heartbeat.sentence}"
 
 
 def finding_text(finding: RunFinding, asked: float) -> str:
-    """Return a finding with its kind and age."""
     return f"{finding.kind.replace('_', ' ')}, {ago(finding.noticed, asked)}: {finding.sentence}"
 
 
 def act_text(act: Act, asked: float) -> str:
-    """Return an act with who did it or asked for it, why, and what came of it."""
+    """Return an act with who did it or asked for it, why, and its result."""
     why = f" ({shorten(act.why, WHY_WIDTH, placeholder=' ...')})" if act.why else ""
     age = ago(act.time, asked)
     came = f": {act.words}" if act.words else ""

@@ -59,7 +59,7 @@ def _identity(status: RunStatus) -> list[tuple[str, str]]:
 
 def _job_facts(job: JobInfo) -> list[tuple[str, str]]:
     said = f" ({job.reason})" if job.reason else ""
-    source = "" if job.source == "none" else f", says {job.source}"
+    source = "" if job.source == "none" else f", according to {job.source}"
     facts = [("state", f"{job.state.value}{said}{source}")]
     if job.hostlist:
         facts.append(("nodes", f"{job.num_nodes or len(expand_hostlist(job.hostlist))}: {job.hostlist}"))
@@ -147,12 +147,12 @@ def node_text(unreachable: UnreachableNode) -> str:
     said = f"{node.name} does not respond ({node.raw_state}) {node.reason}".rstrip()
     age = None if unreachable.sign_age_s is None else format_age(unreachable.sign_age_s)
     if unreachable.fate == "alive":
-        return f"{said}: only its slurmd, since a rank on it gave a sign of life {age} ago"
-    signs = "its ranks left no sign of life" if age is None else f"newest sign of life of its ranks {age} ago"
+        return f"{said}: only its slurmd, since a rank on it was alive {age} ago"
+    signs = "no sign of life from its ranks" if age is None else f"newest sign of life from its ranks {age} ago"
     if unreachable.fate == "lost":
-        return f"{said}; {signs}" + ("; Slurm has given it up" if node.is_given_up else "")
+        return f"{said}; {signs}" + ("; Slurm has marked it down" if node.is_given_up else "")
     may_be_usual = ", but they may print nothing" if (unreachable.sign_age_s or 0.0) > FRESH_S else ""
-    return f"{said}; {signs}{may_be_usual}: unknown if it is lost"
+    return f"{said}; {signs}{may_be_usual}: unknown whether it is lost"
 
 
 def slowest_text(slow: RankSign, asked: float) -> str:
@@ -172,7 +172,7 @@ def _ending(status: RunStatus) -> list[tuple[str, str]]:
     if status.job.state.is_active or (status.exit is None and not _is_known_to_have_ended(status)):
         return []
     if status.exit is None and status.num_started == 0 and status.last_output is None:
-        return [("ended", "nothing shows that it started: its script printed nothing, and no rank left a record")]
+        return [("ended", "no evidence that it started: its script printed nothing, and no rank left a record")]
     if status.exit is None:
         return [("ended", unknown_end(last_own_line(status.attempt)))]
     return ending_facts(status.exit) + source_facts(status.exit, status.job, status.cancelled_by)
@@ -208,7 +208,7 @@ def _recovery_advice(status: RunStatus, run: str) -> str:
     """What to do while a run recovers: nothing, unless it takes long."""
     since = status.generations.recovering_since if status.generations else None
     if since is None or status.asked - since <= LONG_RECOVERY_S:
-        return f"wait, and ask again: bsl status {run}   (it recovers by itself)"
+        return f"wait, then check again: bsl status {run}   (it recovers by itself)"
     return f"bsl spy {run}   (a recovery should not take that long)"
 
 
@@ -216,9 +216,9 @@ def _node_advice(status: RunStatus, run: str) -> str:
     """What to do about nodes that do not answer Slurm. Only a lost node is left out of the next attempt."""
     lost = [each.node.name for each in status.unreachable_nodes if each.fate == "lost"]
     if not lost:
-        return f"wait, and ask again: bsl status {run}   (Slurm ends the job by itself if it gives the node up)"
+        return f"wait, then check again: bsl status {run}   (Slurm ends the job by itself if it marks the node down)"
     if status.record is not None and status.record.requeue:
-        return f"wait: Slurm requeues the job by itself when it gives the node up   (bsl status {run})"
+        return f"wait: Slurm requeues the job by itself when it marks the node down   (bsl status {run})"
     return f"bsl cancel {run}; then submit it again with --set slurm.exclude={','.join(lost)}"
 
 

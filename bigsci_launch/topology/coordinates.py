@@ -35,7 +35,6 @@ class Coordinate:
         return cls(tuple(indices.get(axis, 0) for axis in axes), axes)
 
     def __getitem__(self, axis: str) -> int:
-        """The index on `axis`."""
         if axis in self.axes:
             return self.indices[self.axes.index(axis)]
         _require_known((axis,))
@@ -104,7 +103,6 @@ class Topology:
         return cls(**sizes)
 
     def __getitem__(self, axis: str) -> int:
-        """The size of `axis`."""
         try:
             return self.sizes[_POSITIONS[axis]]
         except KeyError:
@@ -128,7 +126,6 @@ class Topology:
         return math.prod(self.sizes)
 
     def coordinate(self, rank: int) -> Coordinate:
-        """The coordinate of global rank `rank`."""
         if not 0 <= rank < self.world_size:
             raise ValueError(f"rank {rank} is outside 0..{self.world_size - 1}")
         return Coordinate(tuple([rank // stride % size for stride, size in self._steps]), self.axes)

@@ -11,7 +11,7 @@ from bigsci_launch.spy.evidence.calls.ring import RingCall
 
 @dataclass(frozen=True, slots=True)
 class CallTrace:
-    """Calls of a process, oldest first, in the form of a ring's. `how` says how they were seen, and until when."""
+    """Calls of a process, oldest first, in the form of a ring's. `how`: how they were recorded, until when."""
 
     pid: int
     started: float

@@ -110,11 +110,10 @@ def _what(call: RingCall) -> tuple[Any, ...]:
 
 
 def words_of(groups: Sequence[Alike], ranks: Sequence[RankCalls]) -> Iterator[str]:
-    """Yield the lines for a person."""
     are_mixed = len({each.is_copy for each in ranks if each.is_known}) > 1
     for group in groups:
         first = group.members[0]
-        step = "step not known" if first.step is None else f"step {first.step}"
+        step = "unknown step" if first.step is None else f"step {first.step}"
         phase = f", {first.phase}" if first.phase else ""
         gone = f", {LEFT}" if are_mixed and first.is_copy else ""
         yield f"{group.name}: {step}{phase}{gone}"
@@ -130,7 +129,7 @@ def words_of(groups: Sequence[Alike], ranks: Sequence[RankCalls]) -> Iterator[st
             yield f"  incomplete: {first.ring.lost_names} names and {first.ring.lost_threads} threads did not fit"
     for each in ranks:
         if each.why is not None:
-            yield f"{each.name}: not known: {each.why}"
+            yield f"{each.name}: unknown: {each.why}"
 
 
 def _clock(seconds: float) -> str:
@@ -144,7 +143,6 @@ def _lasted(call: RingCall) -> str:
 
 
 def document_of(ranks: Sequence[RankCalls], groups: Sequence[Alike], count: int) -> dict[str, Any]:
-    """Return the answer as a JSON document."""
     return {
         "schema_version": 1,
         "groups": [{"ranks": [each.rank for each in group.members]} for group in groups],

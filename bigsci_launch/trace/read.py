@@ -25,7 +25,7 @@ def files_in(folder: Path) -> list[Path]:
 
 
 def read_files(paths: Iterable[Path], num_last: int = NUM_LAST) -> list[RankCalls]:
-    """Return what rings and call traces on disk say, `num_last` calls of each thread; one that cannot be read says why.
+    """Return the rings and call traces on disk, `num_last` calls of each thread; an unreadable one has the reason.
 
     Files of the same process have the same name.
 
@@ -43,7 +43,7 @@ def read_files(paths: Iterable[Path], num_last: int = NUM_LAST) -> list[RankCall
 
 
 def read_copies(attempt: AttemptDir, num_last: int = NUM_LAST) -> list[RankCalls]:
-    """Return the rings and call traces that an attempt holds; empty if none. A rank that left no ring says so.
+    """Return the rings and call traces that an attempt holds; empty if none. A rank without a ring has the reason.
 
     A rank has left a ring if it is gone; a trace may have been kept while it runs.
     """
@@ -113,7 +113,7 @@ def _ring_on_disk(path: Path, document: Mapping[str, Any]) -> Ring:
 
 
 def _last_known(path: Path, ring: Ring) -> float:
-    """Return until when the rank was in the calls that it has not left, as far as a file on disk tells.
+    """Return until when the rank was in the calls that it has not left, as far as a file on disk shows.
 
     A copy is made when the rank has ended. The time of a ring that is still mapped is that of its start.
     """
@@ -122,7 +122,7 @@ def _last_known(path: Path, ring: Ring) -> float:
 
 
 def read_nodes(nodes: Iterable[Mapping[str, Any]]) -> list[RankCalls]:
-    """Return what the rings and call traces of ranks say that a node agent has just read; else why there is none."""
+    """Return the rings and call traces of ranks that a node agent has just read; else why there is none."""
     return [_of_rank(rank) for node in nodes for rank in node.get("ranks", [])]
 
 
@@ -133,6 +133,6 @@ def _of_rank(document: Mapping[str, Any]) -> RankCalls:
         (parse_call_trace(each["calls"]) for each in reversed(samples) if "calls" in each), None
     )
     said = next((each["ring_why"] for each in reversed(samples) if "ring_why" in each), None)
-    why = said or document.get("why_no_rings") or "the program was not told to keep one"
+    why = said or document.get("why_no_rings") or "the program was not started with a ring"
     is_known = ring is not None or trace is not None
     return RankCalls(f"rank {document['rank']}", int(document["rank"]), ring, None if is_known else why, trace=trace)

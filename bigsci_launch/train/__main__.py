@@ -24,7 +24,7 @@ from bigsci_launch.train.rank.stop import StopFlag, end_at_once, end_finished, e
 def main() -> None:
     """Run this rank until it finishes or fails. With `survive`, its process outlives generations of ranks.
 
-    Nobody else may write its checkpoints, whatever the umask: they would decide what the next attempt trains.
+    No other user may write its checkpoints, whatever the umask: they would decide what the next attempt trains.
     """
     os.umask(os.umask(0o077) | 0o022)
     if slot := os.environ.get("BSL_SLOT_FD"):

@@ -364,4 +364,4 @@ def _slots(digests: Sequence[int]) -> tuple[int, ...]:
 
 def _require(name: str, value: object, is_right: bool) -> None:
     if not is_right:
-        raise BslError(f"{name}: {value!r} is not allowed", hint="`help(Guards)` says what is")
+        raise BslError(f"{name}: {value!r} is not allowed", hint="`help(Guards)` lists what is")

@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 def start_torch(training: TrainingSection) -> None:
     """Choose this rank's device (one thread per rank on a CPU) and keep known noise out of the log.
 
-    A rank without a device is only refused in `join_ranks`, where all ranks are told.
+    A rank without a device is only refused in `join_ranks`, where all ranks are notified.
     """
     device = _this_device(training)
     os.environ["DS_ACCELERATOR"] = device.kind

@@ -1,1 +1,1 @@
-"""Notices what goes wrong with a run that nobody looks at, explains it, keeps the evidence, and acts when allowed."""
+"""Watches runs unattended: notices what goes wrong, explains it, keeps the evidence, and acts when allowed."""

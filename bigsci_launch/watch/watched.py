@@ -1,4 +1,4 @@
-"""What is watched: a run of `bsl` with its newest attempt, or a job on Slurm that somebody else submitted."""
+"""What is watched: a run of `bsl` with its newest attempt, or a Slurm job that `bsl` did not submit."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from bigsci_launch.spy.look.target import state_folder
 
 @dataclass(frozen=True, slots=True)
 class WatchedRun:
-    """`home` is where the ledger is kept: the run, or a folder of the user for a job that is no run of `bsl`.
+    """`home` is where the ledger is kept: the run, or a folder of the user for a job that is not a run of `bsl`.
 
     `log` is the only source for such a job; None if Slurm does not say where its output goes.
     """
@@ -37,7 +37,7 @@ class WatchedRun:
 
     @property
     def is_gone(self) -> bool:
-        """Whether somebody has removed the attempt. A file system that does not answer says nothing of the kind."""
+        """Whether the attempt was removed. A file system that does not answer does not show that."""
         if self.attempt is None:
             return False
         try:

@@ -196,7 +196,7 @@ class Training:
         (folder / f"{name}.json").write_text(json.dumps({"members": members}))
         with inside(folder):  # the path of a socket is limited to 107 bytes, that of a run is not
             Path(f"{name}.sock").unlink(missing_ok=True)  # that of the generation before
-            mask = os.umask(0o177)  # only the owner may connect: the server asks nobody who they are
+            mask = os.umask(0o177)  # only the owner may connect: the server does not authenticate clients
             self.recorder = _WorkerServer(f"{name}.sock")
             os.umask(mask)
 
@@ -339,7 +339,7 @@ def inside(folder: Path) -> Iterator[None]:
 
 def sleep_for_ever() -> NoReturn:
     time.sleep(REST_S)
-    sys.exit("nobody ended this rank")
+    sys.exit("this rank was never ended")
 
 
 def enter_namespaces() -> None:

@@ -39,7 +39,7 @@ may_install() {
         [ "${#as_root[@]}" -eq 0 ] || [ -n "${CI:-}" ]
     fi
 }
-may_install || refuse "Nobody has agreed to that."
+may_install || refuse "The installation was not confirmed."
 
 echo "bsl: installing ${packages[*]}" >&2
 # Installing the packages does not start slurmctld and slurmd: there is no /etc/slurm/slurm.conf. With systemd running it

@@ -286,7 +286,7 @@ def test_a_trace_that_is_damaged_or_foreign_says_so_and_what_is_whole_is_read(tr
     assert answer(lambda data: data[: first_event + 16 * 3]).count("wanted") > 1
     assert "wanted.utils.leaf" in answer(tear) and answer(tear).count("\n") == answer(lambda _: None).count("\n") - 1
     assert "version 9" in answer(lambda data: data.__setitem__(8, 9))
-    assert "no call trace" in answer(lambda data: data[:20])
+    assert "not a call trace" in answer(lambda data: data[:20])
 
 
 @pytest.mark.parametrize(

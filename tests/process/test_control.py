@@ -101,7 +101,7 @@ def test_ranks_save_as_asked_and_are_ended_when_they_hang_while_the_watcher_is_k
     asked: Asked,
 ) -> None:
     asked.begin(SLOW)
-    assert "nobody watches run" in asked.bsl("control", "run", "save", "--why", "before the upgrade")
+    assert "no watcher runs for run" in asked.bsl("control", "run", "save", "--why", "before the upgrade")
     assert asked.handler("100", "1").wait(30) == -signal.SIGKILL
     assert [act.stage for act in asked.lines("save")] == ["", "asked"], "it died before the save was seen"
     watcher = asked.handler("100")

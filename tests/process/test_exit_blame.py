@@ -264,7 +264,7 @@ def test_all_complained(attempt: Attempt) -> None:
     nccl_hang(attempt, [0, 3, 6, 7], [1, 2, 4, 5], [])
     found = attempt.describe(code=143)
     assert (found["reason"], found["first_failure"]) == ("hang", None)
-    assert "all ranks complained" in attempt.line
+    assert "all ranks reported a timeout" in attempt.line
 
 
 def test_what_a_rank_says_after_it_was_told_to_end_clears_nobody(attempt: Attempt) -> None:

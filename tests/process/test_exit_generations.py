@@ -127,7 +127,7 @@ def test_a_rank_that_lost_its_runner_is_no_lost_node(attempt: Attempt, records: 
     attempt.exits(*range(3), code=None, signal="SIGTERM")
     records.fails("lost_runner", 3, "n2", words="the connection to its runner was closed")
     records.ends(14, 0.4)
-    records.write("gave_up", exit_code=1, why="8 ranks need as many slots, and 7 are left", rank=3)
+    records.write("gave_up", exit_code=1, why="8 ranks need 8 slots, but only 7 are left", rank=3)
     found = attempt.describe(code=1)
     assert (found["reason"], found["first_failure"]["rank"], found["exit_code"]) == ("crashed", 3, 1)
     assert has_parts(found["evidence"][1], "rank 3 (dp1 pp0 tp1) on n2", "runner", "generation 1")

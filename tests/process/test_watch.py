@@ -17,7 +17,7 @@ import pytest
 import bigsci_launch
 from bigsci_launch.runs.generations.read import read_generations
 from bigsci_launch.runs.layout import RunDir, read_json
-from bigsci_launch.runs.watching.heartbeat import Health, agent_of, read_beats
+from bigsci_launch.runs.watching.heartbeat import Health, agent_of, read_heartbeats
 from bigsci_launch.runs.watching.ledger import RunFinding, read_acts, read_findings
 from bigsci_launch.watch.facts import stalls
 from bigsci_launch.watch.judge import durations
@@ -294,21 +294,21 @@ def test_once_waits_for_what_moves_and_calls_what_it_does_not_see_unknown(
 
 def test_the_agent_is_started_again_when_it_is_killed_and_leaves_when_the_attempt_is_over(training: Training) -> None:
     training.start(watch="observe")
-    wait_until(lambda: [beat.name for beat in read_beats(training.run)] == [agent_of("0001")])
-    first = read_beats(training.run)[0]
+    wait_until(lambda: [beat.name for beat in read_heartbeats(training.run)] == [agent_of("0001")])
+    first = read_heartbeats(training.run)[0]
     os.kill(first.pid, signal.SIGKILL)
     wait_until(lambda: "is dead" in training.bsl("status", "run").stdout)
-    wait_until(lambda: read_beats(training.run)[0].pid != first.pid, 40)
-    again = read_beats(training.run)[0]
+    wait_until(lambda: read_heartbeats(training.run)[0].pid != first.pid, 40)
+    again = read_heartbeats(training.run)[0]
     training.bsl("cancel", "run")
-    wait_until(lambda: read_beats(training.run)[0].ended, 40)
+    wait_until(lambda: read_heartbeats(training.run)[0].ended, 40)
     wait_until(lambda: not Path(f"/proc/{again.pid}").exists(), 20)
 
 
 def test_the_agent_of_a_run_that_was_removed_leaves_and_does_not_make_its_folder_again(training: Training) -> None:
     training.start(watch="observe")
-    wait_until(lambda: read_beats(training.run))
-    pid = read_beats(training.run)[0].pid
+    wait_until(lambda: read_heartbeats(training.run))
+    pid = read_heartbeats(training.run)[0].pid
     ranks = [training.pid(rank) for rank in (0, 1)]
     training.run.path.rename(training.folder / "removed")
     try:

@@ -71,7 +71,7 @@ def test_a_killed_submission_leaves_a_job_that_is_found(isolated_cluster: SlurmC
     assert recorded["job_id"] == job_id, "the next submission notes the job down"
 
     by_hand = run.cluster.run("sbatch", "--parsable", str(run.directory / "attempts" / "0001" / "script.sh"))
-    assert f"job {job_id}: asked to end" in run.bsl("cancel", str(run.directory))
+    assert f"job {job_id}: cancel requested" in run.bsl("cancel", str(run.directory))
     run.wait_for_state("CANCELLED")
     assert (run.exit()["reason"], run.exit()["job_id"]) == ("cancelled", job_id)
     refused = f"job {by_hand.stdout.strip()} "

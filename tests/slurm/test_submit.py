@@ -224,7 +224,7 @@ def test_cancel_and_submit_again(make_run: MakeRun) -> None:
     run.wait_for_ranks()
     run.submit(rc=2)
     assert f"attempt 0001 (job {job_id}) is RUNNING" in run.stderr and "bsl cancel" in run.stderr
-    assert f"job {job_id}: asked to end" in run.bsl("cancel", str(run.directory))
+    assert f"job {job_id}: cancel requested" in run.bsl("cancel", str(run.directory))
     run.wait_for_state("CANCELLED")
     assert (run.exit()["reason"], run.exit()["first_failure"]) == ("cancelled", None)
     assert run.exit()["exit_code"] not in (0, None)

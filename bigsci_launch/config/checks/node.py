@@ -23,9 +23,7 @@ def check_segment(config: RunConfig, site: Site) -> Iterator[Finding]:
         for option in options:
             size = option.partition("=")[2]
             if name_of(option) == "--segment" and span > 1 and size.isdigit() and int(size) % span:
-                text = (
-                    f"{option} is not a multiple of the {span} nodes of a tensor-parallel group: it may be torn apart"
-                )
+                text = f"{option} is not a multiple of the {span} nodes of a tensor-parallel group, which may be split"
                 yield Finding("segment", "error", (key, TP), text)
 
 
@@ -38,7 +36,7 @@ def check_container(config: RunConfig, site: Site) -> Iterator[Finding]:
         text = f"site {site.name} runs ranks without a container; give its file a `container` with the kind"
         yield Finding("container", "error", (key, "slurm.site"), text)
     elif site.config.container is not None and image is None:
-        text = f"site {site.name} runs ranks in a container and names no image: set {key}"
+        text = f"site {site.name} runs ranks in a container but names no image: set {key}"
         yield Finding("container", "error", (key, "slurm.site"), text)
 
 
@@ -58,12 +56,12 @@ def check_survive(config: RunConfig, _site: Site) -> Iterator[Finding]:
 
 
 def check_spare_nodes(config: RunConfig, _site: Site) -> Iterator[Finding]:
-    """Spare nodes wait for somebody to use them."""
+    """Spare nodes are used only with `survive`."""
     spares = config.slurm.spare_nodes
     if spares and config.survive is None:
         named = "1 spare node" if spares == 1 else f"{spares} spare nodes"
         text = (
-            f"{named} would wait for nothing: without survive, a job that loses a node ends; set survive: true, or "
+            f"{named} would have no effect: without survive, a job that loses a node ends; set survive: true, or "
             "leave them out"
         )
         yield Finding("spare_nodes", "error", ("slurm.spare_nodes", "survive"), text)

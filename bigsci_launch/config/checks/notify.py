@@ -1,4 +1,4 @@
-"""Rules about `monitor.notify`. No finding quotes the URL of a webhook, since whoever knows it can post to it."""
+"""Rules about `monitor.notify`. No finding quotes the URL of a webhook, since the URL suffices to post to it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def check_notify(config: RunConfig, _site: Site) -> Iterator[Finding]:
     if notify.webhook is not None and notify.webhook_variable is not None:
         yield Finding("notify", "error", (WEBHOOK, VARIABLE), "exclude each other: give one")
     if notify.command is None and notify.webhook is None and notify.webhook_variable is None:
-        yield Finding("notify", "error", (KEY,), "names nobody to tell: set command, webhook or webhook_variable")
+        yield Finding("notify", "error", (KEY,), "has no recipient: set command, webhook or webhook_variable")
 
 
 def _check_command(words: Sequence[str]) -> Iterator[Finding]:
@@ -43,7 +43,7 @@ def _check_command(words: Sequence[str]) -> Iterator[Finding]:
         text = f"{program} is relative, but watchers run in other folders: write an absolute path"
         yield Finding("notify", "error", (COMMAND,), text)
     elif not _SHELLS.fullmatch(program) and any(_UNEXPANDED.search(word) for word in words):
-        text = "no shell expands its words: write [sh, -c, '...'] around a line that uses $BSL_SUBJECT"
+        text = "no shell expands its arguments: write [sh, -c, '...'] around a line that uses $BSL_SUBJECT"
         yield Finding("notify", "warning", (COMMAND,), text)
 
 

@@ -1,4 +1,4 @@
-"""A site file that replaces one of the same name that comes with `bsl`: a person should know, and have it so."""
+"""A site file that replaces one of the same name that comes with `bsl`: it must be known and intended."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ KEY = "slurm.site"
 
 
 def check_site_file(site: Site, run_file: Path, named: str) -> Iterator[Finding]:
-    """A site that a run file names, and that is not the packaged one of that name, is said; if somebody else may write
-    it, it is refused: its activation lines run as you. Whoever owns the run file could write such lines there too."""
+    """A site that a run file names, and that is not the packaged one of that name, is reported; if another user may
+    write it, it is refused: its activation lines run as you. The run file's owner could write such lines there too."""
     own = packaged("slurm", "sites") / f"{named}.yaml"
     if not own.is_file() or site.path.resolve() == own.resolve():
         return
@@ -26,14 +26,14 @@ def check_site_file(site: Site, run_file: Path, named: str) -> Iterator[Finding]
         yield Finding("site_file", "warning", (KEY,), here)
         return
     text = (
-        f"{here}, and others may write {open_part}; `chmod go-w` keeps them out; if it is another's and you trust "
-        f"them, write its path: slurm.site: {site.path}"
+        f"{here}, and others may write to {open_part}: run `chmod go-w` on it, or, if you trust its owner, give its "
+        f"path: slurm.site: {site.path}"
     )
     yield Finding("site_file", "error", (KEY,), text)
 
 
 def _part_of_others(path: Path, run_file: Path) -> Path | None:
-    """Return the site file or its folder, whichever somebody else may write; None if it is neither."""
+    """Return the site file or its folder if another user may write it; None if neither."""
     trusted = {0, os.geteuid(), run_file.stat().st_uid}
     for part in (path, path.parent):
         found = part.stat()

@@ -3,7 +3,7 @@
 Megatron cuts layers evenly; embedding and head come on top of the first and the last stage. If that leaves a remainder,
 they can count as a layer each (`--account-for-embedding-in-pipeline-split`, `--account-for-loss-in-pipeline-split`).
 torchtitan always counts both as a layer, and the first stages get what is left over, which is DeepSpeed's cut of
-`type:transformer|embedding` too. Any of them can be told the layers of every stage: `time:7,8,8,7`.
+`type:transformer|embedding` too. Any of them accepts the layers of every stage: `time:7,8,8,7`.
 """
 
 from __future__ import annotations

@@ -65,7 +65,7 @@ def shard_group(layout: LayoutFacts, limits: Limits) -> Wrong | None:
 def pipeline(layout: LayoutFacts, limits: Limits) -> Wrong | None:
     pp, schedule, chunks = layout.topology.pp, layout.technique.schedule, layout.technique.chunks_per_rank
     if pp > 1 and layout.framework == "fsdp":
-        return PP, "run.framework", f"FSDP alone has no pipeline, so none of pp {pp}; torchtitan has one"
+        return PP, "run.framework", f"FSDP alone has no pipeline, so pp must be 1, not {pp}; torchtitan has one"
     if pp == 1 and schedule != "1f1b":
         return PP, SCHEDULE, f"a schedule of {schedule} needs a pipeline, not pp 1"
     if (schedule == "interleaved") != (chunks > 1):

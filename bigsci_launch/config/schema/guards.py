@@ -21,8 +21,8 @@ class GuardsSection(Section):
     interval: Literal["auto", "off"] | PositiveInt = "auto"
     """Steps between checks; a step whose result is saved is always checked. `auto`: as few as keep checks at 0.15 % of
     the training time, but no more than 100 steps and 5 minutes. `off`: no checks of copies, gradients and state at all,
-    not even at load and save. With a number, a check also compares the whole state of the optimizer with the one that
-    the step before left; with `auto`, up to 256 elements of each of its tensors, in every step."""
+    not even at load and save. With a number, a check also compares the whole state of the optimizer with its state
+    after the previous step; with `auto`, up to 256 elements of each of its tensors, in every step."""
 
     max_skipped_steps: PositiveInt = 20
     """After this many steps in a row whose gradients were not finite, so that the optimizer skipped them, the run

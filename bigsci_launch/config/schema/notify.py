@@ -6,12 +6,12 @@ from bigsci_launch.config.schema.section import Section
 
 
 class NotifySection(Section):
-    """Whom the watchers of a run tell what they find and do. Each way that is given gets every message;
+    """Where the watchers of a run send messages about what they find and do. Each configured way gets every message;
     `bsl notify RUN` tries them."""
 
     command: list[str] | None = None
     """A program that is started for each message, on the machine of the watcher. It reads the message as text on its
-    standard input; BSL_SUBJECT holds it in one line, and BSL_MESSAGE all of it as JSON. No shell expands its words:
+    standard input; BSL_SUBJECT holds it in one line, and BSL_MESSAGE all of it as JSON. No shell expands its arguments:
     `[sh, -c, 'mail -s "$BSL_SUBJECT" alice@example.org']`. It is killed after 30 s."""
 
     webhook: str | None = None

@@ -60,9 +60,9 @@ class RunSection(Section):
 
     command: list[str] | None = None
     """The program that every rank runs; default: `bsl train`. Its environment contains RANK, LOCAL_RANK, WORLD_SIZE,
-    MASTER_ADDR, MASTER_PORT, BSL_RUN_DIR and BSL_ATTEMPT. With `-m bigsci_launch.train` or `bsl train` in its words,
-    it counts as `bsl train`: `[numactl, --localalloc, python, -m, bigsci_launch.train]`. Of others nothing is
-    known."""
+    MASTER_ADDR, MASTER_PORT, BSL_RUN_DIR and BSL_ATTEMPT. With `-m bigsci_launch.train` or `bsl train` in its
+    arguments, it counts as `bsl train`: `[numactl, --localalloc, python, -m, bigsci_launch.train]`. Nothing is assumed
+    about other programs."""
 
     framework: Framework | None = None
     """The framework of the program in `command`, from which `bsl plan` knows how it cuts layers, shards the state and
@@ -71,7 +71,7 @@ class RunSection(Section):
 
     log_limit_mib: NonNegativeInt = 256
     """Largest size of the log of one rank, MiB; 0: no limit. A log that reaches it keeps its beginning and the newest
-    64 KiB, and has a line that says so."""
+    64 KiB, with a line that marks the cut."""
 
     @property
     def starts_trainer(self) -> bool:
@@ -132,8 +132,8 @@ class ParallelismSection(Section):
     """Chunks of layers on each rank with `interleaved`: Megatron's virtual pipeline size."""
 
     overlap: list[Hidden] | None = None
-    """Whose communication runs while the GPU computes: any of `tensor`, `data` and `pipeline` parallelism. If it is
-    left out, what programs hide by default: `data` with FSDP and ZeRO-3, otherwise nothing."""
+    """Which communication overlaps with computation: any of `tensor`, `data` and `pipeline` parallelism. Default: what
+    programs overlap by themselves: `data` with FSDP and ZeRO-3, otherwise nothing."""
 
     def topology(self, num_ranks: int) -> Topology:
         """Return the sizes as a topology. If dp is left out, it is what `num_ranks` ranks allow, at least 1."""
@@ -148,7 +148,7 @@ Activation = Literal["gelu", "swiglu"]
 
 
 MOST_LAYERS, WIDEST, LARGEST_BATCH = 1000, 1_000_000, 1_000_000
-"""Beyond these, planning would not end; no model and no run is near."""
+"""Beyond these, planning would not end; no real model or run comes close."""
 
 
 class ModelSection(Section):
@@ -217,7 +217,7 @@ class ModelSection(Section):
     """Standard deviation of the initial weights."""
 
     declared_parameters: str | None = None
-    """The size that people quote, such as `176B`. `bsl plan` compares it with the computed number of parameters."""
+    """The nominal size, such as `176B`. `bsl plan` compares it with the computed number of parameters."""
 
 
 class RampupSection(Section):
@@ -266,8 +266,8 @@ class TrainingSection(Section):
 
     device: Literal["auto", "cuda", "cpu"] = "auto"
     """What the ranks compute on. `auto`: GPUs if a rank sees any, otherwise the CPU; a Slurm step that was given GPUs
-    which torch cannot see is refused. `cuda`: a rank without a GPU is refused. `cpu`: never a GPU. Ranks that come to
-    different answers are refused before they wait for each other."""
+    which torch cannot see is refused. `cuda`: a rank without a GPU is refused. `cpu`: never a GPU. Ranks that choose
+    different devices are refused before they wait for each other."""
 
     share_devices: bool = False
     """Whether several ranks may compute on one GPU, for tests on a small machine. They communicate over gloo, through
@@ -276,7 +276,7 @@ class TrainingSection(Section):
     deterministic: bool = False
     """Whether only operations whose sums have a fixed order are used, so that the same run on the same kind and number
     of GPUs gives the same losses to the last bit. Without it, attention's backward pass and some others add in any
-    order on a GPU. Slower; an operation that has no such variant is an error. On a CPU `bsl train` repeats itself
+    order on a GPU. Slower; an operation that has no such variant is an error. On a CPU `bsl train` is reproducible
     without it."""
 
     stop_after_steps: PositiveInt | None = None
@@ -358,7 +358,7 @@ class TraceSection(Section):
 
 
 class MonitorSection(Section):
-    """What the run records for people, and when."""
+    """What the run records, and when."""
 
     peak_tflops_per_rank: PositiveFloat | None = None
     """Peak TFLOP/s of one rank's device, used to show utilisation; default: the site's."""
@@ -367,7 +367,7 @@ class MonitorSection(Section):
     """Steps before and after which every rank dumps its weights for `bsl diff-weights`."""
 
     exit_margin_s: PositiveInt | None = None
-    """Seconds before the time limit at which ranks are told to save and stop (`--signal`); default: computed."""
+    """Seconds before the time limit at which ranks are asked to save and stop (`--signal`); default: computed."""
 
     ring: str = Field(default="auto", pattern="^(auto|none|/[^,:]*)$")
     """Where each rank keeps its last calls of torch.distributed, for `bsl spy` and `bsl trace last`: a folder on
@@ -378,13 +378,13 @@ class MonitorSection(Section):
     each further thread. It is copied into the attempt when the rank ends."""
 
     watch: Literal["auto", "off", "observe", "act"] = "auto"
-    """Whether the job script starts `bsl watch` next to the ranks. `observe`: it notices, explains, keeps and tells.
-    `act`: it also ends ranks that hang, so that the run continues, leaves out the node of the suspect, and pins
-    checkpoints around a spike. With `survive`, it has the rank fenced that a hang is to blame on, and the job
-    continues. `auto`: `act` with `survive`; else `observe` for `bsl train`, and `off` for other programs."""
+    """Whether the job script starts `bsl watch` next to the ranks. `observe`: it detects and explains hangs and
+    spikes, keeps evidence and notifies. `act`: it also ends ranks that hang, so that the run continues, leaves out the
+    node of the suspect, and pins checkpoints around a spike; with `survive`, it fences the rank to blame for a hang.
+    `auto`: `act` with `survive`; else `observe` for `bsl train`, and `off` for other programs."""
 
     notify: NotifySection | None = None
-    """Whom watchers tell what they find and do; default: nobody."""
+    """Who receives messages about what watchers find and do; default: no messages."""
 
     save_time_s: PositiveFloat = 60.0
     """Expected seconds of one save; part of the exit margin."""

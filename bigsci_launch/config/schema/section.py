@@ -1,7 +1,7 @@
 """The base of every section of a run file and a site file, and what a run file may do without.
 
 Some sections only describe a training. A run of another program than `bsl train` may leave them out. They are then null
-in the file, and `NotDescribed` for code that asks for them: nobody computes with a model that nobody described.
+in the file, and `NotDescribed` for code that asks for them: an undescribed model is not computed with.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class NotDescribed(ConfigError):
     def __init__(self, section: str) -> None:
         super().__init__(
             f"the run file has no section `{section}`, which this needs",
-            hint=f"only the run of another program may do without it; its keys: docs/reference/config.md#{section}",
+            hint=f"only a run of another program may omit it; its keys: docs/reference/config.md#{section}",
         )
 
 

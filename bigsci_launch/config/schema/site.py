@@ -1,4 +1,4 @@
-"""The site file: what a person knows about one cluster. Every key, its unit and its meaning."""
+"""The site file: facts about one cluster. Every key, its unit and its meaning."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from bigsci_launch.config.schema.values import EnvironmentName, EnvironmentVaria
 
 class Gpu(Section):
     """The accelerator of a site's nodes. Figures that are left out are those of `slurm/hardware/gpus.yaml`; `bsl plan`
-    says which it had to assume for a name that is not there."""
+    lists those that it had to assume for a name that is not there."""
 
     name: str
     """Marketing name, such as `H100-SXM5-80GB`, or the name that CUDA or HIP gives."""
@@ -52,7 +52,7 @@ class Partition(Section):
 
 
 class SiteConfig(Section):
-    """Facts about one cluster. A person writes this file; `bsl` never guesses its values."""
+    """Facts about one cluster, written by hand: `bsl` never guesses its values."""
 
     description: str
     """One line that describes the cluster."""

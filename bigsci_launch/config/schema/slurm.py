@@ -15,7 +15,7 @@ from bigsci_launch.config.schema.values import SlurmDuration, Word
 class ChainSection(Section):
     """How a run starts itself again until it is finished: after its time limit, a preemption, a lost node or a crash.
 
-    It stops if a start made no optimizer step more than those before it. A local site ignores this section.
+    It stops after a start that got no further than those before it. A local site ignores this section.
     `chain: 3` is short for `{by: queue, links: 3}`."""
 
     by: Literal["requeue", "queue"]
@@ -27,7 +27,7 @@ class ChainSection(Section):
     and a start that cannot submit another does not end the chain."""
 
     max_starts: PositiveInt = 50
-    """Most starts of one chain, including the first."""
+    """Maximum number of starts of one chain, including the first."""
 
     max_hours: PositiveFloat | None = None
     """No start begins later than this many hours after the first of the chain; default: no limit."""
@@ -90,14 +90,14 @@ class SlurmSection(Section):
     """Jobs that must end first, such as `afterok:123` (`sbatch --dependency`)."""
 
     chain: Annotated[ChainSection | None, BeforeValidator(_chain_of_links), Field(json_schema_extra=_or_links)] = None
-    """How the run starts itself again until it is finished; default: it does not, and somebody submits it again."""
+    """How the run starts itself again until it is finished; default: it does not, and is submitted again by hand."""
 
     wait_s: NonNegativeInt = 60
     """Seconds that ranks may run after the first has ended with 0 (`srun --wait`); 0: no limit. Then they are killed as
     hung: raise it if a rank has long work to do after the others, such as a last upload."""
 
     node_check: bool = False
-    """Whether each node is tried for some seconds before the ranks start: its GPUs, memory, shared memory and network.
+    """Whether each node is tested for some seconds before the ranks start: its GPUs, memory, shared memory and network.
     A node that fails ends the job with its name, and is left out of later attempts."""
 
     sbatch_options: SbatchOptions = []

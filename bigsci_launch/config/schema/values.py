@@ -51,7 +51,7 @@ class EnvironmentVariable(Section):
     @model_validator(mode="after")
     def _has_one_origin(self) -> EnvironmentVariable:
         if (self.value is None) == (self.source is None):
-            raise ValueError("needs either value or `from: environment`; null removes what a weaker layer says")
+            raise ValueError("needs either value or `from: environment`; null removes the value of a weaker layer")
         return self
 
     @model_serializer(mode="wrap")

@@ -39,7 +39,7 @@ _RESERVED = {
     "wait": "`bsl submit --wait` waits",
 }
 """Options that would break a job of `bsl`, whether it writes them or not."""
-_UNSEEN = {"time": "; only with slurm.time_limit are ranks told before it"}
+_UNSEEN = {"time": "; ranks are warned before it only with slurm.time_limit"}
 
 
 def apply_caller_options(request: JobRequest, environment: Mapping[str, str], loaded: LoadedRun) -> JobRequest:

@@ -185,7 +185,7 @@ def withdraw(options: argparse.Namespace, chain: ChainRecord) -> CommandAnswer:
     """End what waits behind this start, because the run does not continue."""
     answer = cancel_links(options.attempt.run) if chain.by == "queue" else None
     if answer is not None and not answer.is_done:
-        say(f"what is queued behind this one could not be ended: {answer.words}; it will end by itself")
+        say(f"the jobs queued behind this one could not be cancelled: {answer.words}; they will end by themselves")
     return answer or CommandAnswer(True, "")
 
 

@@ -114,7 +114,7 @@ def parse_option(text: str) -> Option:
     return Option(name, value if equals else None)
 
 
-# Each has its reason, so that whoever removes one knows what it prevents.
+# Each has its reason, so that it is known what it prevents before it is removed.
 KILL_ON_BAD_EXIT = Option(
     "kill-on-bad-exit",
     "1",
@@ -122,7 +122,7 @@ KILL_ON_BAD_EXIT = Option(
 )
 SURVIVE_OPTIONS = (
     Option("no-kill", None, "survive: without this, Slurm ends the step when any of its nodes fails"),
-    Option("kill-on-bad-exit", "0", "survive: the controller says what a dead runner means for the others"),
+    Option("kill-on-bad-exit", "0", "survive: the controller decides what a dead runner means for the others"),
 )
 STEP_OPTIONS = (
     Option("distribution", "block", "ranks fill one node after another; coordinates and LOCAL_RANK depend on it"),
@@ -151,9 +151,9 @@ def check_options(nodes: int, site: SiteConfig, container: tuple[Option, ...]) -
     return (
         Option("nodes", str(nodes)),
         Option("ntasks", str(nodes)),
-        Option("ntasks-per-node", "1", "one process per node, which tries all of its GPUs"),
+        Option("ntasks-per-node", "1", "one process per node, which tests all of its GPUs"),
         *((Option("cpus-per-task", str(cpus)),) if cpus else ()),
-        Option("kill-on-bad-exit", "0", "a node that cannot be tried must not end the check of the others"),
+        Option("kill-on-bad-exit", "0", "a node that cannot be tested must not end the check of the others"),
         Option("wait", "0", "each node ends its check by itself after a minute"),
         Option("mpi", "none"),
         Option("input", "none", "the rest of this script is not its input"),
@@ -165,9 +165,9 @@ def check_options(nodes: int, site: SiteConfig, container: tuple[Option, ...]) -
 def wait_option(config: RunConfig) -> Option:
     wait_s = config.slurm.wait_s
     if config.survive is not None:
-        return Option("wait", "0", "survive: the controller applies slurm.wait_s; runners end when it says so")
+        return Option("wait", "0", "survive: the controller applies slurm.wait_s and ends the runners")
     if wait_s == 0:
-        return Option("wait", "0", "slurm.wait_s is 0: ranks may run as long as they like after the first has ended")
+        return Option("wait", "0", "slurm.wait_s is 0: ranks may run without limit after the first has ended")
     reason = f"slurm.wait_s: ranks that still run {wait_s} s after the first one has ended with 0 are hung: end them"
     return Option("wait", str(wait_s), reason)
 

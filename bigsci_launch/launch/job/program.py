@@ -83,7 +83,7 @@ def bad_nodes(arguments: Sequence[str]) -> int:
         if options.job_id and options.slurm_restarts > options.restart_count:
             lines += leave_out_remembered(attempt, options.job_id, cluster)
     except (OSError, ValueError, RunDirError) as error:
-        write_line(2, f"bsl: bad nodes are not remembered: {error}")
+        write_line(2, f"bsl: bad nodes could not be recorded: {error}")
         return 1
     for line in lines:
         write_line(2, f"bsl: {line}")
@@ -93,16 +93,16 @@ def bad_nodes(arguments: Sequence[str]) -> int:
 def parse_end(arguments: Sequence[str]) -> argparse.Namespace:
     """Return what the job script says of the end of an attempt."""
     formatter = partial(argparse.HelpFormatter, width=120)  # which would ask for the width at each start
-    description = "Say why an attempt ended, and which nodes it has shown to be bad."
+    description = "Record why an attempt ended, and which nodes it has shown to be bad."
     parser = argparse.ArgumentParser(description=description, formatter_class=formatter)
     parser.add_argument("--attempt-dir", type=Path, required=True)
     parser.add_argument("--world-size", type=int, default=0)
     parser.add_argument("--started", type=float, default=0.0, help="seconds since the epoch")
-    parser.add_argument("--exit-code", type=int, help="of srun or the launcher; if left out, not known yet")
+    parser.add_argument("--exit-code", type=int, help="exit status of srun or the launcher; default: not known yet")
     parser.add_argument("--job-id")
     parser.add_argument("--restart-count", type=int, default=0)
     parser.add_argument("--terminated", type=float, help="when the script itself got TERM, seconds since the epoch")
-    parser.add_argument("--stop-requested", action="store_true", help="ranks were told to save and stop")
+    parser.add_argument("--stop-requested", action="store_true", help="ranks were asked to save and stop")
     parser.add_argument("--warned-before-s", type=float, help="how long before TERM, by a clock that never jumps")
     parser.add_argument("--slurm-reason", default="", help="squeue's reason when TERM came")
     parser.add_argument("--preempted", default="", help="squeue's PreemptTime; N/A or nothing if it is not known")

@@ -203,7 +203,7 @@ def chain_of(slurm: SlurmSection, total_steps: int | None, attempt: str) -> Chai
     if chain is None:
         if not slurm.requeue:
             return None
-        # The bound is that of a chain, because somebody may preempt a job for ever.
+        # The bound is that of a chain, because a job may be preempted for ever.
         return ChainRecord("requeue", 50, None, total_steps, only_preempted=True, first=attempt)
     return ChainRecord(
         chain.by,
@@ -226,7 +226,7 @@ def survive_of(config: RunConfig) -> Literal["restart", "in_place"] | None:
 def watch_of(config: RunConfig) -> Literal["off", "observe", "act"]:
     """Return what `monitor.watch` means for the program of this run."""
     if config.monitor.watch == "auto" and config.survive is not None:
-        return "act"  # whoever wants a run to survive wants its hangs to be recovered
+        return "act"  # a run that is to survive should recover from hangs too
     if config.monitor.watch == "auto":
         return "observe" if config.run.starts_trainer else "off"
     return config.monitor.watch

@@ -77,7 +77,6 @@ def precision_of(row: Cells, program: Program) -> Precision:
 
 
 def shape_of(row: Cells, program: Program) -> ModelShape:
-    """Return the sizes of the model."""
     heads, hidden = row.size("nheads"), row.size("nhidden")
     kv_heads, head_size = row.optional_size("kv_heads"), row.optional_size("head_dim")
     activation = row.choice("activation", _ACTIVATIONS, "gelu")

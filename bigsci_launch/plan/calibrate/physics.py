@@ -39,7 +39,7 @@ class Excess:
 def find_excesses(constants: Constants, gpu: GpuModel) -> list[Excess]:
     """Return the constants that the hardware cannot reach, in the order of `CONSTANTS`.
 
-    A rate is compared with the nominal figure of the same name, unless nobody gave that.
+    A rate is compared with the nominal figure of the same name, unless that is not given.
     """
     found = []
     for constant in CONSTANTS:

@@ -16,7 +16,7 @@ from bigsci_launch.plan.price.hardware import A100, NETWORK, GpuModel, gpu_of_si
 
 @dataclass(frozen=True, slots=True)
 class MeasuredPlace:
-    """The site and the GPU of measured rows. `site` is None if nobody said it. `remarks` are what was assumed."""
+    """The site and the GPU of measured rows. `site` is None if it was not given. `remarks` are what was assumed."""
 
     site: str | None
     gpu: GpuModel
@@ -53,13 +53,13 @@ def place_of(measurements: Sequence[Measurement], site: str | None) -> MeasuredP
                 f"the rows are of {name}, but site {place.site} has {place.gpu.name}", hint="name the site of the rows"
             )
         if said and said != place.site:
-            raise DataError(f"the rows are from {said}, not from {place.site}", hint=f"--site {said}")
+            raise DataError(f"the rows are from site {said}, not from {place.site}", hint=f"--site {said}")
         return place
     ranks = max((measurement.setup.ranks_per_node for measurement in measurements), default=8)
     gpu = model_named(name, ranks) if name else A100
     if gpu is None:
-        raise DataError(f"GPU {name} is not known", hint="--site NAME, of a site file that has its figures")
-    remark = f"nothing says on which GPU the runs were measured: {A100.name} is assumed; --site NAME says it"
+        raise DataError(f"unknown GPU {name}", hint="--site NAME, of a site file that has its figures")
+    remark = f"GPU of the measured runs unknown: {A100.name} is assumed; set it with --site NAME"
     return MeasuredPlace(said or None, _with_network(gpu, measurements), () if name else (remark,))
 
 

@@ -108,7 +108,7 @@ def read_rows(path: Path) -> tuple[list[str], list[MeasuredRow]]:
 
 
 def _assumed(lines: Sequence[dict[str, str]]) -> dict[str, str]:
-    """Return assumed values for what people often leave out: whether launches blocked, as in most rows that say so."""
+    """Return assumed values for what is often left out: whether launches blocked, as in most rows that say so."""
     said = Counter(cells["launch_blocking"] for cells in lines if cells.get("launch_blocking"))
     return {"launch_blocking": said.most_common(1)[0][0]} if said else {}
 

@@ -163,7 +163,6 @@ def score_document(score: Score) -> dict[str, Any]:
 
 
 def score_lines(score: Score) -> list[str]:
-    """Return the score as lines."""
     ranking, oom = score.ranking, score.oom
     lines = [
         f"seconds per step: {_figures(score.time)}",

@@ -188,7 +188,7 @@ def check_declared_size(case: Case) -> Iterator[Finding]:
     text = (
         f"{declared_text} is declared, but the sizes give {format_count(real)} ({real} parameters, {100 * off:+.0f} %)"
     )
-    price = f"the whole budget of {case.run_days:.0f} days would go into another model"
+    price = f"the whole budget of {case.run_days:.0f} days would go into a different model"
     yield Finding("declared size", severity, (key, other), text, price)
 
 
@@ -293,12 +293,12 @@ def check_lost_node(case: Case) -> Iterator[Finding]:
     keys = ("slurm.nodes", DP)
     left = next((dp for dp in range(ranks // replica, 0, -1) if _fits(case, dp)), None)
     if left is None:
-        text = f"with one node less, no replica of {replica} ranks is left"
+        text = f"with one node fewer, no replica of {replica} ranks is left"
         yield Finding("lost node", "note", keys, text, "the run stops until the node is replaced")
         return
     reduced = replace(setup, topology=setup.topology.resized(dp=left))
     text = (
-        f"with one node less, {ranks // replica} replicas of {replica} ranks are left; the batch sizes allow "
+        f"with one node fewer, {ranks // replica} replicas of {replica} ranks are left; the batch sizes allow "
         f"dp {left} on {reduced.num_nodes} nodes"
     )
     yield Finding("lost node", "note", keys, text, _price_of_reduced(case, reduced))
@@ -391,12 +391,11 @@ RULES: tuple[Callable[[Case], Iterator[Finding]], ...] = (
 
 
 def check_lines(name: str, findings: Sequence[Finding]) -> list[str]:
-    """Return the findings as lines for people; without findings, one line that says so."""
+    """Return the findings as lines of text; without findings, one line that says so."""
     return [finding_line(finding) for finding in findings] or [f"{name}: the arithmetic holds"]
 
 
 def check_document(name: str, findings: Sequence[Finding]) -> dict[str, Any]:
-    """Return the findings for JSON."""
     return {"schema_version": 1, "run": name, "findings": [_document(finding) for finding in findings]}
 
 

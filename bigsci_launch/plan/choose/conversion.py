@@ -80,7 +80,6 @@ def _shown(record: CheckpointRecord) -> str:
 
 
 def saved_topology(record: CheckpointRecord) -> Topology:
-    """Return the topology of the ranks that saved a checkpoint."""
     return Topology(**record.topology)
 
 

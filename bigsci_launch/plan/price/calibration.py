@@ -1,7 +1,7 @@
 """A calibration: the constants of one cluster with their intervals, measured neighbours, and prediction errors.
 
 It is for one GPU, and it knows on which site, with which framework and with which attention its rows were measured. It
-is stored as one readable JSON file, which people keep next to their site file.
+is stored as one readable JSON file, which is kept next to the site file.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ UNCALIBRATED_BAND = 0.30
 """Half-width of the band if nothing was measured: 92 % of the published rows of the half for building are inside."""
 
 UNKNOWN_GPU_BAND = 0.60
-"""The same for a GPU whose peak, memory bandwidth, multiprocessors or NVLink nobody gave."""
+"""The same for a GPU whose peak, memory bandwidth, multiprocessors or NVLink is not given."""
 
 WINDOW = 15
 """Number of left-out rows that give the band of a plan: those about as close to their neighbours as the plan."""
@@ -104,9 +104,9 @@ class Calibration:
     the first day of the cluster's new state, if it changed. `has_blocking_launches` says whether most runs waited for
     every kernel; rows that do not say are assumed to have done the same.
 
-    `site`, `framework` and `attention` are those of the rows. Without a site, nobody said where they were measured;
+    `site`, `framework` and `attention` are those of the rows. Without a site, it is unknown where they were measured;
     without one of the others, the rows have several, and their errors show the difference. `asked_site` is where the
-    calibration is used; None if nobody said. `origin` is what it was made from, if it is in no file.
+    calibration is used; None if not given. `origin` is what it was made from, if it is in no file.
     """
 
     gpu: GpuModel = A100
@@ -151,7 +151,7 @@ class Calibration:
     def differences(self, setup: Setup) -> Iterator[str]:
         """Yield in what the measured rows differ from `setup` and from the site that was asked for."""
         if self.asked_site is not None and self.site is None:
-            yield f"the calibration does not say its site, here it is {self.asked_site}"
+            yield f"the calibration names no site; this run is on {self.asked_site}"
         elif self.asked_site is not None and self.site != self.asked_site:
             yield f"measured on {self.site}, not on {self.asked_site}"
         framework, attention = counted_framework(setup.framework), setup.technique.attention
@@ -279,7 +279,7 @@ def read_calibration(path: Path) -> Calibration:
         if document["kind"] == DOCUMENT_KIND and document["schema_version"] == 1:
             sources = " ".join(map(str, document["sources"]))
             raise DataError(
-                f"{path}: a calibration of version 1, which does not say what it is for",
+                f"{path}: a calibration of version 1, which does not record what it is for",
                 hint=f"`bsl plan calibrate {sources} --site NAME -o {path}` makes a new one",
             )
         if document["kind"] != DOCUMENT_KIND or document["schema_version"] != SCHEMA_VERSION:

@@ -28,7 +28,7 @@ class GpuModel:
 
     `peak_tflops` is that of dense bf16, `fp8_tflops` that of dense fp8 (None: it has none, or it is not known).
     `nvlink_gb_per_s` is what one GPU can send to the others of its node, `network_gb_per_s` what all adapters of a node
-    can send together (None: not known). `assumed` names the figures that nobody gave.
+    can send together (None: not known). `assumed` names the figures that were not given.
     """
 
     name: str
@@ -75,12 +75,12 @@ def is_same_gpu(one: str, other: str) -> bool:
 
 
 def assumed_line(gpu: GpuModel) -> str | None:
-    """Return a line with the figures that nobody gave and the keys that give them, or None if there are none."""
+    """Return a line with the figures that were not given and the keys that give them, or None if there are none."""
     if not gpu.assumed:
         return None
     figures = (f"{_KEYS[name]} {getattr(gpu, name):g}" for name in gpu.assumed if getattr(gpu, name) is not None)
     unsaid = (_KEYS[name] for name in gpu.assumed if getattr(gpu, name) is None)
-    return f"assumed, since the site file does not say: {', '.join((*figures, *unsaid))}"
+    return f"assumed, not in the site file: {', '.join((*figures, *unsaid))}"
 
 
 def _table_figures(known: KnownGpu, ranks_per_node: int) -> dict[str, Any]:
@@ -120,7 +120,7 @@ def _given(figures: Mapping[str, Any]) -> dict[str, Any]:
 def _model(name: str, known: KnownGpu | None, written: Mapping[str, Any], ranks_per_node: int) -> GpuModel:
     """Return the accelerator with the written figures, else the known ones, else an A100's.
 
-    Its network, if nobody gave it, is that of the vendor's system, if there is one.
+    Its network, if not given, is that of the vendor's system, if there is one.
     """
     figures = {**(_table_figures(known, ranks_per_node) if known else {}), **written}
     assumed = tuple(key for key in _KEYS if key not in figures)

@@ -181,7 +181,6 @@ def weigh_memory(terms: MemoryTerms, constants: Constants, gpu: GpuModel) -> tup
 
 
 def predict_stage_memory(setup: Setup, stage: int, constants: Constants, gpu: GpuModel) -> StageMemory:
-    """Return the memory of a rank of `stage`."""
     terms = count_memory(setup, stage)
     need, predicted = weigh_memory(terms, constants, gpu)
     return StageMemory(

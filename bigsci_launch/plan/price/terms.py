@@ -36,7 +36,6 @@ def work_of(
 
 
 def add_work(one: WorkByTerm, other: WorkByTerm) -> WorkByTerm:
-    """Return the sum, term by term."""
     a, b, c, d, e, f, g = (left + right for left, right in zip(one, other, strict=True))
     return (a, b, c, d, e, f, g)
 

@@ -114,12 +114,10 @@ class ModelShape:
 
     @property
     def expert_layers(self) -> int:
-        """Layers with experts."""
         return self.num_layers - self.experts.dense_layers if self.experts else 0
 
     @property
     def norm_parameters(self) -> int:
-        """Parameters of one norm."""
         return self.hidden_size * (2 if self.norm == "layernorm" and self.biases else 1)
 
 

@@ -62,7 +62,6 @@ class Stages:
         )
 
     def layers_of(self, stage: int) -> tuple[Layer, ...]:
-        """The items of one stage."""
         return self.layers[self.bounds[stage] : self.bounds[stage + 1]]
 
 

@@ -17,7 +17,7 @@ from bigsci_launch.plan.shape.parameters import ModelShape, cut_model
 from bigsci_launch.plan.shape.partition import PartitionRule
 from bigsci_launch.topology import Topology
 
-UNPRICED = "say which framework the program of run.command uses; without it, nothing is priced"
+UNPRICED = "name the framework that the program of run.command uses; without it, nothing is priced"
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,7 +197,7 @@ def require_plain(config: RunConfig) -> None:
     """Raise ConfigError for a run whose pipelines cannot be planned for losses: only those of `bsl train` can."""
     if keys := [key for key in _foreign(config) if key in _PIPELINE_KEYS]:
         raise ConfigError(
-            f"{keys[0]}: bsl plan --survive knows tensor, pipeline and data parallelism with ZeRO-1 and 1F1B only",
+            f"{keys[0]}: bsl plan --survive supports tensor, pipeline and data parallelism with ZeRO-1 and 1F1B only",
             hint="leave out --survive, --lose and --trace, or the key",
         )
 
@@ -208,7 +208,7 @@ def is_priced(config: RunConfig) -> bool:
 
 
 def program_needed(config: RunConfig) -> str | None:
-    """Return why `bsl train` cannot run what is planned, or None; nothing is said of other programs."""
+    """Return why `bsl train` cannot run what is planned, or None; other programs are not judged."""
     if not config.run.starts_trainer:
         return None
     keys = _foreign(config)
@@ -226,7 +226,7 @@ def _is_blocking(config: RunConfig) -> bool:
 
 
 def describe_stages(layers: tuple[int, ...]) -> str:
-    """Return layers per stage as people write them: `6,7x10,6`."""
+    """Return layers per stage in short form: `6,7x10,6`."""
     runs: list[list[int]] = []
     for count in layers:
         if runs and runs[-1][0] == count:

@@ -51,9 +51,7 @@ def hardware_lines(setup: Setup, calibration: Calibration) -> list[str]:
     gpu, assumed = calibration.gpu, assumed_line(calibration.gpu)
     lines = [assumed] if assumed else []
     if setup.precision == "fp8" and gpu.fp8_tflops is None:
-        lines.append(
-            f"{gpu.name} has no fp8, or its rate is not known (gpu.fp8_tflops): products are priced as in bf16"
-        )
+        lines.append(f"{gpu.name} has no fp8, or its rate is unknown (gpu.fp8_tflops): products are priced as in bf16")
     return lines
 
 

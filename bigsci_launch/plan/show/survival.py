@@ -52,7 +52,7 @@ def head_lines(answer: SurvivalAnswer) -> Iterator[str]:
     if fewest < survival.guaranteed_nodes:
         yield f"below {survival.guaranteed_nodes} nodes f falls; below {fewest} the run stops"
     if survival.replica.node_memory_gib is None and failures:
-        yield "the host memory of a node is not known (site.node_memory_gib): the copies of shards may not fit"
+        yield "host memory of a node unknown (site.node_memory_gib): the copies of shards may not fit"
     if failures:
         yield _copies_line(survival)
     if tight := _tight_sizes(survival):
@@ -159,7 +159,7 @@ def expected_lines(answer: SurvivalAnswer) -> Iterator[str]:
     """Yield what a job of the time limit is expected to train although nodes fail, or why that is not known."""
     mtbf, hours = answer.node_mtbf_h, answer.horizon_h
     if mtbf is None:
-        yield "the site does not say how often a node fails (site.node_mtbf_h), so the expected time is not known"
+        yield "expected time unknown: the site file does not give how often a node fails (site.node_mtbf_h)"
         return
     survival = answer.survival
     found = [compared for compared in answer.strategies if compared.expected]
@@ -167,7 +167,7 @@ def expected_lines(answer: SurvivalAnswer) -> Iterator[str]:
     yield (
         f"expected in {hours:g} h without a replacement: {losses:.2g} lost nodes (one of {survival.num_nodes} every "
         f"{mtbf / survival.num_nodes:.0f} h); each loss is assumed to cost {REBUILD_S:.0f} s for new communicators, "
-        "which nobody has measured on this site, then what moves, and half a step"
+        "not measured on this site, then the transfer, and half a step"
     )
     if survival.failures == 0:
         yield (

@@ -20,7 +20,6 @@ _KEY = (
 
 
 def render_survival(answer: SurvivalAnswer) -> str:
-    """Return the page for `answer`."""
     survival = answer.survival
     every = [found for _, found in sorted(survival.by_nodes.items(), reverse=True)]
     parts = [

@@ -13,7 +13,7 @@ from bigsci_launch.plan.shape.setup import Setup, describe_stages
 from bigsci_launch.plan.show.throughput import Throughput, throughput_of
 
 PIPE_WIDTH = 100
-"""Columns of text where nobody knows how wide the reader's screen is."""
+"""Columns of text where the width of the reader's screen is unknown."""
 
 _BETWEEN, _MARGIN = 3, 2
 """Characters between columns, and around the table."""

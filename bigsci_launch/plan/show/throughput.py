@@ -26,7 +26,6 @@ class Throughput:
 
 
 def throughput_of(setup: Setup, seconds: float, gpu: GpuModel) -> Throughput:
-    """Return the throughput of one GPU in steps of `seconds`."""
     per_gpu = seconds * setup.topology.world_size
     return Throughput(
         tokens_per_second=setup.global_batch_size * setup.shape.sequence_length / per_gpu,

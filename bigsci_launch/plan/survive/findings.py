@@ -108,10 +108,10 @@ def survive_findings(config: RunConfig, site: Site, calibration: Calibration | N
         return
     if price.copies_gib:
         keys = ("survive", "site.node_memory_gib")
-        yield Finding("survive memory", _severity(price), keys, memory_words(price), "it is allocated at the start")
+        yield Finding("survive memory", _severity(price), keys, memory_text(price), "it is allocated at the start")
     if not site.is_local:
         about = ("survive", "slurm.spare_nodes", "site.node_mtbf_h")
-        yield Finding("spare nodes", "note", about, spares_words(price), pause_words(price))
+        yield Finding("spare nodes", "note", about, spares_text(price), pause_text(price))
 
 
 def _severity(price: SurvivePrice) -> Severity:
@@ -121,20 +121,20 @@ def _severity(price: SurvivePrice) -> Severity:
     return "error" if price.copies_gib > known else "warning"
 
 
-def memory_words(price: SurvivePrice) -> str:
+def memory_text(price: SurvivePrice) -> str:
     """`copies of optimizer state take 38.4 GiB of host memory on the fullest node, 8 % of its 480 GiB`."""
     known = price.node_memory_gib
-    of_what = "; how much it has is not known (site.node_memory_gib)"
+    of_what = "; the node's memory is unknown (site.node_memory_gib)"
     if known is not None:
         of_what = f", {price.copies_gib / known:.0%} of its {known:.0f} GiB"
     return f"copies of optimizer state take {price.copies_gib:.3g} GiB of host memory on the fullest node{of_what}"
 
 
-def spares_words(price: SurvivePrice) -> str:
+def spares_text(price: SurvivePrice) -> str:
     """`with 1 spare node, 23.9 h of training a day; with none, 22.6 h`."""
     nodes = f"{price.num_spares} spare {'node' if price.num_spares == 1 else 'nodes'}"
     if price.hours_with is None or price.hours_without is None:
-        return f"what {nodes} would be worth is not known: the site does not say how often a node fails"
+        return f"benefit of {nodes} unknown: the site file does not give how often a node fails"
     verb = "" if price.spares_are_asked else "would "
     return (
         f"{nodes} {verb}{'give' if verb or price.num_spares > 1 else 'gives'} {price.hours_with:.2f} h of training a "
@@ -142,9 +142,9 @@ def spares_words(price: SurvivePrice) -> str:
     )
 
 
-def pause_words(price: SurvivePrice) -> str:
+def pause_text(price: SurvivePrice) -> str:
     """Return what the hours rest on."""
-    fails = f"a node fails every {price.node_mtbf_h:.0f} h" if price.node_mtbf_h else "failures of nodes are not known"
+    fails = f"a node fails every {price.node_mtbf_h:.0f} h" if price.node_mtbf_h else "rate of node failures unknown"
     return f"{fails}, and each failure costs {price.pause_s:.0f} s (partly assumed)"
 
 
@@ -152,8 +152,8 @@ def survive_lines(price: SurvivePrice | None) -> list[str]:
     """Return what `bsl plan --explain` says."""
     if price is None:
         return []
-    memory = [f"survive: {memory_words(price)}"] if price.copies_gib else []
-    return [*memory, f"survive: {spares_words(price)}; {pause_words(price)}"]
+    memory = [f"survive: {memory_text(price)}"] if price.copies_gib else []
+    return [*memory, f"survive: {spares_text(price)}; {pause_text(price)}"]
 
 
 def survive_document(price: SurvivePrice | None) -> dict[str, Any] | None:

@@ -21,7 +21,7 @@ HINT = f"a trace has the header {','.join(HEADER)} and rows such as 3600,remove,
 
 @dataclass(frozen=True, slots=True)
 class NodeEvent:
-    """A node comes or goes; `node` is empty where nobody wrote it down."""
+    """A node comes or goes; `node` is empty where it was not recorded."""
 
     seconds: float
     change: Change
@@ -145,14 +145,14 @@ def _check_nodes(numbered: list[tuple[int, NodeEvent]], where: str, num_nodes: i
         name = event.node
         if event.change == "add":
             if name in here:
-                raise DataError(f"{where}:{number}: {name!r} is added, but it is already there", hint=HINT)
+                raise DataError(f"{where}:{number}: {name!r} is added, but is already present", hint=HINT)
             count += 1
             here |= {name} - {""}
             gone -= {name}
         else:
             if count == 0 or name in gone or (names_are_complete and name not in here):
                 which = repr(name) if name else "a node"
-                raise DataError(f"{where}:{number}: {which} is removed, but it is not there", hint=HINT)
+                raise DataError(f"{where}:{number}: {which} is removed, but is not present", hint=HINT)
             count -= 1
             here -= {name}
             gone |= {name} - {""}

@@ -16,7 +16,7 @@ There are two phases, and the pipelines after the loss, k' of them, shard the st
 next step: weights and shards for their owners. `afterwards` makes the copies for the buddies, at the same step and
 before old shards are freed; until it ends, one more loss may cost state. What a node has already, as owner or as buddy,
 is not sent. A source is any surviving node that has the part, also one that is idle now, and in `afterwards` the new
-owner. What no surviving node has is lost: it is sent to nobody and has to come from a checkpoint.
+owner. What no surviving node has is lost: it is not sent and has to come from a checkpoint.
 
 Sources are levelled: parts that the same nodes have form a pool, and every pool is poured over its nodes until they are
 equally loaded, round after round, until no node has more to send than some node has to receive. Nothing depends on the
@@ -125,12 +125,10 @@ class TransferPhase:
 
     @cached_property
     def bytes_out(self) -> Mapping[str, int]:
-        """Bytes by source."""
         return _totals((source, count) for (source, _), count in self.links.items())
 
     @cached_property
     def bytes_in(self) -> Mapping[str, int]:
-        """Bytes by target."""
         return _totals((target, count) for (_, target), count in self.links.items())
 
     @property
@@ -162,7 +160,7 @@ def plan_transfer(
     failures: int,
     templates_after: Mapping[int, Counts] | None = None,
 ) -> TransferPlan:
-    """Return who sends what to whom; `templates` are the layers of every stage by size, `failures` is f.
+    """Return which node sends what to which; `templates` are the layers of every stage by size, `failures` is f.
 
     The order of the pipelines counts: it says which interval each of them holds. `templates_after` are given if the
     pipelines have other templates after the loss.
@@ -360,7 +358,7 @@ def level_sources(pools: Mapping[Nodes, int], enough: int = 0) -> dict[Nodes, li
 
     Each round pours every pool again, over what the other pools load on its holders. When a round changes nothing, the
     busiest source has less than one byte per source more than it must: every node that could relieve it has at most one
-    byte less, and so on from node to node, and what all these nodes send nobody else has. The rounds end earlier if no
+    byte less, and so on from node to node, and no other node has what these nodes send. The rounds end earlier if no
     source sends more than `enough`, and after MAX_ROUNDS.
     """
     loads = dict.fromkeys((node for holders in pools for node in holders), 0)

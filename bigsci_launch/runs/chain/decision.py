@@ -1,8 +1,8 @@
 """Does a run start again after an attempt ended? Pure.
 
-A chain is the starts of a run that nobody asked for after the first. It is bounded by progress, by count and by time. A
+A chain is the automatic starts of a run after the first. It is bounded by progress, by count and by time. A
 start made progress if it reached a step, or left a checkpoint, beyond all starts before it. What is not known is not
-"none": a few starts of a program that shows no steps may follow each other, and then the chain stops and says so.
+"none": a few starts of a program that shows no steps may follow each other, and then the chain stops and reports that.
 
 A user's request goes before progress: after `exit` and `kill`, no start follows; after `restart`, one does. A hang that
 a watcher ended is tried again from the same step, because the next start has other nodes, but not for ever.
@@ -100,7 +100,7 @@ def decide(chain: ChainRecord, starts: list[ChainStart], now: float, before: Mar
     if last.ended_by is not None and not last.ended_by.continues:
         return answer("stop", last.ended_by.sentence)
     if last.reason == "cancelled" and not last.was_requested:
-        return answer("stop", "somebody cancelled the job")
+        return answer("stop", "the job was cancelled")
     bound = bound_reached(chain, starts, now)
     bound = bound or (None if last.was_requested else no_progress(chain, starts, made))
     if bound:
@@ -170,7 +170,7 @@ def no_progress(chain: ChainRecord, starts: list[ChainStart], made: list[StartPr
     saves = chain.total_steps is not None or any(progress.has_saved for progress in made)
     unsaved = count_back(own, lambda each: not each.has_saved)
     if saves and starts[-1].reason not in OUTSIDE and unsaved >= MAX_UNSAVED:
-        return f"{unsaved} starts made steps (up to {here.step}), but none left a newer checkpoint: each repeats them"
+        return f"{unsaved} starts made steps (up to {here.step}), but left no newer checkpoint: each repeats the same"
     return None
 
 
@@ -189,11 +189,11 @@ def stalled(starts: list[ChainStart], made: list[StartProgress]) -> str | None:
         if early <= MAX_OUTSIDE:
             return None
         return (
-            f"{early} starts in a row were ended from outside ({reasons_of(starts[-early:])}) before they made a step"
+            f"{early} starts in a row were stopped externally ({reasons_of(starts[-early:])}) before completing a step"
         )
     if len(starts) == 1:
-        return f"its first start made no step; {ended(last)}"
-    return f"no step since the start before (step {step}); {ended(last)}"
+        return f"its first start completed no step; {ended(last)}"
+    return f"no progress since the previous start (step {step}); {ended(last)}"
 
 
 def starts_at_step(starts: list[ChainStart], made: list[StartProgress]) -> list[ChainStart]:
@@ -206,7 +206,7 @@ def starts_at_step(starts: list[ChainStart], made: list[StartProgress]) -> list[
 
 
 def at_step(step: int | None) -> str:
-    return f"at step {step}" if step else "before they made a step"
+    return f"at step {step}" if step else "before completing a step"
 
 
 def reasons_of(starts: list[ChainStart]) -> str:
@@ -215,7 +215,7 @@ def reasons_of(starts: list[ChainStart]) -> str:
 
 
 def reasons_text(starts: list[ChainStart]) -> str:
-    """`hang: no step for 62 s`, where all reasons are one, else all of them; with the words of the last watcher."""
+    """`hang: no step for 62 s`, where all reasons are one, else all of them; with the message of the last watcher."""
     same = len({start.reason for start in starts}) == 1
     why = starts[-1].ended_by.why if starts[-1].ended_by else ""
     return (str(starts[-1].reason) if same else reasons_of(starts)) + (f": {why}" if why else "")
@@ -239,7 +239,7 @@ def count_back(found: list[StartProgress], holds: Callable[[StartProgress], bool
 
 def unknown_text() -> str:
     return (
-        f"whether the run makes progress is not known: {MAX_UNKNOWN} starts printed no `iteration N/ M |` line and "
+        f"progress of the run is unknown: {MAX_UNKNOWN} starts printed no `iteration N/ M |` line and "
         "left no newer checkpoint in the run directory"
     )
 
@@ -252,12 +252,12 @@ def progress_text(starts: list[ChainStart], made: list[StartProgress]) -> str:
     """Return what the last start made, in half a sentence."""
     here, before = made[-1], (made[-2].step if len(made) > 1 else 0)
     if here.is_made is None:
-        return f"its progress is not known (start {num_unknown(starts, made)} of at most {MAX_UNKNOWN} like that)"
+        return f"its progress is unknown (start {num_unknown(starts, made)} of at most {MAX_UNKNOWN} like that)"
     if not here.is_made and starts[-1].is_ended_hang:
-        where = f"no step beyond {here.step}" if here.step else "it made no step"
+        where = f"no step beyond {here.step}" if here.step else "it completed no step"
         return f"{where} (end {len(starts_at_step(starts, made))} of at most {MAX_AT_STEP} there)"
     if not here.is_made:
-        return f"it was ended from outside before it made a step (step {here.step})"
+        return f"it was stopped externally before completing a step (step {here.step})"
     if here.step is None:
         return "it left a newer checkpoint"
     return f"it reached step {here.step}" + (f", from {before}" if before else "")

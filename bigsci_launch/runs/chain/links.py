@@ -31,7 +31,7 @@ NOTHING_QUEUED = "no job is queued behind it"
 
 
 def requeue(job_id: str, restart_count: int, reason: str | None) -> CommandAnswer:
-    """Ask Slurm to start the job again, unless it does so by itself, or somebody has ended the job in between."""
+    """Ask Slurm to start the job again, unless it does so by itself, or the job was ended in between."""
     known = ask("squeue", "--noheader", "--states=all", f"--jobs={job_id}", "--Format=State,RestartCnt")
     state, restarts = (*known.words.split(), "", "")[:2] if known.is_done else ("", "")
     if restarts.isdigit() and int(restarts) > restart_count:
@@ -64,7 +64,7 @@ def live_link(attempt: AttemptDir) -> Link | None:
     answer = ask("squeue", "--noheader", "--states=all", f"--jobs={job_id}", "--format=%T|%r")
     state, _, reason = answer.words.partition("|")
     if not answer.is_done and "Invalid job id" not in answer.words:
-        return Link(attempt.name, job_id)  # nobody knows, so it may still be there
+        return Link(attempt.name, job_id)  # unknown, so it may still be there
     if reason == NEVER:
         answer = ask("scancel", job_id)
         if not answer.is_done:
@@ -136,7 +136,7 @@ def queue_next(attempt: AttemptDir, behind: list[str]) -> tuple[Link, CommandAns
 
 
 def require_ours(attempt: AttemptDir) -> None:
-    """Require that nobody else has written what an attempt runs, or could exchange it; OSError says why not."""
+    """Require that no other user has written, or could exchange, what an attempt runs; OSError says why not."""
     if (why := why_not_ours(attempt.tools)) is not None:
         raise OSError(0, why)
 

@@ -17,13 +17,13 @@ from bigsci_launch.runs.layout import AttemptDir, RunDir, read_json
 
 NO_LINK_S = 300.0
 NO_FAILURE = ("stopped", "time_limit", "preempted", "requeued", "node_failure", "finished", "not_started")
-"""Reasons of starts whose end at a step says nothing about that step."""
+"""Reasons of starts whose end at a step is unrelated to that step."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChainWarning:
     """Something about a chain that people should know before it stops. `kind` is `last_link`, `no_link`,
-    `restart_storm`, `finished_but_queued` or `stuck_link`; `key` says when two warnings are the same one."""
+    `restart_storm`, `finished_but_queued` or `stuck_link`; two warnings with one `key` are the same."""
 
     kind: str
     key: str
@@ -34,7 +34,7 @@ class ChainWarning:
 class Outlook:
     """What follows an attempt. `starts_left` and `hours_left` are None where there is no such bound, or no chain.
 
-    `why_last` says why no other start follows; None if one does, as far as is known.
+    `why_last` is why no other start follows; None if one does, as far as is known.
     """
 
     starts_left: int | None
@@ -105,10 +105,10 @@ def _was_refused(decision: NextRecord | None) -> bool:
 
 
 def _last_link(attempt: AttemptDir, chain: ChainRecord | None, why_last: str | None) -> tuple[ChainWarning, ...]:
-    """Warn of the last start of a chain. A run without one needs no warning: nobody expects another start."""
+    """Warn of the last start of a chain. A run without one needs no warning: no other start is expected."""
     if why_last is None or chain is None or chain.only_preempted:
         return ()
-    sentence = f"no other start follows this one: {why_last}"
+    sentence = f"this is the last start of the chain: {why_last}"
     return (ChainWarning("last_link", f"last_link:{attempt.name}", sentence),)
 
 
@@ -141,7 +141,7 @@ def _storm(run: RunDir) -> tuple[ChainWarning, ...]:
     if any(reason in NO_FAILURE for reason in reasons) or after.progress == "made":
         return ()
     same = reasons[0] if reasons[0] == reasons[1] else " and ".join(reasons)
-    where = f"at step {after.step}" if after.step else "before they made a step"
+    where = f"at step {after.step}" if after.step else "before completing a step"
     third = "; a third end there stops the chain" if after.action == "continue" else ""
     sentence = f"starts {one.name} and {two.name} ended {where}: {same}{third}"
     return (ChainWarning("restart_storm", f"restart_storm:{two.name}", sentence),)
@@ -159,13 +159,13 @@ def _finished(run: RunDir, attempt: AttemptDir, links: tuple[QueuedAttempt, ...]
 
 
 def _stuck(links: tuple[QueuedAttempt, ...]) -> tuple[ChainWarning, ...]:
-    """Warn of a job that will not start unless somebody does something."""
+    """Warn of a job that will not start by itself."""
     found = []
     for link in links:
         label = f"job {link.job.job_id} (attempt {link.attempt.name})"
         key = f"stuck_link:{link.job.job_id}"
         if link.job.reason == NEVER:
-            found.append(ChainWarning("stuck_link", key, f"{label} can never start: Slurm says {NEVER}"))
+            found.append(ChainWarning("stuck_link", key, f"{label} can never start: Slurm reports {NEVER}"))
         elif link.job.reason in HELD:
             again = f"`scontrol release {link.job.job_id}` lets it start"
             found.append(ChainWarning("stuck_link", key, f"{label} is held ({link.job.reason}): {again}"))

@@ -63,7 +63,6 @@ class NextRecord:
 
 
 def write_chain(attempt: AttemptDir, chain: ChainRecord) -> None:
-    """Write `chain.json`."""
     document = {"schema_version": SCHEMA_VERSION, **asdict(chain), "started": None, "checkpoint": None}
     write_json(attempt.chain, document)
 
@@ -87,5 +86,4 @@ def read_next(attempt: AttemptDir) -> NextRecord | None:
 
 
 def write_next(attempt: AttemptDir, found: NextRecord) -> None:
-    """Write `next.json`."""
     write_json(attempt.next, {"schema_version": SCHEMA_VERSION, **asdict(found)})

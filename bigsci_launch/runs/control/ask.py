@@ -36,14 +36,14 @@ def _require_running(run: RunDir, attempt: AttemptDir) -> None:
     state, shown = query_attempt(attempt).state, run_argument(run)
     if state.is_queued:
         raise RunDirError(
-            f"attempt {attempt.name} of {run.name} has not begun: {state.value}",
-            hint=f"`bsl cancel {shown}` takes it out of the queue",
+            f"attempt {attempt.name} of {run.name} has not started: {state.value}",
+            hint=f"`bsl cancel {shown}` removes it from the queue",
         )
     if state.is_over:
         queued = bool(run.queued_attempts())
         raise RunDirError(
             f"attempt {attempt.name} of {run.name} has ended: {state.value}",
-            hint=f"`bsl cancel {shown}` takes the next one out of the queue" if queued else f"see `bsl status {shown}`",
+            hint=f"`bsl cancel {shown}` removes the next one from the queue" if queued else f"see `bsl status {shown}`",
         )
 
 
@@ -51,12 +51,12 @@ def _require_possible(run: RunDir, attempt: AttemptDir, verb: str, after_step: i
     record = read_job(attempt)
     if verb == "save" and record is not None and record.total_steps is None:
         raise RunDirError(
-            f"the program of {run.name} is not `bsl train`: it saves when it wants to",
+            f"only `bsl train` saves on request, and {run.name} runs another program",
             hint="`exit` and `restart` ask it to save and stop",
         )
     last = find_last_step(attempt, read_rank_events(attempt)) if after_step is not None else None
     if after_step is not None and last is not None and last.step >= after_step:
-        raise RunDirError(f"step {after_step} of {run.name} is past: {last.step} steps are done")
+        raise RunDirError(f"step {after_step} of {run.name} has passed: {last.step} steps are done")
 
 
 def _cannot_write(run: RunDir, error: OSError) -> RunDirError:
@@ -75,19 +75,19 @@ def parse_trace(include: str, from_step: int | None, from_call: str | None) -> R
     """Return the request to trace calls that options of the command line mean.
 
     Raises:
-        ConfigError: a name is none, or two beginnings are named.
+        ConfigError: a name is malformed, or two beginnings are given.
     """
     names = tuple(name.strip() for name in include.split(",") if name.strip())
     if wrong := [name for name in names if not re.fullmatch(TRACED_NAME, name)]:
-        raise ConfigError(f"--include: {wrong[0]!r} is no name of a package", hint="for example: --include my_package")
+        raise ConfigError(f"--include: {wrong[0]!r} is not a package name", hint="for example: --include my_package")
     if not names:
-        raise ConfigError("--include: no package is named", hint="for example: --include my_package,__main__")
+        raise ConfigError("--include names no package", hint="for example: --include my_package,__main__")
     if from_call is not None and not re.fullmatch(TRACED_CALL, from_call):
         raise ConfigError(
-            f"--from-call: {from_call!r} is no function", hint="write MODULE:FUNCTION, such as __main__:train_step"
+            f"--from-call: {from_call!r} is not a function", hint="write MODULE:FUNCTION, such as __main__:train_step"
         )
     if from_step is not None and from_call is not None:
-        raise ConfigError("--from-step and --from-call exclude each other", hint="name one")
+        raise ConfigError("--from-step and --from-call are mutually exclusive", hint="use one of them")
     return trace_request(names, from_step, from_call)
 
 
@@ -99,7 +99,7 @@ def ask_to_trace(attempt: AttemptDir, request: Request) -> None:
     """
     run = attempt.path.parent.parent.name
     if query_attempt(attempt).state.is_over:
-        raise RunDirError(f"run {run} has ended", hint=f"`bsl trace last {run}` shows what its ranks have left")
+        raise RunDirError(f"run {run} has ended", hint=f"`bsl trace last {run}` shows what its ranks called last")
     if (why := _why_deaf(attempt)) is not None:
         raise RunDirError(f"the ranks of {run} keep no rings: {why}", hint="set monitor.ring to auto, and submit again")
     try:

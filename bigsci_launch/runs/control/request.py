@@ -107,13 +107,13 @@ def _asked(folder: int, match: re.Match[str], attempt: AttemptDir, owner: int) -
 
 def _require_meant(request: Request, match: re.Match[str], attempt: AttemptDir) -> None:
     if (request.key, request.verb) != (match["key"], match["verb"]):
-        raise ValueError(f"it names {request.key!r:.40}, which asks {request.verb!r:.40}")
+        raise ValueError(f"its content is another request: {request.verb!r:.40}, key {request.key!r:.40}")
     if request.attempt != attempt.name:
         raise ValueError(f"it is for attempt {request.attempt!r:.40}")
     if request.verb in OF_CONTROLLER and request.generation is None:
-        raise ValueError("it names no generation")
+        raise ValueError("it has no generation")
     if request.verb == "fence" and request.rank is None:
-        raise ValueError("it names no rank")
+        raise ValueError("it has no rank")
 
 
 def follow_requests(
@@ -138,7 +138,7 @@ def follow_requests(
 
 
 def answer_request(attempt: AttemptDir, request: Request, refused: str | None, now: float) -> None:
-    """Say what became of a request: `refused` says why it was not granted. It is asked no longer then."""
+    """Answer a request: `refused` is why it was not granted. The request is then closed."""
     answer = {"answered": now, "granted": refused is None, "refused": refused}
     write_json(attempt.answers / f"{request.key}.json", {**asdict(request), **answer})
     withdraw(attempt, request.key)

@@ -1,7 +1,7 @@
 """What people ask of a run: one file each in `control/`. The whole group may write there.
 
 `bsl control` writes JSON documents. A plain file whose name is the verb asks the same, with its content as the reason.
-Who asks is the owner of the file; nothing in it says so.
+The requester is the owner of the file; its content does not name one.
 
 Nothing in `control/` is believed for longer than it is open. Folder and file are opened without following links, the
 file is judged by its descriptor, and what it asks is copied into the owner's own `watch/requests/`, as `KEY.TURN`. That
@@ -43,7 +43,7 @@ MOST_OF_ONE = 10
 """Requests of anyone but the owner that wait or are being carried through."""
 MOST_LOOKED_AT = 20_000
 """Files that are looked at in one look, which takes 0.1 s on a local disk. Of more than these, a lot decides which."""
-_NOBODY = -1
+_UNKNOWN_USER = -1
 _NAMED = re.compile(r"(?P<verb>[a-z]+)-(?P<moment>[0-9]+)-(?P<number>[0-9]+)\.json")
 _IGNORED = re.compile(r"\..*|.*~")
 _TAKEN = re.compile(r"(?P<key>[A-Za-z0-9_]{1,20}-[0-9]{1,20}-[0-9]{1,20})\.(?P<turn>[0-9]{1,4})")
@@ -111,7 +111,7 @@ def _room(open_ones: Sequence[Taken]) -> Callable[[int], int]:
 
 
 def _who(user: int) -> str:
-    return user_name(user) if user != _NOBODY else "somebody"
+    return user_name(user) if user != _UNKNOWN_USER else "an unknown user"
 
 
 def remove_surplus(run: RunDir, open_ones: Sequence[Taken]) -> dict[str, int]:
@@ -134,7 +134,7 @@ def remove_surplus(run: RunDir, open_ones: Sequence[Taken]) -> dict[str, int]:
 def _by_user(run: RunDir, folder: int) -> dict[int, list[str]]:
     """Return the names of files that ask something, oldest first, by user. The owner is the first, with files or not.
 
-    Files with a second name are nobody's: their owner may not be who put them there.
+    Files with a second name count as an unknown user's: their owner may not be who put them there.
     """
     with os.scandir(folder) as entries:
         names = [
@@ -144,7 +144,7 @@ def _by_user(run: RunDir, folder: int) -> dict[int, list[str]]:
     for name in random.sample(names, min(len(names), MOST_LOOKED_AT)):
         with suppress(FileNotFoundError):
             each = _lstat(folder, name)
-            user = each.st_uid if each.st_nlink == 1 else _NOBODY
+            user = each.st_uid if each.st_nlink == 1 else _UNKNOWN_USER
             found.setdefault(user, []).append((_sane(each.st_mtime), name))
     return {user: [name for _, name in sorted(files)] for user, files in found.items()}
 
@@ -183,7 +183,7 @@ def take_up(run: RunDir, name: str, watcher: str) -> Taken | None:
 
 
 def take_over(run: RunDir, taken: Taken, watcher: str) -> Taken | None:
-    """Take over a request of another watcher, which is gone. None if somebody else was quicker."""
+    """Take over a request of another watcher, which is gone. None if a third one was quicker."""
     ours = replace(taken, watcher=watcher, turn=taken.turn + 1)
     with open_watch(run, run.requests.name, makes=True) as kept:
         return ours if _keep(kept, ours) else None
@@ -252,7 +252,7 @@ def _verb(name: str) -> str:
 
 
 def read_waiting(run: RunDir) -> list[Request]:
-    """Return the requests that nobody has taken up, oldest first. There may be anything that somebody has put there."""
+    """Return the requests that were not taken up yet, oldest first. The folder may hold any other file."""
     names = waiting(run)
     with suppress(OSError), open_folder(run.control) as folder:
         return [_read(run, folder, name) for name in names]
@@ -272,7 +272,7 @@ def _read(run: RunDir, folder: int, name: str) -> Request:
         return replace(plain, wrong="it is not a JSON document")
     if (refused := _why_wrong(run, verb, found, document)) is not None:
         return replace(plain, wrong=refused)
-    # A file that only its owner may read may have been moved here by somebody else: its content is not made known.
+    # A file that only its owner may read may have been moved here by another user: its content is not shown.
     why = _line(str(document.get("why") or "")) if found.st_mode & _WITH_GROUP else ""
     return replace(plain, why=why, after_step=document.get("after_step"), attempt=document.get("attempt"))
 
@@ -286,7 +286,7 @@ def _content(folder: int, name: str) -> tuple[os.stat_result, bytes]:
     if stat.S_ISLNK(known.st_mode):
         raise _Unusable("it is a link")
     if stat.S_ISREG(known.st_mode) and known.st_size == 0 and known.st_nlink == 1:
-        return known, b""  # there is nothing to read, whoever may
+        return known, b""  # there is nothing to read
     if not stat.S_ISREG(known.st_mode):
         raise _Unusable("it is not a plain file")
     try:
@@ -296,7 +296,7 @@ def _content(folder: int, name: str) -> tuple[os.stat_result, bytes]:
             raise _Unusable(f"it is larger than {MAX_BYTES >> 10} KiB") from error
         raise
     if found.st_nlink > 1:
-        raise _Unusable("it has another name elsewhere, so that its owner may not be who put it there")
+        raise _Unusable("it has a second hard link, so its owner may not have put it there")
     return found, content
 
 
@@ -314,11 +314,11 @@ def _document(content: bytes) -> dict[str, Any] | None:
 def _why_wrong(run: RunDir, verb: str, found: os.stat_result, document: Mapping[str, Any]) -> str | None:
     step, attempt = document.get("after_step"), document.get("attempt")
     if verb not in VERBS:
-        return f"{verb!r} is no verb: {', '.join(VERBS)}"
+        return f"{verb!r} is not one of {', '.join(VERBS)}"
     if step is not None and (verb not in WITH_STEP or not _is_step(step)):
         return f"{verb} after step {_line(str(step))} is not possible"
     if attempt is not None and not (isinstance(attempt, str) and _ATTEMPT.fullmatch(attempt)):
-        return f"{_line(str(attempt)[:40])!r} is no attempt"
+        return f"{_line(str(attempt)[:40])!r} is not an attempt"
     return _why_stranger(run, found.st_uid)
 
 
@@ -369,4 +369,4 @@ def _lstat_owner(folder: int, name: str) -> str:
     try:
         return user_name(_lstat(folder, name).st_uid)
     except OSError:
-        return "nobody known"
+        return "an unknown user"

@@ -1,6 +1,6 @@
-"""Who is responsible where no rank failed on its own: the one that left early, or did not come.
+"""Who is responsible where no rank failed on its own: a rank that left early, or did not come.
 
-What is not known is not guessed: where the ranks that complain do not leave a single place to look at, nobody is named.
+Unknowns are not guessed: where the ranks that complain do not leave a single place to look at, no rank is named.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from bigsci_launch.runs.ending.failures import failure_of, identity, make_failur
 from bigsci_launch.runs.ending.output import JobOutput, collective_of, collective_text
 from bigsci_launch.runs.ending.records import Ranks, Record, error_text, has_ended
 from bigsci_launch.runs.layout import AttemptDir, read_record
-from bigsci_launch.topology.naming import name_ranks
+from bigsci_launch.topology.naming import agree, name_ranks
 
 NOTHING: Record = {"pid": {}, "exit": {}, "error": {}, "event": {}, "about_others": []}
 """What is known of a rank that left nothing."""
@@ -26,7 +26,7 @@ class EndFinding(NamedTuple):
     reason: str
     first: Record | None
     failed: list[int]
-    suspects: list[Record] = []  # noqa: RUF012  nobody changes it
+    suspects: list[Record] = []  # noqa: RUF012  never changed
     collectives: list[Record] = []  # noqa: RUF012
     evidence: list[str] = []  # noqa: RUF012
     status_of: Record | None = None
@@ -38,7 +38,7 @@ class EndFinding(NamedTuple):
 def blame_accused(finding: EndFinding, ranks: Ranks) -> EndFinding:
     """Return the finding with the rank that a guard accuses as the first failure, if a guard ended the training.
 
-    All ranks raise what the guard has found, and which of them is the first to end says nothing. Where the guard
+    All ranks raise what the guard has found, and which of them is the first to end proves nothing. Where the guard
     accuses none of its suspects, such as of two copies that differ, none failed first.
     """
     error = ranks.get(finding.first["rank"], NOTHING)["error"] if finding.first is not None else {}
@@ -47,11 +47,11 @@ def blame_accused(finding: EndFinding, ranks: Ranks) -> EndFinding:
     accused, others = numbers_of(error, "accused"), numbers_of(error, "suspects")
     who = [identity(number, ranks.get(number, NOTHING)) for number in accused or others]
     if not accused:
-        said = f"a guard found a defect on {name_ranks(others)}, and accuses none of them"
-        said = said if others else "a guard found a defect, and accuses no rank"
+        said = f"a guard found a defect on {name_ranks(others)}, but accuses none of them"
+        said = said if others else "a guard found a defect, but accuses no rank"
         found = finding._replace(first=None, suspects=who, cause=error_text(error))
     else:
-        said = f"a guard accuses {name_ranks(accused)} alike" if len(accused) > 1 else ""
+        said = f"a guard accuses {name_ranks(accused)} equally" if len(accused) > 1 else ""
         first = accused_failure(min(accused), ranks, finding.first)
         found = finding._replace(first=first, suspects=who if len(accused) > 1 else [])
     return found._replace(evidence=[*filter(None, dict.fromkeys([said, *finding.evidence]))])
@@ -84,8 +84,8 @@ def find_stragglers(ranks: Ranks, output: JobOutput) -> EndFinding | None:
     """Return who left early or hung at the exit, if the launcher ended ranks that ran long after the first had ended.
 
     If those that were ended had finished training, they hung at their exit. Otherwise the others left early, unless
-    these had finished. Without events nobody knows who had finished; then the majority is taken to be right. If no rank
-    ended with 0, the first failed, and those that were ended only did not listen to TERM: then it is not about them.
+    these had finished. Without events it is unknown who had finished; then the majority is taken to be right. If no
+    rank ended with 0, the first failed, and those that were ended only ignored TERM: then it is not about them.
     """
     running, left = sorted(output.running), left_with_0(ranks, output)
     if not running or not left:
@@ -98,7 +98,7 @@ def find_stragglers(ranks: Ranks, output: JobOutput) -> EndFinding | None:
         hung = len(running) < len(left)
     if hung:
         return hung_at_exit(ranks, running, finished, output.waited_s)
-    why = f"while {name_ranks(running)} still ran; they were ended {output.waited_s:g} s later"
+    why = f"while {name_ranks(running)} still ran and {agree('was ended', running)} {output.waited_s:g} s later"
     return left_early(ranks, early, why)
 
 
@@ -118,7 +118,7 @@ def may_be_lost(ranks: Ranks, output: JobOutput, failures: list[Record]) -> bool
 def hung_at_exit(ranks: Ranks, running: list[int], finished: set[int], waited_s: float) -> EndFinding:
     first = running[0]
     why = f"still ran {waited_s:g} s after the first rank had ended with 0, and was ended"
-    why += ", after its training had ended" if first in finished else "; nothing says that its training had ended"
+    why += ", after its training had ended" if first in finished else "; no record shows that its training had ended"
     failure = make_failure(first, ranks.get(first, NOTHING), why, None)
     evidence = [f"{name_ranks(running)} still ran when all others had ended with 0"] if len(running) > 1 else []
     return EndFinding("hung_at_exit", failure, running, evidence=evidence)
@@ -134,7 +134,7 @@ def left_early(ranks: Ranks, early: list[int], why: str) -> EndFinding:
 
 
 def find_early(ranks: Ranks, failures: list[Record]) -> EndFinding | None:
-    """Return who left with 0 before the others failed, each of them because of another rank; None if nobody did."""
+    """Return who left with 0 before the others failed, each of them because of another rank; None if no rank did."""
     times = [failure["time"] for failure in failures if failure["time"] is not None]
     if not times:
         return None
@@ -157,7 +157,7 @@ def find_own_error(ranks: Ranks, failures: list[Record]) -> EndFinding:
     """Return who is to blame if all that failed only lost another rank: one that still ran, and had printed an error.
 
     A rank may take long to die of its own error, as in its exit handlers. The others notice, and end sooner. Without
-    such a rank, nobody is named.
+    such a rank, none is named.
     """
     victims = {failure["rank"] for failure in failures}
     failed, who = sorted(victims), name_ranks(sorted(victims))
@@ -167,16 +167,16 @@ def find_own_error(ranks: Ranks, failures: list[Record]) -> EndFinding:
         (moment, number) for number, text, moment in raised if text and moment is not None and moment < noticed
     )
     if not own:
-        said = f"which rank failed first is not known: {who} lost the connection to another rank"
+        said = f"cannot determine which rank failed first: {who} lost the connection to another rank"
         return EndFinding("crashed", None, failed, evidence=[said], status_of=failures[0])
     moment, number = own[0]
     first = make_failure(number, ranks[number], ranks[number]["raised"][0], moment)
-    said = f"rank {number} still ran when it was told to end; its error came before {who} lost the connection"
+    said = f"rank {number} still ran when it was asked to end; its error came before {who} lost the connection"
     return EndFinding("crashed", first, sorted({number, *failed}), evidence=[said], status_of=failures[0])
 
 
 def find_hang(world_size: int, ranks: Ranks, failures: list[Record]) -> EndFinding | None:
-    """Return the hang that ranks complain about: a collective took too long. None if nobody does.
+    """Return the hang that ranks complain about: a collective took too long. None if none does.
 
     The suspects are the ranks that did not complain. They are named only if most did, and if the others are on one
     node: the first complaint ends the job, and some ranks have no time for theirs.
@@ -191,7 +191,7 @@ def find_hang(world_size: int, ranks: Ranks, failures: list[Record]) -> EndFindi
     complained = {number for number, rank in ranks.items() if rank["about_others"]}
     quiet = [n for n in range(world_size) if n not in complained and ranks.get(n, NOTHING)["exit"].get("code") != 0]
     collectives = group_collectives(timed_out)
-    evidence = [f"timed out: {collective_text(each)}, says {name_ranks(each['ranks'])}" for each in collectives]
+    evidence = [f"timed out: {collective_text(each)}, according to {name_ranks(each['ranks'])}" for each in collectives]
     suspects = [identity(number, ranks.get(number, NOTHING)) for number in quiet]
     failed, status_of = sorted(failure["rank"] for failure in failures), next(iter(failures), None)
     are_known = 0 < len(quiet) < len(complained) and len({suspect["node"] for suspect in suspects}) == 1
@@ -201,15 +201,15 @@ def find_hang(world_size: int, ranks: Ranks, failures: list[Record]) -> EndFindi
     why = f"did not take part in a collective: {name_ranks(sorted(complained))} waited for it"
     first = make_failure(quiet[0], ranks.get(quiet[0], NOTHING), why, None)
     if len(quiet) > 1:
-        evidence.append(f"{name_ranks(quiet)}, all on {first['node']}, did not complain")
+        evidence.append(f"{name_ranks(quiet)}, all on {first['node']}, reported no timeout")
     return EndFinding("hang", first, failed, suspects, collectives, evidence, status_of)
 
 
 def unknown_text(quiet: list[int], complained: set[int]) -> str:
     if not quiet:
-        return "which rank hung is not known: all ranks complained of others"
+        return "cannot determine which rank hung: all ranks reported a timeout"
     return (
-        f"which rank hung is not known: {name_ranks(quiet)} did not complain, but some may have had no time for it "
+        f"cannot determine which rank hung: {name_ranks(quiet)} reported no timeout, but some may have had no time to "
         f"({len(complained)} did)"
     )
 

@@ -15,7 +15,7 @@ from bigsci_launch.topology.naming import name_ranks
 
 LOST_NODE = "none of the {} ranks on {} left an exit record: the node was lost, or they were all killed at once"
 SILENT_NODES = (
-    "{} on {} left no exit record: whether these nodes were lost, or the ranks were all killed at once, is not known"
+    "{} on {} left no exit record: unknown whether these nodes were lost, or the ranks were all killed at once"
 )
 MAX_NODES = 8
 ABORT = "SIGABRT"
@@ -115,7 +115,7 @@ def find_silent(ranks: Ranks) -> Silent:
 
     A runner writes a record even if it is told to end; only a runner that is killed, or dies with its node, does not.
     If no rank at all left a record, everything was killed at once, and no rank was the first. Nodes rarely die
-    together, so several that left no record were rather killed by somebody: then nobody is named.
+    together, so several that left no record were rather killed from outside: then no node is named.
     """
     nodes: dict[str, list[int]] = {}
     for number, rank in ranks.items():

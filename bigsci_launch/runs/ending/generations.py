@@ -1,7 +1,7 @@
 """What the controller of `survive` recorded of an attempt, for the report of its end.
 
-A generation that was overcome is no failure of the attempt: the records of its ranks are in `recover/gen-NNN`. What is
-in `exits/` and `errors/` is about the last generation, unless the controller gave up after it had moved that too.
+A generation that was overcome is not a failure of the attempt: the records of its ranks are in `recover/gen-NNN`.
+`exits/` and `errors/` are about the last generation, unless the controller gave up after it had moved that too.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from bigsci_launch.runs.ending.blame import NOTHING, EndFinding
 from bigsci_launch.runs.ending.failures import make_failure
 from bigsci_launch.runs.ending.records import Ranks
 from bigsci_launch.runs.events import read_events
-from bigsci_launch.runs.generations.failures import failure_words
+from bigsci_launch.runs.generations.failures import rank_failure_text
 from bigsci_launch.runs.generations.read import parse_records
 from bigsci_launch.runs.generations.records import ENDED_ON_REQUEST, Generation, RankFailure
 from bigsci_launch.runs.layout import AttemptDir, read_record
@@ -71,7 +71,7 @@ class Survived:
         if len(self.generations) < 2:
             return None
         failed = [each for each in self.generations if each.failures]
-        named = [f"{failure_words(each.cause, each, most=0)} in generation {each.number}" for each in failed]
+        named = [f"{rank_failure_text(each.cause, each, most=0)} in generation {each.number}" for each in failed]
         more = f", and {len(named) - MAX_NAMED} more failures" if len(named) > MAX_NAMED else ""
         return f"{len(self.generations)} generations: {', '.join(named[:MAX_NAMED]) or 'no failure'}{more}"
 
@@ -122,7 +122,7 @@ class Survived:
             return finding._replace(reason=reason, status_of=None)
         if finding.first is not None and finding.first["rank"] == rank and reason in ("crashed", finding.reason):
             return finding._replace(reason=reason)
-        words = failure_words(cause, self.newest, most=None)
+        words = rank_failure_text(cause, self.newest, most=None)
         first = make_failure(rank, ranks.get(rank, NOTHING), words, cause.died)
         known = {name: getattr(cause, name) for name in ("node", "signal", "code", "step")}
         first.update({name: value for name, value in known.items() if value is not None})

@@ -1,4 +1,4 @@
-"""What job.out says about the end of an attempt that left no exit.json."""
+"""What job.out shows about the end of an attempt that left no exit.json."""
 
 from __future__ import annotations
 

@@ -17,9 +17,9 @@ from bigsci_launch.safe_files import parse_json
 from bigsci_launch.scheduler.hostlist import expand_hostlist
 from bigsci_launch.topology.ranks import expand_ranks
 
-# What the store says at which ranks meet, before there is a group.
+# What the store at which ranks meet reports, before there is a group.
 STORE = re.compile(r"wait timeout after (\d+) ?ms, keys: ", re.IGNORECASE)
-# What NCCL says in a rank that another one told about a time-out. The rank that hangs says it too.
+# What NCCL prints in a rank that was informed of a time-out. The rank that hangs prints it too.
 WATCHDOG_SPOKE = re.compile(
     r"dump signal due to a collective timeout|due to collective timeout or exception", re.IGNORECASE
 )
@@ -56,7 +56,7 @@ CAUSE_LENGTH = 500
 
 
 class JobOutput(NamedTuple):
-    """What job.out says about one attempt. Ranks are tasks of srun, which number them alike."""
+    """What job.out shows about one attempt. Ranks are tasks of srun, which number them alike."""
 
     lines: tuple[str, ...] = ()
     running: tuple[int, ...] = ()
@@ -72,7 +72,7 @@ class JobOutput(NamedTuple):
 
 
 def parse_output(text: str, attempt: str) -> JobOutput:
-    """Return what the output of a job says about `attempt`; a requeued job appends to the output of its first start."""
+    """Return what a job's output shows about `attempt`; a requeued job appends to the output of its first start."""
     lines = lines_of_attempt(text, attempt)
     running, left, waited_s = read_stragglers(lines)
     lost = [node for line in lines if (match := NODE_FAILURE.match(line)) for node in _nodes(match[1])]
@@ -80,7 +80,7 @@ def parse_output(text: str, attempt: str) -> JobOutput:
 
 
 def was_step_cancelled(output: JobOutput) -> bool:
-    """Whether somebody ended the step that runs the ranks: Slurm says so before srun speaks of a rank that ended."""
+    """Whether the step that runs the ranks was cancelled: Slurm prints that before srun reports a rank that ended."""
     for line in output.lines:
         if STEP_CANCELLED.search(line):
             return True
@@ -90,7 +90,7 @@ def was_step_cancelled(output: JobOutput) -> bool:
 
 
 def lines_of_attempt(text: str, attempt: str) -> list[str]:
-    """Return the lines from the attempt's start to the next one's. All of them, if no line says that it started."""
+    """Return the lines from the attempt's start to the next one's. All of them, if no line shows that it started."""
     lines = [line.rstrip() for line in text.split("\n")]
     starts = [(at, match[1]) for at, line in enumerate(lines) if (match := START.search(line))]
     own = [at for at, name in starts if name == attempt]
@@ -133,7 +133,7 @@ def read_no_room(lines: list[str]) -> str | None:
 
 
 def launch_cause(lines: tuple[str, ...]) -> str | None:
-    """Return why nothing was started, in the words of the shell or of Slurm; None if nobody said anything."""
+    """Return why nothing was started: the message of the shell or of Slurm; None if there is none."""
     kept: list[str] = []
     for line in lines:
         text = SHELL_LINE.sub("", LABEL.sub("", line.strip()))

@@ -1,8 +1,8 @@
 """Who ended the ranks of an attempt from outside, and why it ended then.
 
-`ended.json` is written before ranks are ended: by a watcher that ends a hang, or for a person who asks for it. That
-somebody wanted to end them does not show that they did: ranks may crash, finish, or be preempted in between. So what
-the ranks left comes first, and only an end that they do not explain is that of `ended.json`.
+`ended.json` is written before ranks are ended: by a watcher that ends a hang, or for a person who asks for it. The
+request does not prove that they ended because of it: ranks may crash, finish, or be preempted in between. So what the
+ranks left comes first, and only an end that they do not explain is that of `ended.json`.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from bigsci_launch.runs.layout import AttemptDir, read_record
 from bigsci_launch.runs.watching.ended import EndedBy, modified
 
 COUNTED = ("order of start", "order of the files", "number in the file name")
-"""What numbers processes where nobody knows their rank: `numbered_by` of a verdict."""
+"""What numbers processes whose rank is unknown: `numbered_by` of a verdict."""
 
 
 def failed_before(attempt: AttemptDir, failure: Record, ended: EndedBy) -> bool:
-    """Whether a rank failed before anybody set out to end it.
+    """Whether a rank failed before it was to be ended.
 
     Both moments are those of files in one folder: clocks of nodes may differ. A record that is only in the output of
     the job has no file, and is compared by its own time.

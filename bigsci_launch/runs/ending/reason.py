@@ -4,8 +4,8 @@ The operator needs the first failure, which 383 later messages bury: when a rank
 closed", and the launcher ends the rest with TERM. So ranks that were told to end do not count as failures, and errors
 about other ranks (lost connections, collectives that timed out) count only if there is no other error. The earliest of
 the remaining failures is the first. If every error is about other ranks, the cause is a rank that has none: one that
-left with 0 before the others (`left_early`), or one that did not come to a collective (`hang`). Where somebody ended
-the ranks from outside, `ended.json` says who and why, and that is the reason if the ranks do not show another one.
+left with 0 before the others (`left_early`), or one that did not come to a collective (`hang`). Where the ranks
+were ended from outside, `ended.json` names who and why, and that is the reason if the ranks do not show another one.
 With `survive`, only the last generation of ranks counts.
 """
 
@@ -57,7 +57,7 @@ SCHEMA_VERSION = 1
 PREEMPTION_LAG_S = 5.0
 """How much the clocks of slurmctld and of the batch host may differ."""
 MAX_CLOCKS = 4
-CORRECTED = "clocks differ from the other nodes': {}; the times of failures are corrected"
+CORRECTED = "the clocks of some nodes differ: {}; the times of failures are corrected"
 UNCERTAIN = "the first failure is uncertain: clocks, or the starts and ends of ranks, differ by {}"
 """Of clocks that only a start or an end shows; it matters where another order of the failures is possible."""
 """How many clocks that differ are named in words."""
@@ -100,7 +100,7 @@ def describe(end: SeenEnd) -> Record:
         size = (survived.newest.world_size if survived.newest else None) or end.world_size
         end = replace(end, world_size=size, is_judged=survived.is_judged)
         ranks = survived.last_ranks(ranks)
-    # Ranks of several generations started at several times, which says nothing of clocks.
+    # Ranks of several generations started at several times, which is no measure of clocks.
     clocks = {} if told else compare_clocks(ranks, end.started)
     certain = {node: clock for node, clock in clocks.items() if clock.is_certain}
     finding = find_blamed(end, corrected(ranks, certain), output)
@@ -163,7 +163,7 @@ def find_reason(end: SeenEnd, ranks: Ranks, output: JobOutput) -> EndFinding:
     ended, seen = read_ended_by(end.attempt), find_failures(ranks)
     if ended is not None:
         seen = [failure for failure in seen if failed_before(end.attempt, failure, ended)]
-    # Ranks that somebody killed leave no record either, nor those that met a full disk.
+    # Ranks that were killed from outside leave no record either, nor those that met a full disk.
     is_telling = has_failed and ended is None and output.no_room is None and not end.is_judged
     silent = find_silent(ranks) if is_telling and may_be_lost(ranks, output, seen) else None
     lost = find_lost(ranks, [*end.lost_nodes, *(output.lost_nodes if has_failed else ())])
@@ -194,9 +194,9 @@ def find_reason(end: SeenEnd, ranks: Ranks, output: JobOutput) -> EndFinding:
     if silent and silent.unknown:
         return EndFinding("unknown", None, failed, evidence=[silent.unknown])
     if ranks and not failures and was_step_cancelled(output):
-        return EndFinding("cancelled", None, failed, evidence=["somebody cancelled the step that ran the ranks"])
+        return EndFinding("cancelled", None, failed, evidence=["the job step that ran the ranks was cancelled"])
     if ranks and not failures:
-        said = f"no rank failed before it was told to end: what started them ended with {end.exit_code}"
+        said = f"no rank failed before it was asked to end: their launcher ended with {end.exit_code}"
         return EndFinding("crashed", None, failed, evidence=[] if end.is_judged else [said])
     if failures and all(failure["signal"] != "SIGTERM" for failure in failures):
         return find_own_error(ranks, failures)
@@ -217,14 +217,14 @@ def reason_of_termination(end: SeenEnd) -> str:
 
 
 def limit_notes(end: SeenEnd, reason: str, ranks: Ranks) -> list[str]:
-    """Return whether the ranks were told before the time limit ended them, and which did not stop."""
+    """Return whether the ranks were warned before the time limit ended them, and which did not stop."""
     if reason != "time_limit":
         return []
     if end.warned_before_s is None:
-        return ["nothing says that the ranks were told to save and stop before the time limit"]
+        return ["no record shows that the ranks were asked to save and stop before the time limit"]
     running = [number for number, rank in ranks.items() if rank["exit"].get("code") != 0]
     who = name_ranks(running) if 0 < len(running) < end.world_size else "the ranks"
-    return [f"{who} did not stop, although told to {end.warned_before_s:.0f} s before the time limit"]
+    return [f"{who} did not stop, although asked to {end.warned_before_s:.0f} s before the time limit"]
 
 
 def was_preempted(end: SeenEnd, output: JobOutput) -> bool:

@@ -40,9 +40,9 @@ def reconstruct_exit(
         return None
     if document["reason"] == "unknown" and not document["evidence"]:
         return None
-    named = [f"{node.name} is {node.raw_state}, says sinfo: {node.reason or 'no reason'}" for node in lost]
+    named = [f"sinfo reports {node.name} as {node.raw_state}: {node.reason or 'no reason'}" for node in lost]
     if document["reason"] == "node_failure" and document["first_failure"] is None:
-        named.append("which node was lost is not known")
+        named.append("unknown which node was lost")
     return {
         **document,
         "exit_code": _known_code(document, job),

@@ -31,7 +31,7 @@ START_ROUNDING_S = 1.0
 
 
 def read_output(attempt: AttemptDir) -> JobOutput:
-    """Return what job.out says about the attempt, which may be a requeue that appended to it."""
+    """Return what job.out shows about the attempt, which may be a requeue that appended to it."""
     return parse_output(b"\n".join(tail(attempt.job_output, OUTPUT_BYTES)).decode(errors="replace"), attempt.name)
 
 
@@ -69,7 +69,7 @@ def read_rank(attempt: AttemptDir, rank: int, unwritten: Mapping[tuple[str, int]
 
 
 def words_about_others(lines: list[bytes], terminated: float | None) -> list[str]:
-    """Return the lines in which the rank says that others are gone or do not come, before it was told to end itself."""
+    """Return the lines in which the rank reports that others are gone or do not come, before it was asked to end."""
     found = [line for line in lines if may_be_about_others(line) and says_lost_peer(plain(line))]
     return [plain(line) for line in found if not is_after(stamp_of(line), terminated)]
 

@@ -1,4 +1,4 @@
-"""What `bsl status` says where the end of an attempt was worked out, or could not be. Pure."""
+"""What `bsl status` shows where the end of an attempt was reconstructed, or could not be. Pure."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ def source_facts(ended: dict[str, Any], job: JobInfo, cancelled_by: str | None) 
     """Return who ended a cancelled job, and where the reason of the end comes from if it is not exit.json."""
     facts = []
     if job.state is JobState.CANCELLED and job.source in ("squeue", "sacct"):
-        facts.append(("cancelled by", cancelled_by or "not known: only Slurm's accounting (sacct) says it"))
+        facts.append(("cancelled by", cancelled_by or "unknown: only Slurm's accounting (sacct) records it"))
     source = ended.get("reconstructed")
     if source and source["source"] == "job.out":
-        facts.append(("says", "job.out, where the batch script printed the record that it could not write"))
+        facts.append(("source", "job.out, where the batch script printed the record that it could not write"))
     elif source:
-        text = f"worked out on {source['host']} from the records of the ranks: the batch script left no exit.json"
-        facts.append(("says", text))
+        text = f"reconstructed on {source['host']} from the records of the ranks: the batch script left no exit.json"
+        facts.append(("source", text))
     return facts
 
 
 def unknown_end(last_line: str | None) -> str:
-    """Return what is said of an attempt that has ended, nobody knows why."""
+    """Return the sentence about an attempt that has ended for an unknown reason."""
     quoted = f"; the last line of the script: {last_line}" if last_line else ""
     why = "it was killed before it could write exit.json, could not write it, or was lost with its host"
-    return f"unknown: the script says nothing of its end: {why}{quoted}"
+    return f"unknown: the job script recorded no end: {why}{quoted}"

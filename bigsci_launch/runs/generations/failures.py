@@ -1,4 +1,4 @@
-"""What ended a generation, in words: one wording for the status, the report of the end and the controller. Pure."""
+"""The sentence about what ended a generation, for the status, the report of the end and the controller. Pure."""
 
 from __future__ import annotations
 
@@ -7,26 +7,26 @@ from textwrap import shorten
 from bigsci_launch.runs.generations.records import Generation, RankFailure
 
 MOST_WORDS = 160
-"""Characters of what a rank or a watcher said of a failure."""
+"""Characters shown of the message of a rank or a watcher."""
 _HOW = {
     "left_early": "left with exit code 0 before the others",
     "lost_runner": "lost its runner",
     "hung": "hung, and was fenced",
     "stopped": "was stopped, and was fenced",
-    "lost_peer": "lost a peer, and no rank has died",
+    "lost_peer": "lost a peer, but no rank has died",
     "stuck": "did not leave in time, and was killed",
 }
 
 
-def failure_words(
+def rank_failure_text(
     failure: RankFailure | None, generation: Generation | None = None, *, most: int | None = MOST_WORDS
 ) -> str:
-    """`rank 5 (dp0 pp1 tp1) on n2 died (SIGKILL)`; says so if nothing or something unknown was recorded.
+    """`rank 5 (dp0 pp1 tp1) on n2 died (SIGKILL)`; also if nothing or something unknown was recorded.
 
-    `most` is how many characters of its own words are quoted; None: all, 0: none.
+    `most` is how many characters of its own message are quoted; None: all, 0: none.
     """
     if failure is None:
-        return "a failure that nobody recorded"
+        return "an unrecorded failure"
     what = _what(failure, generation)
     if not failure.words or most == 0:
         return what
@@ -37,7 +37,7 @@ def _what(failure: RankFailure, generation: Generation | None) -> str:
     if failure.kind == "lost_node":
         return f"node {failure.node or '(unknown)'} was lost"
     if failure.kind == "asked":
-        return "a restart of all ranks was asked for"
+        return "a restart of all ranks was requested"
     who, status = _who(failure, generation), _status(failure)
     if failure.kind == "died":
         return f"{who} died{status}"

@@ -42,7 +42,7 @@ def read_generations(attempt: AttemptDir) -> Generations | None:
 
 
 def parse_line(line: str) -> GenerationLine | None:
-    """Return what one line says, for those who follow the file as it grows; None for a line that is no record."""
+    """Return the record in one line, for readers that follow the file as it grows; None for any other line."""
     try:
         record = parse_json(line, allow_nan=True)
     except ValueError:
@@ -92,7 +92,7 @@ def parse_records(records: Iterable[GenerationRecord]) -> Generations:
     return Generations(
         tuple(_generation(number, by_number[number]) for number in sorted(by_number)),
         exit_code=whole_in((gave_up or last.get("finished") or {}).get("exit_code")),
-        gave_up=(_text(gave_up.get("why")) or "not known why") if gave_up else None,
+        gave_up=(_text(gave_up.get("why")) or "reason unknown") if gave_up else None,
         unknown=tuple(f"{event} ({count})" for event, count in sorted(unknown.items())),
     )
 

@@ -164,7 +164,7 @@ class Generations:
 
     @property
     def recovering_since(self) -> float | None:
-        """When the failure was noticed that has not been overcome; None if there is none, or if nobody wrote it."""
+        """When the failure was noticed that has not been overcome; None if there is none, or if it was not recorded."""
         if not self.is_recovering:
             return None
         failed = self.newest if self.newest.is_disturbed else self.all[-2]
@@ -242,7 +242,7 @@ def _between(one: float | None, other: float | None) -> float | None:
 
 def _replayed(finished: int | None, step: int | None) -> int | None:
     """Return how many finished steps are done again. Ranks that died before they could say how far they were may have
-    finished more than is known, so a generation that continues further on says nothing of it."""
+    finished more than is known, so a generation that continues further on does not show it."""
     if finished is None or step is None or step > finished:
         return None
     return finished - step

@@ -1,11 +1,11 @@
-"""Recoveries in words: how a generation came back from the end of the one before. Pure."""
+"""Sentences about recoveries: how a generation came back from the end of the one before. Pure."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
 
-from bigsci_launch.runs.generations.failures import failure_words
+from bigsci_launch.runs.generations.failures import rank_failure_text
 from bigsci_launch.runs.generations.records import (
     FIRST_STEP,
     JOINED,
@@ -20,7 +20,7 @@ from bigsci_launch.topology.naming import agree, name_ranks
 from bigsci_launch.units import age_s, format_age
 
 LONG_RECOVERY_S = 60.0
-"""A recovery that lasts longer than this is worth a word."""
+"""A recovery that lasts longer than this is worth a remark."""
 SOURCES = {
     "memory": "from the memory of its ranks",
     "buddies": "from the copies of buddies",
@@ -31,12 +31,12 @@ SOURCES = {
 
 def recovery_text(found: Recovery, *, has_phases: bool) -> str:
     """Return one sentence: what had failed, and how the generation came back from it."""
-    return f"after {failure_words(found.failed.cause, found.failed)}: {back_text(found, has_phases=has_phases)}"
+    return f"after {rank_failure_text(found.failed.cause, found.failed)}: {back_text(found, has_phases=has_phases)}"
 
 
 def back_text(found: Recovery, *, has_phases: bool) -> str:
     """`back at step 812 after 2.1 s`."""
-    after = f" after {format_age(found.total_s)}" if found.total_s is not None else ", it is not known after how long"
+    after = f" after {format_age(found.total_s)}" if found.total_s is not None else "; recovery time unknown"
     if not has_phases:
         return f"all programs were started again{after}"
     if found.first_step is not None:
@@ -54,7 +54,7 @@ def began_text(found: Recovery, *, has_phases: bool) -> str:
 
 
 def timing_text(found: Recovery, *, has_phases: bool) -> str:
-    """Return the seconds of each phase; those that are not known are said to be. `has_phases`: ranks tell theirs."""
+    """Return the seconds of each phase; the unknown ones are listed. `has_phases`: ranks report theirs."""
     phases = [("noticed", found.noticed_s), ("left", found.left_s), ("slots ready", found.slots_s)]
     if has_phases:
         phases += [
@@ -64,13 +64,13 @@ def timing_text(found: Recovery, *, has_phases: bool) -> str:
         ]
     known = [f"{name} {seconds:.2f} s" for name, seconds in phases if seconds is not None]
     unknown = [name for name, seconds in phases if seconds is None]
-    return ", ".join([*known, *([f"not known: {', '.join(unknown)}"] if unknown else [])])
+    return ", ".join([*known, *([f"unknown: {', '.join(unknown)}"] if unknown else [])])
 
 
 def source_text(found: Recovery, recorded: Sequence[RecordedStep]) -> str:
     """`continued after step 811 from the copies of buddies; 1 step replayed, 0 samples lost`."""
     if found.source is None:
-        return "where it continued from is not known: its program does not say"
+        return "resume point unknown: the program does not report it"
     source = SOURCES.get(found.source, f"from {found.source!r}, which this version does not know")
     step = "" if found.step is None else f" after step {found.step}"
     why = f" ({found.why})" if found.why else ""
@@ -97,21 +97,21 @@ def recovering_text(found: Generations, asked: float) -> str:
     lasts = "recovering" if lasts_s is None else f"recovering for {format_age(lasts_s)}"
     failed = newest if newest.is_disturbed else found.all[-2]
     long = f", longer than {LONG_RECOVERY_S:.0f} s" if (lasts_s or 0.0) > LONG_RECOVERY_S else ""
-    return f"{lasts}{long} since {failure_words(failed.cause, failed)}; {awaited_text(newest)}"
+    return f"{lasts}{long} since {rank_failure_text(failed.cause, failed)}; {awaited_text(newest)}"
 
 
 def awaited_text(newest: Generation) -> str:
     """Return what the next thing is that has to happen in a recovery."""
     if newest.is_disturbed and newest.ended is None:
-        return f"the ranks leave generation {newest.number}"
+        return f"the ranks are leaving generation {newest.number}"
     if newest.is_disturbed:
         killed = newest.ended.killed if newest.ended else ()
         said = f" ({name_ranks(killed)} {agree('was killed', killed)})" if killed else ""
-        return f"all ranks have left{said}, and slots are awaited for generation {newest.number + 1}"
+        return f"all ranks have left{said}; waiting for slots for generation {newest.number + 1}"
     for name, words in (
-        (JOINED, "its ranks join"),
-        (RESTORED, "its ranks restore their state"),
-        (FIRST_STEP, "its first step is awaited"),
+        (JOINED, "its ranks are joining"),
+        (RESTORED, "its ranks are restoring their state"),
+        (FIRST_STEP, "its first step is running"),
     ):
         if name not in newest.phases:
             return f"generation {newest.number} has begun, and {words}"

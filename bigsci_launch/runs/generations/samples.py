@@ -1,6 +1,6 @@
 """Which steps were done again after a recovery, and whether samples were lost, by the records of steps.
 
-Each record says what was consumed by the end of its step. The state after step N fixes the samples of step N + 1. So
+Each record has what was consumed by the end of its step. The state after step N fixes the samples of step N + 1. So
 the first step of a generation must have consumed what step N had, and one batch more.
 """
 

@@ -29,7 +29,7 @@ NO_STRANGERS = Strangers()
 
 
 def read_strangers(attempt: AttemptDir) -> Strangers:
-    """Return the counts of an attempt. A file that is missing or damaged says nothing."""
+    """Return the counts of an attempt. A file that is missing or damaged counts as none."""
     controller, check = read_record(attempt.strangers), read_record(attempt.check_result)
     host, moment = controller.get("newest_host"), controller.get("newest_time")
     return Strangers(

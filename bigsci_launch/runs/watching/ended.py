@@ -85,7 +85,7 @@ def read_ended_by(attempt: AttemptDir) -> EndedBy | None:
     step = record.get("step")
     return EndedBy(
         act=str(record["act"]),
-        who=str(record.get("who") or "somebody"),
+        who=str(record.get("who") or "an unknown user"),
         why=" ".join(str(record.get("why") or "").split()),
         continues=bool(record.get("continues")),
         step=step if isinstance(step, int) else None,

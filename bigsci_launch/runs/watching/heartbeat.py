@@ -1,4 +1,4 @@
-"""The sign of life of a watcher: who watches a run, when it last looked, and what it found."""
+"""The heartbeat of a watcher: who watches a run, when it last looked, and what it found."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,199}\.json")
 
 
 class Health(Enum):
-    """What a watcher says of a run. Not to see is no health: `blind` is said where nothing is known."""
+    """The report of a watcher on a run. A watcher that cannot see is never healthy: `blind` is for what is unknown."""
 
     HEALTHY = "healthy"
     FINDING = "finding"
@@ -83,7 +83,7 @@ def own_heartbeat(name: str, **fields: Any) -> WatcherHeartbeat:
 
 
 def write_heartbeat(run: RunDir, heartbeat: WatcherHeartbeat) -> None:
-    """Replace the watcher's sign of life. Raises OSError if it cannot be written."""
+    """Replace the watcher's heartbeat. Raises OSError if it cannot be written."""
     file = run.watcher_file(heartbeat.name)
     document = {"schema_version": 1, **asdict(heartbeat), "health": heartbeat.health.value}
     text = json.dumps(document, indent=2, ensure_ascii=False).encode("utf-8", "replace").decode()

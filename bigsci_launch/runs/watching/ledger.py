@@ -1,7 +1,7 @@
 """The ledger of a run: what watchers noticed, and what was done about it, by whom and why. The whole group reads it.
 
-Each is a file of JSON lines to which watchers of the run's owner append. What a watcher of somebody else has noticed is
-in a folder of its own, for people to read: no process of the owner acts on it, tells it, or leaves out anything.
+Each is a file of JSON lines to which watchers of the run's owner append. What a watcher of another user has noticed is
+in a folder of its own, only to be read: no process of the owner acts on it, tells it, or leaves out anything.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Act:
 
     `what` is `save`, `exit`, `restart`, `dump`, `kill` (asked by a person), or `end_ranks`, `leave_out`, `pin`,
     `fence`, `begin_again` (by a watcher that may act), or `requests` (more than one user may ask). `who` is a login
-    name, or the name of a watcher. `why` is their reason, `words` what came of it. `key` is the same for all lines
+    name, or the name of a watcher. `why` is their reason, `words` the result. `key` is the same for all lines
     about one act. `stage` is how far an act has got that takes a while, for the watcher that carries it through.
     """
 
@@ -105,7 +105,7 @@ def read_all_findings(run: RunDir) -> list[RunFinding]:
 
 
 def _of_colleague(finding: RunFinding, uid: int) -> RunFinding:
-    said = f"noticed by a watcher of {user_name(uid)}, which nothing is done about"
+    said = f"noticed by a watcher of {user_name(uid)}: shown only, not acted on"
     return replace(finding, key=f"{finding.key} by {uid}", details=(*finding.details[:MOST_OF_COLLEAGUE], said))
 
 
@@ -152,7 +152,7 @@ def _acts(run: RunDir) -> Iterator[Act]:
 def claim(run: RunDir, key: str, who: str) -> bool:
     """Take the act `key` for this watcher. False if any watcher has taken it before, also one that died since.
 
-    Raises OSError if that cannot be known, or if the run is not this user's: then nobody may act.
+    Raises OSError if that cannot be known, or if the run is not this user's: then no act is allowed.
     """
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     with open_watch(run, "claims", makes=True) as folder:

@@ -44,7 +44,7 @@ class Notice:
 
 @dataclass(frozen=True, slots=True)
 class Try:
-    """One try to deliver a message by one way, and what came of it. `number` counts from 1."""
+    """One try to deliver a message by one way, and its result. `number` counts from 1."""
 
     key: str
     way: str
@@ -98,7 +98,7 @@ def is_queued(run: RunDir, key: str) -> bool:
 
 
 def record_try(run: RunDir, tried: Try) -> None:
-    """Note what came of a try. Raises OSError if it cannot be written."""
+    """Record the result of a try. Raises OSError if it cannot be written."""
     append_own(run, run.outbox, {"event": "tried", **asdict(tried)})
 
 

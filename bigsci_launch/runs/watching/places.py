@@ -1,7 +1,7 @@
 """Where watchers write, opened by descriptor: those of the run's owner in `watch/`, each other's in `watch/by/UID/`.
 
-What the owner's processes go by lies in folders and files that nobody else can write, and that is looked at each time:
-a link, a folder of somebody else, or one that others may write, is refused.
+What the owner's processes go by lies in folders and files that only they can write, which is checked each time: a
+link, a folder of another user, or one that others may write, is refused.
 """
 
 from __future__ import annotations
@@ -90,17 +90,17 @@ def _open_by(run: RunDir) -> Iterator[int]:
 
 
 def names_in(folder: int) -> list[str]:
-    """Return the names in an open folder."""
     with os.scandir(folder) as entries:
         return [entry.name for entry in entries]
 
 
 def require_own(found: os.stat_result, owner: int, path: Path) -> None:
-    """Raise PermissionError unless `path`, which was found so, belongs to `owner`, and nobody else may write it."""
+    """Raise PermissionError unless `path`, which was found so, belongs to `owner`, and no other user may write it."""
     if found.st_uid != owner:
-        raise PermissionError(errno.EPERM, f"it is {user_name(found.st_uid)}'s, not {user_name(owner)}'s", str(path))
+        owners = f"it belongs to {user_name(found.st_uid)}, not to {user_name(owner)}"
+        raise PermissionError(errno.EPERM, owners, str(path))
     if found.st_mode & OTHERS_WRITE:
-        raise PermissionError(errno.EPERM, f"others may write it: chmod go-w {path}", str(path))
+        raise PermissionError(errno.EPERM, f"other users may write it: chmod go-w {path}", str(path))
 
 
 def _require_owner(run: RunDir) -> None:

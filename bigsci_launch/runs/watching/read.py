@@ -23,7 +23,7 @@ class Watching:
     findings: tuple[RunFinding, ...] = ()
     acts: tuple[Act, ...] = ()
     undelivered: tuple[str, ...] = ()
-    """Ways by which people could not be told, one sentence each."""
+    """Messages that could not be delivered, one sentence for each way."""
     remarks: tuple[str, ...] = ()
     """What is not believed of the records, one sentence for each file."""
 
@@ -32,7 +32,7 @@ UNWATCHED = Watching()
 
 
 def read_watching(run: RunDir, attempt: AttemptDir, now: float) -> Watching:
-    """Return what is known at `now` (seconds since the epoch); nothing if nobody has watched."""
+    """Return what is known at `now` (seconds since the epoch); nothing if it was not watched."""
     heartbeats = [
         heartbeat
         for heartbeat in read_all_heartbeats(run)

@@ -1,7 +1,7 @@
 """The records of a run as lines of JSON: those of its owner, which its processes go by, and those of colleagues.
 
-The author of a line is the owner of the file that holds it, whatever the line says. A line that is no record is left
-out, and that is said. What colleagues have left is for people to read: nothing is done because of it.
+The author of a line is the owner of the file that holds it, whatever the line claims. A line that is not a record is
+skipped, with a remark. What colleagues have left is for people to read: nothing is done because of it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ MOST_OF_COLLEAGUE = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Lines:
-    """The records of a file, oldest first. `remark` says what of it is not believed; empty if there is nothing."""
+    """The records of a file, oldest first. `remark` is what of it is not believed; empty if there is nothing."""
 
     records: tuple[dict[str, Any], ...] = ()
     remark: str = ""
@@ -88,8 +88,8 @@ def _read(folder: int, file: Path, owner: int, limit: int = 1 << 26) -> Lines:
     records = [_record(line) for line in whole if line.strip()]
     known = tuple(record for record in records if record is not None)
     wrong = len(records) - len(known)
-    lines = "1 line is no record" if wrong == 1 else f"{wrong} lines are no records"
-    return Lines(known, f"{file}: {lines}, and left out" if wrong else "")
+    lines = "1 line is not a record" if wrong == 1 else f"{wrong} lines are not records"
+    return Lines(known, f"{file}: {lines}, skipped" if wrong else "")
 
 
 def _record(line: bytes) -> dict[str, Any] | None:

@@ -20,7 +20,7 @@ def typed(kind: type[_Kind], record: Any) -> _Kind:
     """Return a record as a `kind`; names that it does not know are left out.
 
     Raises:
-        ValueError: it is no mapping, a field is missing, or a value is not of the type of its field.
+        ValueError: it is not a mapping, a field is missing, or a value is not of the type of its field.
     """
     if not isinstance(record, Mapping):
         raise ValueError(f"not a record: {str(record)[:40]!r}")

@@ -4,14 +4,14 @@ BUNDLE/
   collection.json      what was asked, who was expected, which nodes did not answer, how ranks ended
   nodes/NODE.json      what the node agent reported, unchanged
   verdict.json         the answer of the version that collected it
-  report.txt           the same for people
+  report.txt           the same as text
 
-`may_lack_ranks` says that files of other tools were read, which may not exist for every rank.
+`may_lack_ranks`: files of other tools were read, which may not exist for every rank.
 A node's document: {node, host, time, found_by, py_spy, problems, locks, others, ranks, ..}. Its `others` are processes
 of the job that are no ranks: [{pid, comm, role, why}]; role: `launcher`, `helper`, `ended`, `unknown`. Its `locks` are
 file locks for which a rank or a child of one waits, or which it holds against others: [{kind, mode, file, holder,
 holder_comm, holder_state, path, waiters}], pids, 0 where the kernel does not know. A rank is {rank, pid, source, step,
-world_size, age_s, samples}; `source` says what numbers it (numbering.py), `age_s` how many seconds ago it began. A
+world_size, age_s, samples}; `source` is what numbers it (numbering.py), `age_s` how many seconds ago it began. A
 sample holds
 
   mono                                     seconds on the node's clock; null where only the order of the looks is known
@@ -47,7 +47,7 @@ sample holds
 in the ends of logs {rank, time, type, message, place, source}, and `heartbeats` {rank, phase, step, time, first_step}.
 `printed` is what ranks have printed during the look: {rank, lines, last, step}, the last line, and the last step in the
 format of trainers.
-`rings` are the copies of rings that ranks left when they ended: {rank, ring}, as in a sample. `is_over` says that the
+`rings` are the copies of rings that ranks left when they ended: {rank, ring}, as in a sample. `is_over`: the
 job had ended, so that no node was asked; `ending` is the reason in its exit.json, and `lost_node` the node named there.
 `asked` is what the user named. `scheduler` runs commands in the job `job_id`. `het_groups` is {node: component} if it
 is a heterogeneous one, and `py_spy` the one in PATH.
@@ -83,7 +83,7 @@ class Bundle:
         """Return the evidence for the engine; `topology` replaces that of the bundle."""
         collection = {**self.collection, "topology": topology} if topology else dict(self.collection)
         if topology and (collection.get("nodes_silent") or collection.get("may_lack_ranks")):
-            # Silent nodes and missing files do not say how many ranks they hold; the topology does.
+            # Silent nodes and missing files do not show how many ranks they hold; the topology does.
             collection["world_size"] = Topology.parse(topology).world_size
         return read_evidence(collection, self.nodes)
 
@@ -126,7 +126,7 @@ def write_bundle(folder: Path, bundle: Bundle, verdict: Mapping[str, Any], repor
             write_file(folder / name, text, mode)
     except OSError as error:
         raise CollectError(
-            f"{folder}: the evidence cannot be stored: {error.strerror}", hint="name another place with --output DIR"
+            f"{folder}: the evidence cannot be stored: {error.strerror}", hint="choose another folder with --output DIR"
         ) from error
 
 
@@ -152,7 +152,7 @@ def read_bundle(folder: Path) -> Bundle:
     if not path.is_file():
         raise EvidenceError(
             f"{folder}: not a bundle of `bsl spy` (it has no collection.json)",
-            hint="`bsl spy` stores one for each look: it prints where, on stderr",
+            hint="each `bsl spy` stores a bundle and prints its path on stderr",
         )
     collection = _read(path)
     if collection.get("schema_version") != SCHEMA_VERSION:

@@ -47,7 +47,7 @@ class CommunicationEntry(Section):
     """Required. Their names."""
 
     operation: ListedText | None = None
-    """What they do, in torch's words. Without it, each function has the name of its operation."""
+    """What they do, by torch's name for it. Without it, each function has the name of its operation."""
 
     kind: Literal["collective", "point-to-point", "set-up"] = "collective"
     """`point-to-point` has one partner; `set-up` makes a group, for which its ranks wait, too."""
@@ -117,8 +117,8 @@ class PhaseEntry(Section):
     """Functions that do it, by file."""
 
     names: Pattern | None = None
-    """Pattern of names that people give to such functions in their own programs, upper or lower case. It is asked
-    after the calls of all files."""
+    """Pattern of typical names of such functions in users' own programs, upper or lower case. It is tried after the
+    calls of all files."""
 
     @model_validator(mode="after")
     def _says_where(self) -> PhaseEntry:
@@ -184,7 +184,7 @@ class KnownCodeFile(Section):
     """Functions whose names only sound like such work."""
 
     signal_handler_names: tuple[Pattern, ...] = ()
-    """Patterns of names that people give to signal handlers, upper or lower case."""
+    """Patterns of typical names of signal handlers, upper or lower case."""
 
     signal_handlers: Calls = {}
     """Functions that are signal handlers, whatever their names."""
@@ -220,4 +220,4 @@ class KnownCodeFile(Section):
     """Files in which a worker of a data loader reads samples, and does not wait to be asked for them."""
 
     plumbing: tuple[ListedText, ...] = ()
-    """Files that wait on behalf of their callers: queues, locks, connections. Who called them says what for."""
+    """Files that wait on behalf of their callers: queues, locks, connections. Their callers show the purpose."""

@@ -1,8 +1,8 @@
 """Process groups by what they are: which ranks belong to one, and what a set of ranks is called.
 
-The scope of a communication says over which ranks it goes: an axis, `dp-cp` (the copies of the same weights), `model`
+The scope of a communication is the ranks that it spans: an axis, `dp-cp` (the copies of the same weights), `model`
 (one replica: tp x pp), `tied` (the stages that hold the tied embedding: first and last), `world`, or for point-to-point
-calls `next stage` and `previous stage`. Where nothing says the scope, the connections of the ranks may show that
+calls `next stage` and `previous stage`. If the scope is unknown, the connections of the ranks may show that
 every group is the world.
 """
 
@@ -28,7 +28,6 @@ _WORDS = {
 
 
 def is_scope(text: str) -> bool:
-    """Whether `text` is the scope of a group."""
     return text == "world" or text in _WORDS
 
 
@@ -110,7 +109,7 @@ def is_world_only(ranks: Sequence[Connections | None]) -> bool | None:
     gloo connects each two members of a group, once for each group, and each group of a process listens at an address of
     its own. So they are if each rank listens for as many groups as each two ranks have connections. False: some share
     more connections than others. None where it is not known: a rank was not read, has a device open through which it
-    may communicate, or listens for something else; two ranks are not connected; a rank that nobody saw may be a member.
+    may communicate, or listens for something else; two ranks are not connected; an unseen rank may be a member.
 
     `ranks` are the connections of each rank of the world. Those with the store, whose server listens on all addresses,
     are not counted.
@@ -142,13 +141,13 @@ def _links(ranks: Sequence[Connections], owners: Mapping[str, int]) -> Mapping[t
 
 
 def _share_only_a_store(ranks: Sequence[Connections], owners: Mapping[str, int]) -> bool:
-    """Whether all ranks share at most one address of nobody here: a second may be a rank that was not seen."""
+    """Whether all ranks share at most one address of none of them: a second may be a rank that was not seen."""
     shared = set.intersection(*(set(each.opened) for each in ranks)) - owners.keys()
     return len(shared) <= 1
 
 
-def group_words(scope: str | None, members: Iterable[int] | None) -> str:
-    """Return `the tensor-parallel group (ranks 4-5)`, `the world`, or `a group that is not known`."""
+def group_text(scope: str | None, members: Iterable[int] | None) -> str:
+    """Return `the tensor-parallel group (ranks 4-5)`, `the world`, or `an unknown group`."""
     if scope == "world":
         return "the world"
     ranks = f" (ranks {compress_ranks(members)})" if members is not None else ""
@@ -156,4 +155,4 @@ def group_words(scope: str | None, members: Iterable[int] | None) -> str:
         return f"the {scope}{ranks}"
     if scope in _WORDS:
         return f"the {_WORDS[scope]} group{ranks}"
-    return f"the group{ranks}" if ranks else "a group that is not known"
+    return f"the group{ranks}" if ranks else "an unknown group"

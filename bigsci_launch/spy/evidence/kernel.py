@@ -61,7 +61,7 @@ class Connections:
 
 @dataclass(frozen=True, slots=True)
 class FileLock:
-    """A file lock that somebody waits for: `holder` and `waiters` are pids on `node`; `path` is None if not known."""
+    """A file lock that a process waits for: `holder` and `waiters` are pids on `node`; `path` is None if not known."""
 
     node: str
     holder: int
@@ -125,7 +125,7 @@ def _on(node: str, address: str) -> str:
 
 
 def parse_locks(node: Mapping[str, Any]) -> tuple[FileLock, ...]:
-    """Return the file locks that somebody waits for on a node."""
+    """Return the file locks that processes of a node wait for."""
     return tuple(
         FileLock(
             node=str(node["node"]),

@@ -249,7 +249,7 @@ def is_start_of_child(function: str, file: str) -> bool:
 
 @lru_cache(maxsize=CACHED)
 def is_signal_handler(function: str, file: str = "") -> bool:
-    """Whether the function is a known signal handler, or has a name that people give to one."""
+    """Whether the function is a known signal handler, or has a typical name of one."""
     name = bare_name(function)
     is_named_so = any(pattern.search(name) for pattern in _HANDLER_NAMES) and not _is_no_handler(function, file)
     return is_named_so or _is_known_handler(function, file)
@@ -266,7 +266,7 @@ _PHASES_BY_NAME = tuple((re.compile(entry.names, re.I), entry.hang_class) for en
 def phase_of(function: str, file: str) -> HangClass | None:
     """Return the class of the work that the function does, if others may be meant to wait for it, or None.
 
-    Known functions come first, then names that people use in their own programs, in the order of the file.
+    Known functions come first, then typical names in users' own programs, in the order of the file.
     """
     if _is_no_phase(function, file):
         return None

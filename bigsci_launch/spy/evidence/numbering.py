@@ -1,4 +1,4 @@
-"""How the ranks of a job got their numbers, and what to call a process whose number is not known."""
+"""How the ranks of a job got their numbers, and how to name a process whose number is unknown."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ MAX_LISTED = 3
 
 
 class NumberedBy(Enum):
-    """What says that a process is the rank with its number. The values are those of the node agent's `source`."""
+    """The source that makes a process the rank with its number. The values are those of the node agent's `source`."""
 
     PID_FILE = "pid file"
     RING = "ring"
@@ -26,7 +26,7 @@ class NumberedBy(Enum):
     TASK = "task id"
     ARGUMENTS = "arguments"
     FILES = "files"
-    """Files of other tools, which say it: in their content, or as `rank-3` in their name."""
+    """Files of other tools, which give it: in their content, or as `rank-3` in their name."""
     FILE_NUMBER = "number in the file name"
     """Some number in the name of a file, such as `dump_17`: it may be a rank or anything else."""
     FILE_ORDER = "order of the files"
@@ -69,7 +69,7 @@ def parse_source(source: object, is_from_files: bool) -> NumberedBy:
 
 @dataclass(frozen=True, slots=True)
 class OtherProcess:
-    """A process of the job that is no rank. `role` is `launcher`, `helper`, `ended` or `unknown`; `why` says why."""
+    """A process of the job that is no rank. `role` is `launcher`, `helper`, `ended` or `unknown`; `why`: the reason."""
 
     node: str
     pid: int

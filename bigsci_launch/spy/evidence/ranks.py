@@ -51,15 +51,15 @@ GONE = {"mono": None, "state": "gone", "why": "its job has ended"}
 MOST_RANKS = 1 << 20
 YOUNG_S = 3.0
 """Ranks are started one after the other: while the youngest is younger than this, others may be about to begin."""
-TOPOLOGY_UNUSED = "coordinates are left out: which process is which rank is not known"
+TOPOLOGY_UNUSED = "coordinates are left out: it is unknown which process is which rank"
 TOPOLOGY_OF_TASKS = "coordinates are left out: the run counts its tasks, and these have started more ranks"
 UNREADABLE = "its environment cannot be read"
-"""What the node agent says about a process that it could not identify: it may be any rank."""
+"""The reason that the node agent gives for a process that it could not identify: it may be any rank."""
 
 
 @dataclass(frozen=True)
 class RankEvidence:
-    """All that was seen of one rank. A rank without samples was not reached, and `unreached` says why."""
+    """All that was seen of one rank. A rank without samples was not reached, and `unreached` is the reason."""
 
     rank: int
     node: str
@@ -113,7 +113,7 @@ class RankEvidence:
 
     @property
     def was_out_of_reach(self) -> bool:
-        """Whether nobody looked where the rank may be, so that its absence means nothing."""
+        """Whether the place where the rank may be was not searched, so that its absence means nothing."""
         return self.unreached in (ELSEWHERE, NO_FILE)
 
     @property
@@ -194,7 +194,7 @@ class Evidence:
         return self.topology.coordinate(rank) if known and self.topology else None
 
     def part(self, ranks: Collection[int]) -> str:
-        """Which part of the grid `ranks` are: `pp3 tp0-1`. Empty where there is nothing to say."""
+        """Which part of the grid `ranks` are: `pp3 tp0-1`. Empty if that is not a part of it."""
         return name_part(ranks, self.topology) if self.topology and all(map(self.is_numbered, ranks)) else ""
 
     def name(self, rank: int) -> str:
@@ -253,7 +253,7 @@ def read_evidence(collection: Mapping[str, Any], nodes: Iterable[Mapping[str, An
         found.setdefault(int(record["rank"]), unreached(record))
     world_size = max([world_size, *(rank + 1 for rank in found)], default=0)
     if world_size > MOST_RANKS:
-        raise ValueError(f"it says that there are {world_size} ranks")
+        raise ValueError(f"its world size is {world_size}")
     for rank in range(world_size):
         found.setdefault(rank, unreached({"rank": rank}))
     found = _with_copies(found, collection)
@@ -361,7 +361,7 @@ def _is_minor_part(nodes: Sequence[Mapping[str, Any]], found: Mapping[int, RankE
 
 
 def _is_one_launcher_of_several(nodes: Iterable[Mapping[str, Any]]) -> bool:
-    """Whether the search was below a launcher that, as its ranks say themselves, started only a part of the world."""
+    """Whether the search was below a launcher that, according to its ranks, started only a part of the world."""
     below = [node for node in nodes if str(node.get("found_by")).startswith("descendants")]
     sizes = [(rank.get("local_world_size"), rank.get("world_size")) for node in below for rank in node["ranks"]]
     return any(local and world and local < world for local, world in sizes)
@@ -382,7 +382,7 @@ def _world_size(
 
 
 def _sizes_of_workers(collection: Mapping[str, Any], nodes: Iterable[Mapping[str, Any]]) -> Iterator[int]:
-    """Yield what rings say of the world, whose ranks may be workers that the tasks of a run have started."""
+    """Yield what rings show of the world, whose ranks may be workers that the tasks of a run have started."""
     living = (rank for node in nodes for rank in node.get("ranks", []) if rank.get("source") == NumberedBy.RING.value)
     left = (copy["ring"] for copy in collection.get("rings") or [] if collection.get("is_over"))
     for document in (*living, *left):

@@ -11,7 +11,7 @@ from typing import Any
 class Exit:
     """How a rank ended, from the record of its runner: exit code, or name of the signal; when (wall clock, seconds).
 
-    `was_terminated`: the runner had been told to end before, so this end is a consequence and not the cause.
+    `was_terminated`: the runner had been asked to stop before, so this end is a consequence and not the cause.
     """
 
     code: int | None
@@ -25,7 +25,7 @@ class Exit:
 
     def __str__(self) -> str:
         if self.code is None and not self.signal:
-            return "nobody saw how: its runner was killed first"
+            return "exit status unknown: its runner was killed first"
         return f"killed by {self.signal}" if self.signal else f"exit code {self.code}"
 
 

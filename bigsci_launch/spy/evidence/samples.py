@@ -1,4 +1,4 @@
-"""Looks at one process, as values: what /proc and the stacks said at one moment. What is not known is None."""
+"""Looks at one process, as values: what /proc and the stacks showed at one moment. What is not known is None."""
 
 from __future__ import annotations
 
@@ -50,10 +50,10 @@ class Child:
 class Sample:
     """One look at a process. `mono` is the node's monotonic clock, seconds; `cpu_ticks` its CPU time so far.
 
-    Files of other tools may tell the order of their looks and not the time: then `mono` is None. What is not known is
+    Files of other tools may give the order of their looks and not the time: then `mono` is None. What is not known is
     None, never 0 or empty; only `thread_times`, {thread id: nanoseconds on a core}, is empty then. `state` is the
     kernel's letter for the main thread, `gone`, or `?`; `wchan` the kernel function that it sleeps in (None, too,
-    while it runs). `threads` is None if the stacks could not be read, and `why` says why. `sequences` are the
+    while it runs). `threads` is None if the stacks could not be read, and `why` is the reason. `sequences` are the
     recorder's newest numbers per group. `call_number` is the system call that the main thread waits in. All counts
     are totals so far: `read_bytes` and `written_bytes` of read and write calls, on files and connections alike,
     `major_faults` of pages fetched from mapped files, `run_delay_ns` that threads were ready to run but had no core.
@@ -164,7 +164,7 @@ def _known_switches(document: Mapping[str, Any]) -> int | None:
 
 
 def _parse_motion(document: Mapping[str, Any], still: Sample | None) -> dict[str, Any]:
-    """Return what tells time and motion; the bytes of a process that did not run are those of the sample before."""
+    """Return what shows time and motion; the bytes of a process that did not run are those of the sample before."""
     sockets = document.get("socket_bytes")
     if sockets is None and still is not None:
         sockets = {"sent": still.socket_sent, "received": still.socket_received}

@@ -1,7 +1,7 @@
 """Which step of a job is the training, where several hold processes that may be ranks.
 
 A loop that watches the nodes is a step too (`srun --overlap ... &`). Slurm numbers its tasks from 0 like those of the
-training, so that such a number says nothing outside of its step. Other numbers, such as RANK, do: some scripts start a
+training, so that such a number means nothing outside of its step. Other numbers, such as RANK, do: some scripts start a
 step on each node, and their ranks are one training.
 """
 

@@ -119,7 +119,7 @@ def as_token(group: object, description: object, profiling_name: object, sizes: 
 
 
 def is_open(entry: Mapping[str, Any]) -> bool:
-    """Whether a recorded call has not finished. On gloo the state is always `scheduled`, and only `retired` tells."""
+    """Whether a recorded call has not finished. On gloo the state is always `scheduled`; only `retired` shows it."""
     return not entry.get("retired") and entry.get("state") != "completed"
 
 

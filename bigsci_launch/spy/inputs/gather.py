@@ -1,4 +1,4 @@
-"""Makes a bundle from files: recognises each, merges what several say about a rank, numbers ranks without a number."""
+"""Makes a bundle from files: recognises each, merges what several show about a rank, numbers ranks without a number."""
 
 from __future__ import annotations
 

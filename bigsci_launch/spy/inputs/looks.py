@@ -1,8 +1,8 @@
 """Which files are looks at the same processes, one after the other, and how much time is between them.
 
-The name of a file or of its folder may say so: `trace-n0-look-2.out`, `look-2/trace-n0.out`, `trace-n0.2.out`, or a
+The name of a file or of its folder may show it: `trace-n0-look-2.out`, `look-2/trace-n0.out`, `trace-n0.2.out`, or a
 time such as `trace-n0-20261122-100500.out`. Without a time in all names, the times at which the files were written
-count, if they differ. Where neither says more, only the order of the looks is known.
+count, if they differ. Otherwise only the order of the looks is known.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ UNIX_TIME = re.compile(r"(?<!\d)(1[5-9]\d{8})(?!\d)")
 RANK = re.compile(r"rank[-_]?(\d+)", re.IGNORECASE)
 KIND = re.compile(r"^(?:trace|dump|stacks?|py-?spy|node|host)(?=[-_]|$)", re.IGNORECASE)
 LEAST_GAP_S = 1.0
-"""Files written closer together were copied or unpacked: the times at which they were written say nothing."""
+"""Files written closer together were copied or unpacked: their modification times mean nothing."""
 
 
 @dataclass(frozen=True, slots=True)
 class LookTime:
-    """When a file says that it looked: `said_s` by its name, `written_s` by its time of change, in seconds since 1970;
-    None if it does not say so. `path` is where it was found."""
+    """When a file was read from a process: `said_s` by its name, `written_s` by its time of change, in seconds since
+    1970; None if unknown. `path` is where it was found."""
 
     path: str = ""
     said_s: float | None = None
@@ -56,7 +56,7 @@ def said_time(name: str) -> float | None:
 
 
 def says_look(name: str) -> bool:
-    """Whether the name of a folder says that it holds one of several looks."""
+    """Whether a folder holds one of several looks, according to its name."""
     return said_time(name) is not None or LOOK.search(name) is not None or WORD.search(name) is not None
 
 

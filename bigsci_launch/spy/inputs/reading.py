@@ -1,4 +1,4 @@
-"""What one file of another tool says about a process, before its rank is known."""
+"""What one file of another tool shows about a process, before its rank is known."""
 
 from __future__ import annotations
 
@@ -54,4 +54,4 @@ class NotThis(Exception):
 
 
 class Damaged(Exception):
-    """The file is of the kind that the reader handles, but cannot be used; the message says why."""
+    """The file is of the kind that the reader handles, but cannot be used; the message has the reason."""

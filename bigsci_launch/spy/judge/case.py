@@ -37,7 +37,6 @@ class JobCase:
 
     @classmethod
     def of(cls, evidence: Evidence) -> JobCase:
-        """Return the case of `evidence`."""
         return cls(evidence, build_graph(evidence))
 
     @cached_property
@@ -67,7 +66,7 @@ class JobCase:
     def moving(self) -> tuple[int, ...]:
         """Ranks that finished something between the looks.
 
-        A rank that computes does not count while others wait: it may be the one that never ends. If nobody waits in a
+        A rank that computes does not count while others wait: its call may never end. If no rank waits in a
         communication, any change of the outer frames counts.
         """
         moved = tuple(seen.rank for seen in self.alive if finished_something(seen))
@@ -86,7 +85,7 @@ class JobCase:
 
     @cached_property
     def roots(self) -> tuple[RankEvidence, ...]:
-        """Ranks that others wait for, that are in no communication that is seen, and that somebody looked at."""
+        """Ranks that others wait for, that are in no visible communication, and that were within reach."""
         if not self.graph.waits:
             return self.outsiders
         return tuple(seen for rank in self.graph.roots if not (seen := self.by_rank[rank]).was_out_of_reach)
@@ -174,7 +173,7 @@ class JobCase:
         return min((still_s(self.by_rank[rank]) or 0.0 for rank in ranks), default=0.0)
 
     def late_s(self, ranks: Sequence[int]) -> float:
-        """For how many seconds somebody has waited for each of `ranks`: they have been late for at least that long."""
+        """For how many seconds other ranks have waited for each of `ranks`: they are late by at least that much."""
         return min((self._awaited_s(rank) for rank in ranks), default=0.0)
 
     def _awaited_s(self, rank: int) -> float:

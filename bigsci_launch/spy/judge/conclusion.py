@@ -41,7 +41,7 @@ class Strength(Enum):
 class GracePeriod(Enum):
     """How long a job must be seen to stand still before a conclusion may call it a hang, in seconds.
 
-    `asleep_s`: the rank that holds up the others has not run at all for that long. `late_s`: somebody has waited for it
+    `asleep_s`: the rank that holds up the others has not run at all for that long. `late_s`: others have waited for it
     for that long, whatever it does. None: no length of time is enough.
     """
 
@@ -154,7 +154,7 @@ def name_and_verb(evidence: Evidence, ranks: Collection[int], words: str) -> str
 
 
 def where_shared(evidence: Evidence, ranks: Collection[int]) -> str:
-    """Where several ranks are together: `all of node n1, pp3`. Empty where there is nothing to say."""
+    """Where several ranks are together: `all of node n1, pp3`. Empty if they share nothing."""
     ranks = frozenset(ranks)
     if len(ranks) < 2:
         return ""

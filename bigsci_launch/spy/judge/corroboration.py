@@ -48,7 +48,7 @@ class Clue:
 
 
 def corroborate(conclusion: Conclusion, evidence: Evidence) -> Conclusion:
-    """Return `conclusion` with everything else that the evidence says about it. Pure; never changes whom it accuses."""
+    """Return `conclusion` with all other evidence about it. Pure; never changes whom it accuses."""
     if conclusion.state in (State.PROGRESSING, State.FINISHED, State.UNKNOWN):
         return conclusion
     accused = {suspect.rank for suspect in conclusion.suspects}
@@ -66,7 +66,7 @@ def corroborate(conclusion: Conclusion, evidence: Evidence) -> Conclusion:
 
 
 def refine_class(conclusion: Conclusion, evidence: Evidence) -> Conclusion:
-    """Return `conclusion` with the class that says why its suspect left the schedule, if its process shows that."""
+    """Return `conclusion` with the class that explains why its suspect left the schedule, if its process shows that."""
     accused = {suspect.rank for suspect in conclusion.suspects}
     suspects = [seen for seen in evidence.ranks if seen.rank in accused]
     if conclusion.state is not State.HANG or conclusion.hang_class not in LEFT_CLASSES:
@@ -114,7 +114,7 @@ def _first_exception(_conclusion: Conclusion, evidence: Evidence, suspects: list
     late = next((seen for seen in _failures(evidence) if seen.rank in ranks), None)
     if late is not None:
         return [Clue(f"{said}: before the first exception of {evidence.short_name(late.rank)}", weight=-1)]
-    return [Clue(f"{said}, and no suspect raised anything", missing=_HANDLED, weight=-1)]
+    return [Clue(f"{said}, and no suspect raised an exception", missing=_HANDLED, weight=-1)]
 
 
 _HANDLED = "whether that exception was handled"
@@ -126,15 +126,16 @@ def _survived(seen: RankEvidence) -> bool:
 
 
 def _own_exception(evidence: Evidence, seen: RankEvidence) -> Clue:
-    """A suspect's exception. It says little if later records show that the rank survived it."""
+    """A suspect's exception. It is weak evidence if later records show that the rank survived it."""
     said = f"{_said(evidence, seen)}: the first exception of the job"
     return Clue(f"{said}, and the rank continued after it") if _survived(seen) else Clue(said, weight=1)
 
 
 def _said(evidence: Evidence, seen: RankEvidence) -> str:
-    """`rank 5 (n2) raised OSError: no space at save (train.py:9) at 12:00:01 UTC, as its log says`."""
+    """`rank 5 (n2) raised OSError: no space at save (train.py:9) at 12:00:01 UTC, according to its log`."""
     assert seen.failure is not None
-    return f"{evidence.name(seen.rank)} raised {seen.failure}{_clock(seen.failure.time)}, as {seen.failure.source} says"
+    when, source = _clock(seen.failure.time), seen.failure.source
+    return f"{evidence.name(seen.rank)} raised {seen.failure}{when}, according to {source}"
 
 
 def _time_of(seen: RankEvidence) -> float:
@@ -168,16 +169,14 @@ def _memory_kills(conclusion: Conclusion, evidence: Evidence, suspects: list[Ran
     found = _kills_of(filter(_has_lost_a_process, suspects), evidence)
     if not found and any(_was_killed(seen) for seen in suspects):
         node = next(seen.node for seen in suspects if _was_killed(seen))
-        return [Clue(missing="who sent SIGKILL: lack of memory, or a person", next=_who_killed(node))]
+        return [Clue(missing="who sent SIGKILL: the OOM killer of the kernel, or a user", next=_who_killed(node))]
     return [Clue(words, weight=1) for words in found]
 
 
 def _other_memory_kills(conclusion: Conclusion, evidence: Evidence, suspects: list[RankEvidence]) -> list[Clue]:
     """Kills where no suspect has lost a process: the kernel only counts them, so they may be older than the job."""
     told = _kills_of(filter(_has_lost_a_process, suspects), evidence)
-    return [
-        Clue(f"{words}, at a time that is not known") for words in _kills_of(suspects, evidence) if words not in told
-    ]
+    return [Clue(f"{words}, at an unknown time") for words in _kills_of(suspects, evidence) if words not in told]
 
 
 def _has_lost_a_process(seen: RankEvidence) -> bool:
@@ -221,7 +220,7 @@ def _lock_holders(conclusion: Conclusion, evidence: Evidence, suspects: list[Ran
                 found.append(_held(lock, evidence))
     is_known = any(str(lock) in conclusion.evidence for lock in evidence.locks)
     if not found and not is_known and conclusion.hang_class is HangClass.FILE_LOCK_HELD:
-        missing = "who holds the lock: /proc/locks of this node does not say"
+        missing = "who holds the lock: /proc/locks on this node does not show it"
         return [Clue(missing=missing, next=on_node(suspects[0].node, "cat /proc/locks") if suspects else "")]
     return found
 
@@ -230,12 +229,12 @@ def _held(lock: FileLock, evidence: Evidence) -> Clue:
     holder = next((seen for seen in evidence.ranks if seen.node == lock.node and seen.pid == lock.holder), None)
     words = f"{lock}" + (f": that is {evidence.name(holder.rank)}" if holder else "")
     if not lock.holder:
-        return Clue(missing="who holds the lock: a process on another node, or nobody any more")
+        return Clue(missing="who holds the lock: a process on another node, or one that has ended")
     return Clue(words, weight=1, next=on_node(lock.node, f"ls -l /proc/{lock.holder}/fd", "who holds the lock"))
 
 
 def _stale_lock_file(conclusion: Conclusion, evidence: Evidence, suspects: list[RankEvidence]) -> list[Clue]:
-    """A build that waits for a lock file: if nobody on the node is building, nobody will remove the file."""
+    """A build that waits for a lock file: if no rank on the node is building, the file stays."""
     if conclusion.hang_class is not HangClass.BUILD_LOCK_STALE:
         return []
     nodes = {seen.node for seen in suspects}
@@ -252,7 +251,7 @@ _FIND_LOCK = "find ${TORCH_EXTENSIONS_DIR:-~/.cache/torch_extensions} -name lock
 
 
 def _is_building(seen: RankEvidence) -> bool:
-    """Whether a rank is in torch's builder and not merely waiting for somebody else's build."""
+    """Whether a rank is in torch's builder and not merely waiting for another rank's build."""
     names = {bare_name(frame.function) for thread in seen.threads or () for frame in thread.frames}
     return bool(names & {"_run_ninja_build", "_write_ninja_file_and_build_library"}) and "wait" not in names
 
@@ -261,7 +260,7 @@ def _is_building(seen: RankEvidence) -> bool:
 
 
 def _connections(conclusion: Conclusion, evidence: Evidence, suspects: list[RankEvidence]) -> list[Clue]:
-    """Bytes that nobody acknowledges and connections that nobody answers: the network plays a part."""
+    """Unacknowledged bytes and unanswered connections: the network plays a part."""
     if conclusion.hang_class in (HangClass.LINK_DOWN, HangClass.LARGE_PACKETS_LOST):
         return []
     found = [Clue(line) for seen in suspects if (line := calling_in_vain(seen)) and line not in conclusion.evidence]

@@ -1,6 +1,6 @@
 """Facts about one rank that rules rest on. Each is three-valued: True, False, or None where it is not known.
 
-None is never read as False. A rule that accuses somebody asks for `is False` or `is True`, and abstains otherwise.
+None is never read as False. A rule that accuses a rank asks for `is False` or `is True`, and abstains otherwise.
 """
 
 from __future__ import annotations
@@ -234,14 +234,14 @@ def still_s(seen: RankEvidence) -> float | None:
 
 
 def may_be_at_work(seen: RankEvidence) -> bool:
-    """Whether it moves bytes, computes without a stack that says what, or was seen twice and yet nothing tells whether
+    """Whether it moves bytes, computes without a stack that shows what, or was seen twice and yet nothing shows whether
     it ran: none of that is to stand still."""
     computes_unseen = not seen.threads and is_busy(seen) is True
     return moves_bytes(seen) is True or computes_unseen or (was_seen_twice(seen) and not is_motion_known(seen))
 
 
 def is_motion_known(seen: RankEvidence) -> bool:
-    """Whether anything tells if it ran between the looks. Stacks do not: a rank that is at one place twice may have
+    """Whether anything shows if it ran between the looks. Stacks do not: a rank that is at one place twice may have
     made many steps in between."""
     return not (deciding_thread_ran(seen) is None and is_busy(seen) is None and still_s(seen) is None)
 

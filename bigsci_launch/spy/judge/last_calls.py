@@ -1,8 +1,8 @@
-"""What the rings of the ranks show together: a key that nobody set, a group that some have not joined, messages that do
-not meet, a rank that is a step apart.
+"""What the rings of the ranks show together: a key that was never set, a group that some have not joined, messages that
+do not meet, a rank that is a step apart.
 
-A ring outlives its process, so all of this holds for ranks that are gone too. What a ring no longer holds is not known,
-and accuses nobody.
+A ring outlives its process, so all of this holds for ranks that are gone too. What a ring no longer holds is unknown,
+and accuses no rank.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from bigsci_launch.topology.naming import agree
 
 STORE_WAITS = ("store.get", "store.wait")
 FROM_RING = "from its ring, the process is gone"
-NOT_KNOWN = "is at a place that is not known"
-UNKNOWN_SETTER = "not known who sets it"
+NOT_KNOWN = "is at an unknown place"
+UNKNOWN_SETTER = "no ring shows which rank sets it"
 MAX_PLACES = 3
 MIN_STEPS_APART = 2
 """Steps for which a rank must have been apart from its peers, always by the same number."""
@@ -32,7 +32,7 @@ MIN_TIMES_NAMED = 2
 
 @dataclass(frozen=True, slots=True)
 class RingFact:
-    """One thing that rings show: `words` say it, `ranks` wait, and `others` are those who should come or act."""
+    """One thing that rings show, in `words`: `ranks` wait, and `others` should come or act."""
 
     hang_class: HangClass
     words: str
@@ -41,7 +41,7 @@ class RingFact:
 
 
 def find_in_rings(evidence: Evidence) -> tuple[RingFact, ...]:
-    """Return everything that the rings show, what says most first."""
+    """Return everything that the rings show, the most specific first."""
     finds = (find_missing_keys, find_crossed_messages, find_absent_from_group, find_steps_apart)
     return tuple(fact for find in finds for fact in find(evidence))
 
@@ -131,7 +131,7 @@ def find_setter(key: str, waiting: Sequence[int], evidence: Evidence) -> tuple[i
     done = [seen.rank for seen, ring in _with_rings(evidence) if key in ring.set_keys]
     if done:
         whose = f"{_who(evidence, done)} {agree('has', done)} set a key of that name"
-        return None, f"{whose}: it may be of another store, or deleted since"
+        return None, f"{whose}, perhaps in another store, or it was deleted since"
     alike = [
         (seen.rank, each) for seen, ring in _with_rings(evidence) for each in ring.set_keys if _form(each) == _form(key)
     ]
@@ -139,11 +139,11 @@ def find_setter(key: str, waiting: Sequence[int], evidence: Evidence) -> tuple[i
     if rank is None and len({setter for setter, _ in alike}) == 1:
         rank = None if _names_its_setter(alike) else alike[0][0]
     if rank is None or rank in waiting or not 0 <= rank < evidence.world_size:
-        return None, f"no ring shows that anybody set it, and it is {UNKNOWN_SETTER}"
+        return None, UNKNOWN_SETTER
     setter, example = next((each for each in reversed(alike) if each[0] == rank), alike[-1])
     seen = evidence.ranks[rank]
     model = f"{evidence.short_name(setter)} set '{example}'"
-    return rank, f"by its form {evidence.name(rank)} sets it ({model}), which has not, and {whereabouts(seen)}"
+    return rank, f"{evidence.name(rank)} sets keys of this form ({model}), but not this one, and {whereabouts(seen)}"
 
 
 def _form(key: str) -> str:
@@ -216,14 +216,12 @@ def _other_ends(ring: Ring, rank: int, call: RingCall) -> list[RingCall]:
 
 
 def _without_end(evidence: Evidence, rank: int, call: RingCall, peer: int) -> RingFact:
-    """The words for a message whose other end has not begun. Some backends send ahead: an earlier send is told."""
+    """A message whose other end has not begun. Some backends send ahead, so an earlier send is mentioned."""
     seen = evidence.ranks[peer]
     end = f"receive from rank {rank}" if _is_send(call) else f"send to rank {rank}"
     before = ", only before" if seen.ring is not None and _other_ends(seen.ring, rank, call) else ""
-    words = (
-        f"{evidence.name(rank)} {whereabouts(evidence.ranks[rank])}; by its ring {evidence.name(peer)} has begun no "
-    )
-    words += f"{end} with tag {call.tag} since then{before}, and {whereabouts(seen)}"
+    words = f"{evidence.name(rank)} {whereabouts(evidence.ranks[rank])}; the ring of {evidence.name(peer)} shows no "
+    words += f"{end} with tag {call.tag} since then{before}, and it {whereabouts(seen)}"
     return RingFact(HangClass.PHASES_SPLIT, words, (rank,), (peer,))
 
 
@@ -247,14 +245,15 @@ def find_absent_from_group(evidence: Evidence) -> Iterator[RingFact]:
         who = f"{_who(evidence, tuple(inside))} {agree('is', tuple(inside))} in new_group of {members}"
         place = _at(next(iter(inside.values())))
         gone = f" ({FROM_RING})" if any(evidence.ranks[rank].is_gone for rank in inside) else ""
-        words = f"{who}{place}{gone}; {evidence.names(late)} {agree('has', late)} not come: {places_of(evidence, late)}"
+        have = f"{evidence.names(late)} {agree('has', late)}"
+        words = f"{who}{place}{gone}; {have} not joined: {places_of(evidence, late)}"
         unknown = [rank for rank in absent if rank not in late and evidence.ranks[rank].ring is None]
-        words += f"; whether {evidence.names(unknown)} came is not known" if unknown else ""
+        words += f"; unknown whether {evidence.names(unknown)} joined" if unknown else ""
         yield RingFact(HangClass.GROUP_MADE_ALONE, words, tuple(inside), tuple(late))
 
 
 def _members(words: str, world_size: int) -> tuple[int, ...]:
-    """Return the ranks that must come; empty if the ring does not say it."""
+    """Return the ranks that must join; empty if the ring does not list them."""
     if words == "all ranks":
         return tuple(range(world_size))
     ranks = words.removeprefix("ranks ").split(",")
@@ -381,7 +380,7 @@ def find_root_splits(evidence: Evidence) -> Iterator[RootSplit]:
 
 
 def _departed_roots(by_rank: Mapping[int, RootsNamed]) -> tuple[int, ...]:
-    """Return the ranks that named a new root where they always named one; nobody if the others did not do as always."""
+    """Return the ranks that named a new root where they always named one; none if the others did not do as always."""
     always = {rank: set(each.before) for rank, each in by_rank.items() if len(each.before) >= MIN_TIMES_NAMED}
     departed = tuple(rank for rank, roots in always.items() if len(roots) == 1 and by_rank[rank].newest[0] not in roots)
     others = by_rank.keys() - set(departed)

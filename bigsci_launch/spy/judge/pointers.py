@@ -1,4 +1,4 @@
-"""Where to look first: ranks in order, each with its reason. It accuses nobody; suspects are a stricter list."""
+"""Where to look first: ranks in order, each with its reason. They are not accused; suspects are a stricter list."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """What a rule is, and how one of several that match is chosen.
 
 Every rule looks at every case. A rule may beat others, by name: that order is partial and has no circles. Rules that
-match, that nobody beats, and that accuse different ranks make sides: then nobody is accused.
+match, are not beaten and accuse different ranks make sides: then no rank is accused.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from bigsci_launch.spy.judge.conclusion import Conclusion, Side
 from bigsci_launch.spy.taxonomy import State
 
 CALM = (State.PROGRESSING, State.SLOW, State.FINISHED)
-"""States in which nobody has to act."""
+"""States that need no action."""
 Subject = TypeVar("Subject")
 RuleResult = TypeVar("RuleResult")
 
@@ -26,7 +26,7 @@ RuleResult = TypeVar("RuleResult")
 class TableRule(Generic[Subject, RuleResult]):
     """One way to read what was seen, a case or one rank. `match` returns what it finds, or None if it does not apply.
 
-    `beats` names rules that say less where both match. `source` is why the rule holds. `shown_by` is a recording in
+    `beats` names rules that are weaker where both match. `source` is why the rule holds. `shown_by` is a recording in
     which it decides, `silent_on` a similar one in which it does not apply.
     """
 
@@ -68,7 +68,6 @@ class Weighed:
 
 
 def weigh(case: JobCase, rules: Sequence[JobRule]) -> tuple[Weighed, ...]:
-    """Evaluate every rule on `case`."""
     found = [(rule, rule.match(case)) for rule in rules]
     matching = [rule.name for rule, conclusion in found if conclusion is not None]
     order = beaten_names(tuple((rule.name, rule.beats) for rule in rules))
@@ -104,10 +103,10 @@ def beaten_names(beats: tuple[tuple[str, tuple[str, ...]], ...]) -> Mapping[str,
 
 
 def resolve(weighed: Iterable[Weighed], evidence: Evidence) -> Conclusion | None:
-    """Return the conclusion that stands: the only one that nobody beats, or what is left of several.
+    """Return the conclusion that stands: the only one that is not beaten, or what is left of several.
 
     Of several, those that raise no alarm count: a job that makes progress by one rule is not called hung
-    because nobody has said which of the two knows more.
+    because the two rules are not ordered.
     """
     standing = [each.conclusion for each in weighed if each.conclusion is not None and not each.beaten_by]
     standing = [one for one in standing if one.state in CALM] or standing
@@ -128,7 +127,7 @@ def _as_sides(standing: Sequence[Conclusion], strongest: Conclusion, evidence: E
     return replace(
         strongest,
         state=states.pop() if len(states) == 1 else State.UNKNOWN,
-        claim=f"the evidence points at different ranks, so nobody is accused: {words}",
+        claim=f"the evidence is contradictory, so no rank is accused: {words}",
         hang_class=None,
         suspects=(),
         sides=tuple(Side(ranks, why) for ranks, why in sides),

@@ -1,4 +1,4 @@
-"""The rules of the verdict, and which of them say more than others."""
+"""The rules of the verdict, and which of them are stronger than others."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ RULES = (
     make_rule(
         moving.nothing_found,
         beats="ended-in-silence",
-        source="what was not found is not known",
+        source="without a rank, there is no evidence",
         shown_by="test: nothing-there",
         silent_on="zoo/H00-finished-4-ranks-culprit-0",
     ),
@@ -41,7 +41,7 @@ RULES = (
     make_rule(
         failures.ended_in_silence,
         beats="one-has-ended",
-        source="wait(2): without a parent that waits, nobody keeps an exit status",
+        source="wait(2): an exit status is kept only for a parent that waits",
         shown_by="zoo/H16-4-ranks-culprit-1 without a run of bsl",
         silent_on="zoo/H16-4-ranks-culprit-1",
     ),
@@ -216,7 +216,7 @@ RULES = (
     make_rule(
         circle.departed,
         beats="operations-differ",
-        source="training repeats its steps: a rank's past and its peers say what was due",
+        source="training repeats its steps: a rank's past and its peers show what was due",
         shown_by="zoo/H01-4-ranks-culprit-0",
         silent_on="zoo/H10-4-ranks-culprit-0",
     ),
@@ -307,14 +307,14 @@ RULES = (
     make_rule(
         alike.one_place,
         beats="",
-        source="equal stacks say nothing about who waits",
+        source="equal stacks do not show who waits",
         shown_by="zoo/H103-4-ranks-culprit-0 without CPU time",
         silent_on="zoo/H76-4-ranks-culprit-0",
     ),
     make_rule(
         alike.in_places,
         beats="",
-        source="stacks outside of collectives say nothing about who waits",
+        source="stacks outside of collectives do not show who waits",
         shown_by="test: in-two-places",
         silent_on="zoo/H103-4-ranks-culprit-0",
     ),

@@ -26,8 +26,8 @@ ASK_RECORDER = "bsl spy --flight-recorder=fork  # torch's record of collectives 
 MAX_SETTLE_S = 600
 """The longest that `--settle` takes."""
 LEAST_EQUAL_STACKS = 3
-"""Looks in which a rank must be at one place, where nothing but its stack tells whether it stood still."""
-ONE_LOOK = "a second look at the ranks: one look cannot tell whether they are stuck"
+"""Looks in which a rank must be at one place, where only its stack shows whether it stood still."""
+ONE_LOOK = "a second look at the ranks: one look cannot show whether they are stuck"
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ def deliberate(evidence: Evidence) -> Judgment:
     case = JobCase.of(evidence)
     weighed = weigh(case, RULES)
     found = resolve(weighed, evidence) or Conclusion(
-        State.UNKNOWN, "the evidence does not say what the ranks wait for", Strength.NOTHING
+        State.UNKNOWN, "the evidence does not show what the ranks wait for", Strength.NOTHING
     )
     conclusion = corroborate(refine_class(found, evidence), evidence)
     conclusion = replace(conclusion, look_first=look_first(case, conclusion))
@@ -56,8 +56,8 @@ def deliberate(evidence: Evidence) -> Judgment:
 
 
 def temper(case: JobCase, conclusion: Conclusion) -> Conclusion:
-    """Return what may be said of a hang so far. After one look, only what would be true if the job hangs; while it has
-    not stood still for long enough, that it waits. Neither accuses anybody."""
+    """Return what may be concluded of a hang so far. After one look, only what would be true if the job hangs; while it
+    has not stood still for long enough, that it waits. Neither accuses a rank."""
     if conclusion.state is not State.HANG:
         return conclusion
     if not case.was_seen_twice:
@@ -80,7 +80,7 @@ def temper(case: JobCase, conclusion: Conclusion) -> Conclusion:
         claim=f"{conclusion.claim}; this may still end by itself",
         strength=min(conclusion.strength, Strength.DERIVED, key=lambda strength: strength.level),
         suspects=(),
-        missing=(f"whether it lasts: {_stillness_words(case, conclusion)}", *conclusion.missing),
+        missing=(f"whether it lasts: {_stillness_text(case, conclusion)}", *conclusion.missing),
         next=(_look_longer(case, conclusion), *conclusion.next),
         if_hang=conclusion,
     )
@@ -111,8 +111,8 @@ def _has_stood_still(case: JobCase, conclusion: Conclusion) -> bool:
 
 
 def _shows_stillness(case: JobCase, ranks: Sequence[int]) -> bool:
-    """Whether something tells that `ranks` did not run, or stacks were equal often enough: in two looks, a healthy job
-    is easily found at one place. Of ranks that nobody reached, those that wait for them tell it."""
+    """Whether something shows that `ranks` did not run, or stacks were equal often enough: in two looks, a healthy job
+    is easily found at one place. For unreached ranks, those that wait for them show it."""
     reached = [rank for rank in ranks if case.by_rank[rank].samples]
     seen = [case.by_rank[rank] for rank in reached or case.graph.waits]
     return all(is_motion_known(each) or len(each.samples) >= LEAST_EQUAL_STACKS for each in seen)
@@ -124,17 +124,17 @@ def _asleep_s(case: JobCase, ranks: Sequence[int]) -> float:
 
 
 def _late_s(case: JobCase, conclusion: Conclusion, ranks: Sequence[int]) -> float:
-    """For how many seconds somebody has waited for `ranks`, or these have waited for each other."""
+    """For how many seconds others have waited for `ranks`, or these have waited for each other."""
     if conclusion.suspects or not all(rank in case.graph.waits for rank in ranks):
         return case.late_s(ranks)
     return case.stood_s(ranks)
 
 
-def _stillness_words(case: JobCase, conclusion: Conclusion) -> str:
+def _stillness_text(case: JobCase, conclusion: Conclusion) -> str:
     ranks = _ranks_in_question(case, conclusion)
     known = max(case.asleep_s(ranks), case.late_s(ranks), case.stood_s(ranks))
-    only = "" if _shows_stillness(case, ranks) else ", and two equal stacks do not show that a rank stood still"
-    return (f"what was seen covers {known:.0f} s" if known >= 1 else "what was seen covers a moment only") + only
+    doubt = "" if _shows_stillness(case, ranks) else "; two identical stacks do not prove that a rank is stuck"
+    return (f"the evidence covers {known:.0f} s" if known >= 1 else "the evidence covers less than a second") + doubt
 
 
 def _look_longer(case: JobCase, conclusion: Conclusion) -> str:
@@ -181,12 +181,13 @@ def _printed(evidence: Evidence) -> tuple[str, ...]:
     first, ranks = evidence.printed[0], [each.rank for each in evidence.printed]
     lines = "1 line" if first.num_lines == 1 else f"{first.num_lines} lines"
     if len(ranks) > 1:
-        return (f"{evidence.names(ranks)} have printed during the look; the last line of {first.rank}: {first.last}",)
+        last = f"the last line of {evidence.short_name(first.rank)}: {first.last}"
+        return (f"{evidence.names(ranks)} have printed during the look; {last}",)
     return (f"{evidence.names(ranks)} has printed {lines} during the look, the last: {first.last}",)
 
 
 def _missing_recorders(case: JobCase) -> list[str]:
-    """What recorders do not say: those that are missing, and members of groups that none of them lists."""
+    """What recorders do not show: those that are missing, and members of groups that none of them lists."""
     without = [seen.rank for seen in case.alive if not seen.recorder]
     if not any(seen.recorder for seen in case.evidence.ranks):
         return ["sequence numbers of collectives: no rank has a flight recorder that can be read"]

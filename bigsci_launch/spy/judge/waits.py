@@ -1,8 +1,8 @@
 """Who waits for whom: the communication that each rank is in, and the ranks that have not reached it.
 
-There are two sources. If torch's recorder could be read, group and sequence number say exactly who is missing. If not,
+There are two sources. If torch's recorder could be read, group and sequence number show exactly who is missing. If not,
 the stacks give the operation, known frames, the topology or the connections of the ranks give the group, and a rank
-that is elsewhere has either not reached the communication or already left it: stacks alone cannot tell which.
+that is elsewhere has either not reached the communication or already left it: stacks alone do not show which.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from bigsci_launch.spy.evidence.calls.flight_recorder import Call
 from bigsci_launch.spy.evidence.calls.ring import RingCall
 from bigsci_launch.spy.evidence.groups import (
     group_members,
-    group_words,
+    group_text,
     is_world_only,
     scope_of,
     scope_within,
@@ -84,7 +84,7 @@ class Wait:
         if self.members is None and self.scope is None:
             return self.operation
         assumed = ASSUMED if self.is_assumed else ""
-        return f"{self.operation}{number} of {group_words(self.scope, self.members)}{assumed}"
+        return f"{self.operation}{number} of {group_text(self.scope, self.members)}{assumed}"
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ class WaitGraph:
 
     `of_world_only`: whether each process group holds all ranks, as their connections show; None if not known.
     `users` are, per rank that waits in a group whose members are assumed, the ranks that have used that group.
-    `lost` are ranks that wait for somebody, and nobody certain.
+    `lost` are ranks that wait, while it is uncertain for whom.
     """
 
     waits: Mapping[int, Wait]
@@ -142,9 +142,9 @@ class WaitGraph:
         """Return the graph without the waits whose group is not known. Who has used an assumed group is a member."""
         if self.is_certain:
             return self
-        nobody: frozenset[int] = frozenset()
+        none: frozenset[int] = frozenset()
         known = {
-            rank: found & self.users.get(rank, nobody) if wait.is_assumed else found if wait.members else nobody
+            rank: found & self.users.get(rank, none) if wait.is_assumed else found if wait.members else none
             for rank, found in self.blockers.items()
             for wait in (self.waits[rank],)
         }
@@ -210,7 +210,6 @@ def _is_acyclic(edges: Sequence[frozenset[int]], removed: int) -> bool:
 
 
 def build_graph(evidence: Evidence) -> WaitGraph:
-    """Return the wait-for graph of all ranks."""
     found = {seen.rank: wait for seen in evidence.ranks if (wait := find_wait(seen, evidence)) is not None}
     by_rank = {seen.rank: seen for seen in evidence.ranks}
     of_world_only = is_world_only([seen.connections for seen in evidence.ranks])
@@ -370,7 +369,7 @@ def path_of(thread: ThreadStack) -> str:
 
 
 def recorded_members(seen: RankEvidence, group: str, evidence: Evidence) -> tuple[int, ...] | None:
-    """The ranks of a recorded group: from the run if it says so, else guessed from who has used it."""
+    """The ranks of a recorded group: from the run if it lists them, else guessed from who has used it."""
     if seen.recorder and group in seen.recorder.members:
         return seen.recorder.members[group]
     if group == DEFAULT_GROUP:

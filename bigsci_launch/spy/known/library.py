@@ -34,7 +34,7 @@ class Signature:
 
     @property
     def num_conditions(self) -> int:
-        """How many conditions it has: of two that match, the one with more conditions says more."""
+        """How many conditions it has: of two that match, the one with more conditions is more specific."""
         conditions = self.file.when.ranks
         patterns = sum(len(condition.stack or ()) for condition in conditions)
         keys = sum(len(condition.model_fields_set - {"who", "stack"}) for condition in conditions)

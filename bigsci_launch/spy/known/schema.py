@@ -55,12 +55,12 @@ class RankCondition(Section):
     (FILE:LINE)`."""
 
     exit: Pattern | None = None
-    """Pattern of how it ended: `killed by SIGKILL`, `exit code 1`, `gone` where no record says how."""
+    """Pattern of how it ended: `killed by SIGKILL`, `exit code 1`, `gone` without a record."""
 
     @model_validator(mode="after")
     def _says_something(self) -> RankCondition:
         if not self.model_fields_set - {"who"}:
-            raise ValueError("must say what these ranks show: stack, without, state, wchan, call, ...")
+            raise ValueError("must list what these ranks show: stack, without, state, wchan, call, ...")
         return self
 
 
@@ -79,7 +79,7 @@ class When(Section):
     @model_validator(mode="after")
     def _says_something(self) -> When:
         if not self.classes and not self.ranks:
-            raise ValueError("must name classes or say what ranks show: states alone would match almost anything")
+            raise ValueError("must name classes or list what ranks show: states alone would match almost anything")
         return self
 
 

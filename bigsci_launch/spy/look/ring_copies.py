@@ -21,7 +21,7 @@ NUM_LAST = 32
 
 
 def read_ring_files(paths: Iterable[Path], num_last: int = NUM_LAST) -> dict[Path, dict[str, Any]]:
-    """Return what each ring says, as the node agent writes it, or {why} if it cannot be read.
+    """Return the content of each ring, as the node agent writes it, or {why} if it cannot be read.
 
     Of each thread the newest `num_last` calls are in it.
 
@@ -32,7 +32,7 @@ def read_ring_files(paths: Iterable[Path], num_last: int = NUM_LAST) -> dict[Pat
 
 
 def read_call_traces(paths: Iterable[Path], num_last: int = NUM_LAST) -> dict[Path, dict[str, Any]]:
-    """Return what each call trace says, as `read_ring_files` does for rings.
+    """Return the content of each call trace, as `read_ring_files` does for rings.
 
     Raises:
         CollectError: the program that reads them failed.

@@ -1,6 +1,6 @@
 """Reads what a run recorded about its ranks: which were started, how each ended, what it raised, where it last was.
 
-Nothing else is read: a fault that a rank was told to inject is not evidence.
+Nothing else is read: an injected fault of a rank is not evidence.
 """
 
 from __future__ import annotations

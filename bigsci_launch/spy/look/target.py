@@ -91,12 +91,12 @@ def state_folder(environment: Mapping[str, str]) -> Path:
     if Path(home).is_absolute():
         return Path(home) / ".local" / "state" / "bsl"
     raise CollectError(
-        "nowhere to store what is found: neither XDG_STATE_HOME nor HOME is set", hint="set one to a folder"
+        "no place to store the evidence: neither XDG_STATE_HOME nor HOME is set", hint="set one of them to a folder"
     )
 
 
 def find_target(argument: str | None, job_id: str | None) -> Target:
-    """Return the latest attempt of a run (by name or path), or a Slurm job, whoever submitted it.
+    """Return the latest attempt of a run (by name or path), or a Slurm job of any user.
 
     Raises:
         RunDirError, JobNotFound, SlurmUnavailable: there is no such run or job.
@@ -145,7 +145,7 @@ def _has_right_job(attempt: AttemptDir, job: JobInfo) -> bool:
 
 
 def _has_ended(attempt: AttemptDir, job: JobInfo) -> bool:
-    """Whether the job is over. While Slurm cleans up its nodes, the attempt says so."""
+    """Whether the job is over. While Slurm cleans up its nodes, its attempt records that."""
     return job.state.is_over or (job.state is JobState.COMPLETING and read_exit(attempt) is not None)
 
 
@@ -179,7 +179,7 @@ def target_of_job(job: JobInfo, run: RunDir | None, attempt: AttemptDir | None) 
             hint=f"stacks can only be read while a job is running; see `{more}`",
         )
     generations = read_generations(attempt) if attempt is not None else None
-    # A spare node, and one that was lost and whose ranks have been replaced, say nothing of a hang now.
+    # A spare node, and one that was lost and whose ranks have been replaced, are no evidence of a hang now.
     used = [node for node in scheduler.nodes_of(job) if generations is None or generations.needs(node.name)]
     down = {node.name: node.raw_state for node in used if not node.is_responding}
     request: dict[str, Any] = {"scheduler": scheduler.name, "job_id": job.number}
@@ -220,7 +220,6 @@ def _records_request(attempt: AttemptDir) -> dict[str, Any]:
 
 
 def target_of_local_run(run: RunDir, attempt: AttemptDir) -> Target:
-    """Return the target for a run of the local launcher on this machine."""
     record = read_job(attempt)
     if record is not None and record.launcher is not None and not record.launcher.is_here:
         raise CollectError(

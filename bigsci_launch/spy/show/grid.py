@@ -17,7 +17,7 @@ _BY_ODDNESS = LETTERS + OTHER_CLASS + GONE + UNREAD + SUSPECT
 
 @dataclass(frozen=True, slots=True)
 class TextGrid:
-    """Rows of marks, each with its name, and a caption that says what they mean."""
+    """Rows of marks, each with its name, and a caption that explains them."""
 
     caption: str
     rows: tuple[tuple[str, str], ...]

@@ -101,7 +101,7 @@ def _origin(evidence: Evidence, stored: Path | None) -> str:
 
 
 def _pointers(evidence: Evidence, conclusion: Conclusion) -> list[tuple[Pointer, str]]:
-    """Return where to look where nobody is accused, each with its name."""
+    """Return where to look if no rank is accused, each with its name."""
     return [(pointer, evidence.name(pointer.rank)) for pointer in conclusion.look_first]
 
 
@@ -137,7 +137,6 @@ def _unread(evidence: Evidence) -> list[tuple[str, str, int]]:
 
 
 def make_grid(evidence: Evidence, conclusion: Conclusion, classes: Sequence[StackClass]) -> Grid:
-    """Return the grid of all ranks."""
     number = {rank: index for index, found in enumerate(classes) for rank in found.ranks}
     suspects = {suspect.rank for suspect in conclusion.suspects}
     cells = {seen.rank: _cell(seen, evidence, number.get(seen.rank), suspects) for seen in evidence.ranks}
@@ -150,12 +149,12 @@ def make_grid(evidence: Evidence, conclusion: Conclusion, classes: Sequence[Stac
         firsts = [sizes.rank_at(dp=replica, pp=stage) for replica in range(sizes.dp)]
         blocks = tuple(tuple(cells[first + at] for at in range(in_block)) for first in firsts)
         rows.append(RankRow(f"pp{stage}", blocks))
-    columns = f"blocks are replicas (dp), each of {_block_words(sizes)}" if in_block > 1 else "columns are replicas"
+    columns = f"blocks are replicas (dp), each of {_block_text(sizes)}" if in_block > 1 else "columns are replicas"
     heads = tuple(f"dp{replica}" for replica in range(sizes.dp))
     return Grid(f"Rows are pipeline stages; {columns}.", heads, tuple(rows), size)
 
 
-def _block_words(sizes: Topology) -> str:
+def _block_text(sizes: Topology) -> str:
     """Describe the ranks of a replica on one stage: `2 tensor-parallel ranks`, `4 ranks: tp 2 x cp 2`."""
     inside = [axis for axis in AXES[: AXIS_NAMES.index("dp")] if sizes[axis.name] > 1]
     if len(inside) == 1:

@@ -36,7 +36,7 @@ def facts_of(seen: RankEvidence, evidence: Evidence) -> tuple[RankFact, ...]:
 def _facts(seen: RankEvidence, evidence: Evidence) -> Iterator[RankFact]:
     if seen.last is not None:
         yield "state", ", then ".join(dict.fromkeys(_state(sample.state, sample.wchan) for sample in seen.samples))
-        yield "system call", seen.last.system_call or _call_words(seen)
+        yield "system call", seen.last.system_call or _call_text(seen)
         yield "activity", _activity(seen)
         yield "signals", "SIGKILL is pending" if seen.last.kill_pending else ""
         yield "debugger", f"pid {seen.last.tracer_pid}" if seen.last.tracer_pid else ""
@@ -66,7 +66,7 @@ def _records(seen: RankEvidence, evidence: Evidence) -> Iterator[RankFact]:
 
 
 def _ring_facts(ring: Ring) -> Iterator[RankFact]:
-    """Yield what the ring of the rank's last calls says."""
+    """Yield the facts in the ring of the rank's last calls."""
     phase = f", phase {ring.phase}" if ring.phase else ""
     yield "step in its ring", f"{ring.step}{phase}; heartbeat {max(0.0, ring.read - ring.heartbeat):.0f} s before"
     for call in ring.open_calls[-MAX_ROWS:]:
@@ -103,7 +103,7 @@ def _state(state: str, wchan: str | None) -> str:
     return f"{state}, {_STATES[state]}{where}" if state in _STATES else f"unknown{where}"
 
 
-def _call_words(seen: RankEvidence) -> str:
+def _call_text(seen: RankEvidence) -> str:
     if seen.last is not None and seen.last.call_name:
         return seen.last.call_name
     number = seen.last.call_number if seen.last else None
@@ -125,7 +125,7 @@ def _activity(seen: RankEvidence) -> str:
     span = elapsed_s(seen)
     seconds = "between the looks" if span is None else f"in {span:.1f} s"
     if not is_motion_known(seen):
-        return f"unknown: nothing that was read tells whether it ran {seconds}"
+        return f"unknown: no counter shows whether it ran {seconds}"
     return f"{', '.join(words for words in changes if words) or 'none'} {seconds}"
 
 

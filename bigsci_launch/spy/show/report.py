@@ -132,7 +132,6 @@ class _Folder:
         return [Line(line) for line in lines]
 
     def cut(self, text: str) -> str:
-        """Cut `text` to one line."""
         text = _cut_runs(text)
         return text if len(text) <= self.width else text[: self.width - 4] + " ..."
 
@@ -153,14 +152,14 @@ def _summary(evidence: Evidence, conclusion: Conclusion) -> str:
         f"class {conclusion.hang_class}" if conclusion.hang_class else "",
         f"confidence {conclusion.confidence:.2f}",
         f"{read} of {evidence.world_size} {_noun(evidence)} read",
-        _nodes_words(evidence),
+        _nodes_text(evidence),
         f"job {evidence.job}" if evidence.job else "",
         str(evidence.topology or ""),
     ]
     return " · ".join(part for part in parts if part)
 
 
-def _nodes_words(evidence: Evidence) -> str:
+def _nodes_text(evidence: Evidence) -> str:
     if evidence.is_over:
         return "the job has ended"
     nodes = {seen.node for seen in evidence.ranks if seen.samples}
@@ -168,7 +167,7 @@ def _nodes_words(evidence: Evidence) -> str:
 
 
 def _noun(evidence: Evidence) -> str:
-    """`ranks`, or `processes` where nothing says which of them is which rank."""
+    """`ranks`, or `processes` if it is unknown which of them is which rank."""
     return "ranks" if any(evidence.is_numbered(seen.rank) for seen in evidence.ranks) else "processes"
 
 
@@ -188,12 +187,12 @@ def _known_hang(conclusion: Conclusion, page: _Folder) -> list[Items]:
 
 
 def _look_first(evidence: Evidence, conclusion: Conclusion) -> list[str]:
-    """Return where to look where nobody is accused, in one line: the first rank with its reason, then two more."""
+    """Return where to look if no rank is accused, in one line: the first rank with its reason, then two more."""
     if conclusion.suspects or not conclusion.look_first:
         return []
     first, *rest = conclusion.look_first
     rate = first.reason.hit_rate
-    known = f"; such a first look was right in {rate:.0%} of the measured cases" if rate is not None else ""
+    known = f"; pointers of this kind were right in {rate:.0%} of the measured cases" if rate is not None else ""
     others = "".join(f", then {evidence.short_name(pointer.rank)}" for pointer in rest[: MAX_POINTERS - 1])
     return [f"{evidence.name(first.rank)} first{others}: {first.why}{known}"]
 

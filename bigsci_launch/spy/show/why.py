@@ -17,5 +17,5 @@ def to_why_lines(judgment: Judgment) -> list[str]:
         lines.append(f"  {weighed.rule.name:{NAME_WIDTH}} {verdict}: {weighed.rule.says}")
     tempered = judgment.conclusion.if_hang
     if tempered is not None:
-        lines.append(f"  then: not called a hang, because of {judgment.conclusion.missing[0]}")
+        lines.append(f"  then: not called a hang yet; missing: {judgment.conclusion.missing[0]}")
     return [*lines, f"do not match: {', '.join(silent)}"]

@@ -55,7 +55,6 @@ class MemoryBudget:
             self._stand_at(place)
 
     def begin_step(self, step: int) -> None:
-        """Note that a step begins."""
         self._step = step
         self._num_calls.clear()
 

@@ -61,7 +61,7 @@ class CopySplit:
 
     @property
     def text(self) -> str:
-        """What is said of these ranks."""
+        """What is reported about these ranks."""
         if self.is_decided:
             return f"differs from the copy on rank {self.reference}"
         return "differs between these ranks"

@@ -128,7 +128,7 @@ class StateFingerprint:
         count = int((old != new).sum())
         moved = (new / old)[(old != 0) & (old != new)]
         factor = f", each {float(moved[0]):.4g} times what it was" if _is_one_factor(moved) else ""
-        return f"{count} of {len(old)} elements looked at differ{factor}"
+        return f"{count} of {len(old)} checked elements differ{factor}"
 
 
 def sample_of(slices: Sequence[tuple[int, int]], step: int, count: int = SAMPLED, device: Any = None) -> Tensor:

@@ -162,7 +162,7 @@ def _not_finite(layers: Sequence[CheckedLayer], seen: Tensor, rank: int) -> Iter
     """Find layers whose own backward pass on this rank, before any reduction, gave what is not finite."""
     for checked, is_finite in zip(layers, torch.isfinite(seen).all(dim=1).tolist(), strict=True):
         if not is_finite:
-            text = "its backward pass on this rank, before any reduction, gave what is not finite"
+            text = "its backward pass on this rank gave non-finite values, before any reduction"
             yield Violation("non-finite", f"{checked.name}.weight", (rank,), text)
 
 

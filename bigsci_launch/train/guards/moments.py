@@ -121,7 +121,7 @@ def _explain(key: str, pieces: Mapping[str, Tensor], limits: MomentLimits) -> tu
     if key.endswith("_sq") and lowest < 0:
         return "moments", f"holds {lowest:.3g}, though it is a mean of squares"
     if largest > most:
-        return "magnitude", f"holds {largest:.3g}, and no run comes to more than {most:.3g}"
+        return "magnitude", f"holds {largest:.3g}, but no run reaches more than {most:.3g}"
     if key == FIRST and _has_bound(pieces, limits):
         factor = largest_factor(piece, pieces[SECOND])
         if factor > limits.factor * SLACK:

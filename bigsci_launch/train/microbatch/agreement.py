@@ -3,8 +3,8 @@
 The rank that runs out lets go of what it holds, makes the calls that its instruction still owes to its peers, and goes
 through the rest of the schedule with communication alone, the reduction of the gradients included. Its peers compute
 with zeros, and notice nothing. Before the optimizer's step, where all ranks wait for each other anyway, one MAX tells
-them whether anybody ran out. If so, all of them discard the step: nothing was applied. So nobody waits for longer than
-a step takes.
+them whether any rank ran out. If so, all of them discard the step: nothing was applied. So no rank waits for longer
+than a step takes.
 
 Where that is not possible (an instruction that never ran before, the optimizer's step itself, a second failure), the
 error leaves the schedule on one rank alone: with `survive` a new generation begins, without it the attempt ends.
@@ -81,7 +81,7 @@ class Agreement:
 
         Raises:
             StepDiscarded: a rank ran out of memory; every rank raises it, and nothing was applied.
-            RuntimeError: this rank ran out where its peers cannot be told (`says_shortage`).
+            RuntimeError: this rank ran out where its peers cannot be notified (`says_shortage`).
         """
         self._shortage = None
         try:

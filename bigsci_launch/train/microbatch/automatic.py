@@ -1,6 +1,6 @@
 """`training.micro_batch_size: auto` on one rank: finds the size, keeps it, and takes a smaller one when it must.
 
-All ranks search together: each tries a size alone, then all of them hear of all results, so nobody waits for a rank
+All ranks search together: each tries a size alone, then all of them hear of all results, so no rank waits for one
 that ran out of memory. In training, `agreement.py` makes a step that any rank cannot do undone on all of them, and the
 same samples are trained on again in smaller micro-batches.
 """
@@ -66,7 +66,7 @@ class _Outcome:
 
     @property
     def used_bytes(self) -> int | None:
-        """Memory in use at the peak, on the fullest device; None if nobody counts it."""
+        """Memory in use at the peak, on the fullest device; None if it is not counted."""
         return max((each.used_bytes for each in self.trials if each.used_bytes is not None), default=None)
 
     @property

@@ -1,6 +1,6 @@
 """Tries a size of micro-batches on this rank alone: what is in flight at its stage, forward and backward.
 
-The engine's own instructions run, with everything that they communicate left out. So nobody waits for a rank that
+The engine's own instructions run, with everything that they communicate left out. So no rank waits for one that
 runs out of memory here, the memory is that of a real step, and the tapes of what each instruction communicates are
 there before the first real one. Afterwards the engine has the buffers and shapes of this size.
 
@@ -43,7 +43,7 @@ class SizeTrial:
     seconds: float = 0.0
     """Forward and backward pass of one micro-batch."""
     used_bytes: int | None = None
-    """Memory of the device in use at the peak, by all that runs on it; None on a CPU, where nobody counts it."""
+    """Memory of the device in use at the peak, by all that runs on it; None on a CPU, where it is not counted."""
     retries: int = 0
     """How often torch had to empty its cache to serve a request: a size that needs that is too large."""
 

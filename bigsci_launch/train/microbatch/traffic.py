@@ -130,7 +130,7 @@ class Traffic:
         try:
             return self._tapes[instruction]
         except KeyError:
-            raise UnknownCallsError(f"what {instruction} communicates is not known yet") from None
+            raise UnknownCallsError(f"what {instruction} communicates is not recorded yet") from None
 
     def make(self, function: Callable[..., Any], arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
         """Make a call, or leave it out, and count it."""

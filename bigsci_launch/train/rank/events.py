@@ -1,4 +1,4 @@
-"""Records that a rank writes for whoever watches it: phases, steps, its end or its error. Never blocks training."""
+"""Records that a rank writes for its watchers: phases, steps, its end or its error. Never blocks training."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ def _start_server(place: Path) -> object:
     here = Path.cwd()
     os.chdir(place.parent)
     try:
-        mask = os.umask(0o177)  # only the owner may connect: the server asks nobody who they are
+        mask = os.umask(0o177)  # only the owner may connect: the server does not authenticate
         try:
             server = _WorkerServer(place.name)
         finally:

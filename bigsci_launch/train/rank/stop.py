@@ -50,7 +50,7 @@ class StepRequests:
         self._granted: set[str] = set()
         self._stop: Request | None = None
         self.save_key: str | None = None
-        """Key of the save that is due at the end of this step, if people asked for one."""
+        """Key of the save that is due at the end of this step, if one was requested."""
 
     def take(self, asked: list[Request]) -> None:
         """Take up what is asked now, from another thread."""
@@ -82,7 +82,7 @@ class StepRequests:
 
 @contextmanager
 def followed_requests(attempt: AttemptDir, rank: int) -> Iterator[StepRequests]:
-    """Yield what people ask of the ranks of an attempt: on rank 0, read in a thread; on the others, always nothing."""
+    """Yield the requests to the ranks of an attempt: on rank 0, read in a thread; on the others, always nothing."""
     requests, until = StepRequests(attempt), threading.Event()
     if rank == 0:
         follow = (attempt, WITH_STEP, LOOK_S, until, requests.take)

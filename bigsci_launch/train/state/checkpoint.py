@@ -93,7 +93,7 @@ class ChosenCheckpoint:
 
     @property
     def lines(self) -> list[str]:
-        """The changes for people."""
+        """The changes as text."""
         return change_lines(self.folder.name, self.changes, self.accepted)
 
 

@@ -21,7 +21,7 @@ from bigsci_launch.train.rank.identity import RankIdentity
 _TORCH_WRITER = "inline_container.cc"
 """What torch names when it could not write a file: its C++ code does not say why."""
 _PROBE_BYTES = 1 << 20
-_HINT = "see with the machine's administrators whether the disk or its server failed"
+_HINT = "ask the machine's administrators whether the disk or its server failed"
 _OF_THE_PROCESS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 """What is no fault of the disk: another process of this rank could save. It ends the rank as any other error."""
 _HINTS = {
@@ -62,7 +62,7 @@ class DurableCheckpointEngine(TorchCheckpointEngine):  # type: ignore[misc]
             with save_errors(Path(path)):
                 _write_more(Path(path))
             words = str(error).splitlines()[0]
-            why = f"{path}: cannot be written, the disk does not say why: {words}"
+            why = f"{path}: cannot be written, and the disk gives no reason: {words}"
             raise SaveError(why, hint=_HINT, path=path) from error
 
 

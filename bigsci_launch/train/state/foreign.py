@@ -100,7 +100,7 @@ def require_plain(path: Path) -> None:
 
 
 def load_mapped(path: Path) -> Any:
-    """Load a file of `torch.save` that anybody may have saved.
+    """Load a file of `torch.save` from an unknown source.
 
     Its tensors are memory-mapped, unless others may write it: who cuts a mapped file kills the process that reads it.
 

@@ -44,7 +44,7 @@ class Newest:
     step: int | None
     words: str
 
-    def lost_words(self, step: int) -> str:
+    def lost_text(self, step: int) -> str:
         """Return which steps are lost if the state after `step` is."""
         if self.step is None:
             return "the steps since then are"
@@ -170,20 +170,19 @@ class Saves:
 
     def _final(self, error: SaveError, step: int) -> SaveError:
         newest = find_newest(self._checkpoints)
-        words = f"{_who(error)}: {error.message}; {newest.words}: {newest.lost_words(step)} lost"
+        words = f"{_who(error)}: {error.message}; {newest.words}: {newest.lost_text(step)} lost"
         return SaveError(words, hint=f"{error.hint}, and submit the run again", path=error.path, number=error.number)
 
 
 def find_newest(checkpoints: CheckpointsDir) -> Newest:
-    """Return which checkpoint is the newest."""
     try:
         step = step_of_tag(checkpoints.read_latest())
     except FileNotFoundError:
         return Newest(0, "there is no checkpoint")
     except OSError as error:
-        return Newest(None, f"which checkpoint is the newest is not known ({error})")
+        return Newest(None, f"newest checkpoint unknown ({error})")
     if step is None:
-        return Newest(None, "which checkpoint is the newest is not known")
+        return Newest(None, "newest checkpoint unknown")
     return Newest(step, f"the newest checkpoint is of step {step}")
 
 

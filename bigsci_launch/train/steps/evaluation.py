@@ -30,7 +30,6 @@ class Evaluation:
 
 
 def is_evaluation_due(config: RunConfig, step: int) -> bool:
-    """Return whether the run evaluates after `step`."""
     interval = config.monitor.eval_interval
     return interval is not None and config.data.held_out > 0 and step % interval == 0
 

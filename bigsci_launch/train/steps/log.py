@@ -14,8 +14,6 @@ from bigsci_launch.train.steps.log_line import StepResult, format_step, step_rec
 
 
 class StepLog(Companion):
-    """The log of a run."""
-
     def __init__(self, setup: RankSetup) -> None:
         self._setup, self._shape = setup, ModelShape.of_config(setup.config)
 

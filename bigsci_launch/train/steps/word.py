@@ -31,7 +31,7 @@ class DataWord:
 
 @dataclass(frozen=True, slots=True)
 class AskedWord:
-    """What people ask of all ranks; rank 0 alone knows it."""
+    """What is requested of all ranks; rank 0 alone knows it."""
 
     save: bool = False
     """To save at the end of this step."""

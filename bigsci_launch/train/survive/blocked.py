@@ -1,6 +1,6 @@
 """Ends communication that this process is blocked in, from another thread. The only module that knows how.
 
-gloo: `abort` of a group wakes nobody, but an operation whose socket is shut down raises within milliseconds; so do the
+gloo: `abort` of a group ends no wait, but an operation whose socket is shut down raises within milliseconds; so do the
 calls of a store, and pending sends. Listening sockets are left alone, because gloo aborts the process if one fails. The
 agent's descriptor is a Unix socket, so it is never touched.
 

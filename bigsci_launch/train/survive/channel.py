@@ -143,7 +143,7 @@ class Channel:
         except OSError:
             data = b""
         if not data:
-            # The runner is gone: nobody would end this process, or know of it.
+            # The runner is gone: no other process would end this one, or know of it.
             os._exit(1)
         return data
 

@@ -1,4 +1,4 @@
-"""What `survive` does for one rank in one generation: where to go on from, what is kept of each step, what is said.
+"""What `survive` does for one rank in one generation: where it resumes, what is kept of each step, what is reported.
 
 The rule of commitment: a rank waits until its copy of step k, and the copies that it keeps of others, have arrived
 before it enters the exchange of words of the next step. So once any rank has a snapshot of a later step, everything of

@@ -60,6 +60,6 @@ def _require_equal(
             if all_sent[tag] != value:
                 at = plan[tag]
                 raise BslError(
-                    f"{at.shard.unit}, which rank {at.source} sent to rank {at.destination}, arrived with other bits",
+                    f"{at.shard.unit}, which rank {at.source} sent to rank {at.destination}, arrived corrupted",
                     hint="check the network between these ranks; the run can be continued from its last checkpoint",
                 )

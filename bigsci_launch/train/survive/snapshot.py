@@ -134,7 +134,6 @@ class Memory:
         """The step after which this attempt began."""
 
     def manifest(self) -> list[Holding]:
-        """Return what is held."""
         return [Holding(copy.version, copy.shape.shards, copy.whole) for copy in self._complete()]
 
     def _complete(self) -> Iterator[Copy]:

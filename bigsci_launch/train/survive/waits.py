@@ -1,7 +1,7 @@
 """Waits for gloo that can be given up. With `blocked.py`, the seam that ends blocked communication.
 
 Shut-down sockets end nearly all waits, but gloo forgets some: if a part of a message was on its way when the
-connection broke, the message is never reported as failed, and whoever waits for it waits for the time-out, half an
+connection broke, the message is never reported as failed, and its receiver waits for the time-out, half an
 hour. The same happens inside collectives. So a rank of `survive` waits in slices, and looks between them whether its
 generation is over. A collective can be waited for again; a message cannot, because the first time-out closes all
 connections of its group, so a helper thread waits for it and is left behind if it must be.

@@ -21,13 +21,13 @@ from bigsci_launch.watch.act.jobs import END_GRACE_S
 
 MOST_TURNS = 3
 DIED_S = 120.0
-"""A watcher that has claimed an act, and has not said for so long what came of it, has died."""
+"""A watcher that has claimed an act, and has not recorded its result for so long, has died."""
 
 
 def end_hang(
     run: RunDir, attempt: AttemptDir, who: str, finding: RunFinding, nodes: tuple[str, ...], end: Callable[[], str]
 ) -> str:
-    """End the ranks of a hang, once, so that the job script says why and the chain continues. Return what came of it;
+    """End the ranks of a hang, once, so that the job script reports why and the chain continues. Return the result;
     empty if another watcher has done it, or is at it. `end` ends them, and returns what it did."""
     key = _take_turn(run, attempt, who)
     if not key:
@@ -52,7 +52,7 @@ def end_hang(
 def _take_turn(run: RunDir, attempt: AttemptDir, who: str) -> str:
     """Return the key of this act if it is this watcher's to do; empty if another has done it, or is at it.
 
-    A watcher that died after it had claimed the act, and before it wrote what came of it, is followed by another.
+    A watcher that died after it had claimed the act, and before it recorded its result, is followed by another.
     """
     states: dict[str, str] = {}
     for act in read_acts(run):
@@ -67,7 +67,7 @@ def _take_turn(run: RunDir, attempt: AttemptDir, who: str) -> str:
 
 
 def finish_end(run: RunDir, attempt: AttemptDir, kill: Callable[[], str], now: float) -> str:
-    """Kill ranks that a watcher has told to end and that are still there, once. Return what was done; empty if nothing.
+    """Kill ranks that a watcher has asked to end and that still run, once. Return what was done; empty if nothing.
 
     `now` is seconds since the epoch. It is called while the job runs, also by a watcher that was started since.
     """

@@ -2,7 +2,7 @@
 begin again with all ranks. The attempt does not end by it.
 
 A request is claimed first, so that no other watcher repeats it, and written to the ledger before the controller can
-read it. What came of it is read from the controller's answer and its records, by any watcher.
+read it. Its result is read from the controller's answer and its records, by any watcher.
 """
 
 from __future__ import annotations
@@ -54,21 +54,21 @@ def ask_controller(run: RunDir, attempt: AttemptDir, finding: RunFinding, reques
         return ""
     at_step = {act.key for act in known if act.step == finding.step and act.state != "failed"}
     if len(at_step) >= MOST_PER_STEP:
-        return f"nothing is asked of the controller: this step was disturbed {len(at_step)} times"
+        return f"no recovery was requested: this step was already disturbed {len(at_step)} times"
     if not claim(run, key, request.who):
         return ""
-    words = _words(request)
+    words = _text(request)
     act = Act(key, request.verb, request.who, finding.sentence, "begun", words, attempt.name, finding.step)
     record_act(run, act)
     try:
         put_request(attempt, request)
     except OSError as error:
-        record_act(run, replace(act, state="failed", words=f"the request cannot be written: {error.strerror or error}"))
+        record_act(run, replace(act, state="failed", words=f"cannot write the request: {error.strerror or error}"))
         raise
     return words
 
 
-def _words(request: Request) -> str:
+def _text(request: Request) -> str:
     if request.rank is None:
         return f"the controller is asked to end generation {request.generation} and to begin again"
     others = f"; {name_ranks(request.others)} will be killed too unless they leave" if request.others else ""
@@ -88,7 +88,7 @@ def _asked(run: RunDir, attempt: AttemptDir) -> list[Act]:
 
 
 def follow_recovery(run: RunDir, attempt: AttemptDir, found: Generations, now: float) -> Iterator[str]:
-    """Note what came of requests that were not settled, and yield it. `now` is seconds since the epoch.
+    """Record the results of requests that were open, and yield them. `now` is seconds since the epoch.
 
     Raises:
         OSError: the ledger cannot be written.
@@ -107,7 +107,7 @@ def _outcome(attempt: AttemptDir, act: Act, found: Generations, now: float) -> t
     key = act.key.replace(":", ".")
     answer = read_answer(attempt, key)
     if answer is not None and answer.get("granted") is False:
-        return "refused", str(answer.get("refused") or "the controller does not say why")
+        return "refused", str(answer.get("refused") or "the controller gave no reason")
     if found.gave_up is not None:
         return "done", f"the controller gave up: {found.gave_up}"
     back = next((each for each in recoveries(found) if each.failed.number == number), None)
@@ -118,5 +118,5 @@ def _outcome(attempt: AttemptDir, act: Act, found: Generations, now: float) -> t
     if answer is None and now - act.time > UNANSWERED_S:
         with suppress(OSError):
             withdraw(attempt, key)
-        return "failed", f"the controller has not answered for {UNANSWERED_S:.0f} s"
+        return "failed", f"no answer from the controller within {UNANSWERED_S:.0f} s"
     return None

@@ -1,7 +1,7 @@
 """What can be done from outside to the ranks of an attempt: ask them to stop, end them, kill them.
 
 On Slurm only the step of the ranks is touched, so that the job script writes exit.json and the chain continues. Before
-ranks are ended, ended.json says who does it and why (`runs/watching/ended.py`).
+ranks are ended, ended.json names who does it and why (`runs/watching/ended.py`).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def ask_to_stop(attempt: AttemptDir) -> str:
     """Ask the ranks to save and stop, as before the time limit. Return what was done.
 
     Raises:
-        RunDirError: no rank has started, or it cannot be told whether the job is the attempt's.
+        RunDirError: no rank has started, or the job may not be the attempt's.
         SlurmUnavailable, SlurmRefused: scancel failed.
         JobNotFound: the ranks are gone.
     """
@@ -48,21 +48,21 @@ def end_ranks(attempt: AttemptDir) -> str:
     Ranks that hang may stay: `kill_ranks` after `END_GRACE_S`. If no rank has started, the job itself is ended.
 
     Raises:
-        RunDirError: it cannot be told whether the job is the attempt's.
+        RunDirError: the job may not be the attempt's.
         SlurmUnavailable, SlurmRefused: scancel failed.
         JobNotFound: the ranks are gone.
     """
     record = _record(attempt)
     if record.launcher is not None:
         record.launcher.terminate(attempt.path)
-        return "the launcher was told to end the ranks"
+        return "the launcher was asked to end the ranks"
     _require_own_job(attempt, record)
     step = rank_step(attempt)
     if step is None:
         cancel_job(record.job_id or "")
         return f"no rank had started: job {record.job_id} was cancelled"
     signal_step(step, "TERM")
-    return f"the ranks were told to end (TERM to step {step})"
+    return f"the ranks were asked to end (TERM to step {step})"
 
 
 def kill_ranks(attempt: AttemptDir) -> str:
@@ -74,7 +74,7 @@ def kill_ranks(attempt: AttemptDir) -> str:
     record = _record(attempt)
     if record.launcher is not None:
         record.launcher.terminate(attempt.path)
-        return "the launcher was told to kill the ranks"
+        return "the launcher was asked to kill the ranks"
     _require_own_job(attempt, record)
     step = rank_step(attempt)
     if step is None:
@@ -113,7 +113,7 @@ def why_out_of_reach(attempt: AttemptDir) -> str | None:
         return f"only {user_name(owner)} may signal the ranks"
     record = read_job(attempt)
     if record is None:
-        return "nothing was submitted (yet)"
+        return "nothing has been submitted yet"
     if record.launcher is not None and not record.launcher.is_here:
         return f"the ranks run on {record.launcher.host}, and can only be reached there"
     return None
@@ -122,7 +122,7 @@ def why_out_of_reach(attempt: AttemptDir) -> str | None:
 def _record(attempt: AttemptDir) -> JobRecord:
     record = read_job(attempt)
     if record is None:
-        raise RunDirError(f"attempt {attempt.name}: nothing was submitted (yet)")
+        raise RunDirError(f"attempt {attempt.name}: nothing has been submitted yet")
     return record
 
 
@@ -139,4 +139,4 @@ def _require_own_job(attempt: AttemptDir, record: JobRecord) -> None:
         raise JobNotFound(f"attempt {attempt.name}: Slurm does not know job {record.job_id}")
     who = identify(attempt, record, job)
     if who.is_ours is not True:
-        raise RunDirError(f"attempt {attempt.name}: it cannot be told whose job {record.job_id} is: {who.why}")
+        raise RunDirError(f"attempt {attempt.name}: cannot determine who owns job {record.job_id}: {who.why}")

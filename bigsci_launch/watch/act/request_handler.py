@@ -1,8 +1,8 @@
 """Serves what people ask of a run, in `control/`, for a watcher that calls `serve` at each of its looks.
 
 Nothing is kept in memory that must survive: a request that was taken up lies in `watch/requests/` with the name of its
-watcher, and the ledger says how far it has got. A watcher that is killed and started again reads both and continues; if
-it does not come back, another one takes its requests over. Each stage is recorded after it was done, and doing it again
+watcher, and the ledger shows how far it has got. A watcher that is killed and restarted reads both and continues; if it
+does not come back, another one takes its requests over. Each stage is recorded after it was done, and doing it again
 does no harm, so nothing is forgotten if the watcher dies in between. Both are the owner's alone.
 """
 
@@ -80,7 +80,7 @@ class _Case:
 
 @dataclass(frozen=True, slots=True)
 class _View:
-    """What is known of the newest attempt at a look; see `RequestHandler.serve`. `ended` says how it has ended."""
+    """What is known of the newest attempt at a look; see `RequestHandler.serve`. `ended` is how it has ended."""
 
     attempt: AttemptDir
     ended: str | None
@@ -89,7 +89,7 @@ class _View:
 
 
 class RequestHandler:
-    """The requests of one run. `name` is that of the watcher, which has written its sign of life before."""
+    """The requests of one run. `name` is that of the watcher, which has written its heartbeat before."""
 
     def __init__(
         self, run: RunDir, name: str, take_bundle: TakeBundle, clock: Callable[[], float] = time.monotonic
@@ -142,10 +142,10 @@ class RequestHandler:
                 take_over(self._run, taken, self._name)
 
     def _note_surplus(self, who: str, number: int) -> None:
-        """Say whose requests were removed: once, since there may be as many at each look."""
+        """Record whose requests were removed: once, since there may be as many at each look."""
         if (said := f"surplus of {who}") not in self._seen:
             self._seen[said] = self._clock()
-            words = f"{number:,} were removed unread: at most {MOST_OF_ONE} of one user are taken at once (said once)"
+            words = f"{number:,} were removed unread: at most {MOST_OF_ONE} per user are taken at once (reported once)"
             self._record(Act(f"surplus-{time.time_ns()}", "requests", who, "", "refused", words))
 
     def _is_gone(self, heartbeat: WatcherHeartbeat | None, now: float) -> bool:
@@ -197,14 +197,14 @@ class RequestHandler:
         if view.ended is not None:
             return f"attempt {name} has ended: {view.ended}"
         if request.attempt is not None and request.attempt != name:
-            return f"it was asked of attempt {request.attempt}, which has ended; now {name} runs"
+            return f"the request was for attempt {request.attempt}, which has ended; attempt {name} runs now"
         if request.attempt is None and request.asked <= _last_trace_before(self._run, view.attempt):
-            return f"it was asked before attempt {name} began, of an attempt that has ended"
+            return f"the request was made before attempt {name} began, for an attempt that has ended"
         if request.verb == "save" and not _is_trainer(view.attempt):
-            return "the program is not `bsl train`, and saves when it wants to; exit asks it to save and stop"
+            return "only `bsl train` saves on request, and this run has another program; exit asks it to save and stop"
         step = request.after_step
         if step is not None and view.last_step is not None and view.last_step >= step:
-            return f"step {step} is past: {view.last_step} steps are done"
+            return f"step {step} has passed: {view.last_step} steps are done"
         return None
 
     def _settle_stops(self, cases: Sequence[_Case], view: _View) -> None:
@@ -216,7 +216,7 @@ class RequestHandler:
                 continue
             if case.stage == "asked" and case.act.attempt == view.attempt.name:
                 view.attempt.ended_by.unlink(missing_ok=True)
-            self._finish(case, "refused", f"{chosen.request.verb} of {chosen.request.who} counts instead")
+            self._finish(case, "refused", f"superseded by {chosen.request.verb} of {chosen.request.who}")
 
     # ---------------------------------------------------------------------------------------- carrying through
 
@@ -248,27 +248,27 @@ class RequestHandler:
     def _dump(self, case: _Case) -> None:
         case = self._begin_look(case)
         bundle, sentence = self._take_bundle()
-        self._finish(case, "done" if bundle else "failed", _bundle_words(bundle, sentence))
+        self._finish(case, "done" if bundle else "failed", _bundle_text(bundle, sentence))
 
     def _begin_look(self, case: _Case) -> _Case:
         number = int(case.stage.removeprefix(LOOK)) + 1 if case.stage.startswith(LOOK) else 1
         if number > MAX_LOOKS:
-            raise RunDirError("the watcher died each time that it looked at the ranks")
-        return self._reach(case, f"{LOOK}{number}", "looking at the ranks")
+            raise RunDirError("the watcher died each time it examined the ranks")
+        return self._reach(case, f"{LOOK}{number}", "examining the ranks")
 
     def _save(self, case: _Case, view: _View) -> None:
         if case.stage == "":
-            self._reach(case, "asked", "rank 0 is asked; all ranks save at the end of a step")
+            self._reach(case, "asked", "sent to rank 0; all ranks save at the end of a step")
             return
         saved = _saved(view.attempt, case.request.key)
         if saved is not None and saved["kind"] == "save_refused":
-            self._finish(case, "failed", _refusal_words(saved))
+            self._finish(case, "failed", _refusal_text(saved))
         elif saved is not None:
             taken_s = f" in {saved['seconds']:.1f} s" if isinstance(saved.get("seconds"), (int, float)) else ""
             self._finish(case, "done", f"saved {saved.get('path')} after step {saved.get('step')}{taken_s}")
         elif self._is_overdue(case, view):
-            where = "no step was done" if view.last_step is None else f"the last one was {view.last_step}"
-            self._finish(case, "failed", f"no step ended with a save in {format_age(view.grace_s)}: {where}")
+            where = "no step has ended" if view.last_step is None else f"the last step was {view.last_step}"
+            self._finish(case, "failed", f"no save within {format_age(view.grace_s)}: {where}")
 
     def _is_overdue(self, case: _Case, view: _View) -> bool:
         return _is_due(case, view) and self._is_old(f"{case.request.key} due", view.grace_s)
@@ -285,7 +285,7 @@ class RequestHandler:
         elif stage == "ended" and self._is_old(f"{request.key} ended", END_GRACE_S):
             self._reach(case, "killed", kill_ranks(attempt))
         elif stage == "killed" and self._is_old(f"{request.key} killed", UNKILLABLE_S):
-            self._finish(case, "failed", f"ranks are still there {UNKILLABLE_S:.0f} s after KILL")
+            self._finish(case, "failed", f"ranks are still running {UNKILLABLE_S:.0f} s after KILL")
 
     def _ask_to_stop(self, case: _Case, view: _View) -> None:
         """Ask the ranks: `bsl train` reads it in its requests, other programs get the stop signal when it is time.
@@ -296,7 +296,7 @@ class RequestHandler:
         if _is_trainer(view.attempt):
             if case.request.after_step is None:
                 _write_ended(case, view.attempt)
-            self._reach(case, "asked", "rank 0 is asked; all ranks save and stop at the end of a step")
+            self._reach(case, "asked", "sent to rank 0; all ranks save and stop at the end of a step")
         elif _is_due(case, view) and rank_files(view.attempt.pids, ".json"):
             _write_ended(case, view.attempt)
             self._reach(case, "asked", ask_to_stop(view.attempt))
@@ -313,8 +313,8 @@ class RequestHandler:
             sentence = error.message
         _write_ended(case, view.attempt, bundle)
         did = end_ranks(view.attempt)
-        asked = f"not stopped {format_age(view.grace_s)} after they were asked to"
-        self._reach(case, "ended", f"{asked}: {_bundle_words(bundle, sentence)}; {did}")
+        asked = f"the ranks did not stop within {format_age(view.grace_s)}"
+        self._reach(case, "ended", f"{asked}: {_bundle_text(bundle, sentence)}; {did}")
 
     # ---------------------------------------------------------------------------------------- asking the ranks
 
@@ -402,8 +402,8 @@ def _saved(attempt: AttemptDir, key: str) -> dict[str, Any] | None:
     return next((event for event in events if event.get("kind") in kinds and event.get("request") == key), None)
 
 
-def _refusal_words(refused: Mapping[str, Any]) -> str:
-    return f"not saved after step {refused.get('step')}: {refused.get('text')}; the ranks try again by themselves"
+def _refusal_text(refused: Mapping[str, Any]) -> str:
+    return f"not saved after step {refused.get('step')}: {refused.get('text')}; the ranks retry automatically"
 
 
 def _end_of_earlier(case: _Case, run: RunDir) -> tuple[ActState, str]:
@@ -419,14 +419,14 @@ def _end_of(case: _Case, attempt: AttemptDir) -> tuple[ActState, str]:
     if case.request.verb == "save":
         saved = _saved(attempt, case.request.key)
         if saved is not None and saved["kind"] == "save_refused":
-            return "failed", f"{_refusal_words(saved)}; {ended}"
+            return "failed", f"{_refusal_text(saved)}; {ended}"
         return ("done", f"saved {saved.get('path')}; {ended}") if saved else ("failed", f"not saved: {ended}")
     if case.request.verb == "dump":
         return "failed", ended
-    return ("done", ended) if case.stage else ("failed", f"nobody was asked to stop: {ended}")
+    return ("done", ended) if case.stage else ("failed", f"no stop request was sent: {ended}")
 
 
-def _bundle_words(bundle: Path | None, sentence: str) -> str:
+def _bundle_text(bundle: Path | None, sentence: str) -> str:
     return f"{sentence} (stacks: {bundle})" if bundle else f"no stacks: {sentence}"
 
 

@@ -1,4 +1,4 @@
-"""What a watcher says of the generations of an attempt with `survive`: each recovery once, and one that lasts long."""
+"""What a watcher reports of the generations with `survive`: each recovery once, and one that lasts long."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from bigsci_launch.runs.layout import AttemptDir, rank_files, read_json
 from bigsci_launch.runs.watching.ledger import RunFinding
 
 NEWS_S = 600.0
-"""A recovery that is older than this when a watcher first looks has been told, or is no longer news."""
+"""A recovery that is older than this when a watcher first looks has been reported, or is no longer news."""
 BACK = "recovered"
 """The kind of finding that tells of a recovery: it is over when it is found."""
 
@@ -37,7 +37,6 @@ class GenerationWatch:
         """What the controller has recorded; None without `survive`, and before the first generation."""
 
     def read(self, now: float) -> None:
-        """Read the records again."""
         self.found = found = read_generations(self._attempt)
         if found is not None and found.is_recovering:
             self._recovers_since.setdefault(_recovering_from(found), now)
@@ -50,7 +49,7 @@ class GenerationWatch:
         return any(_has_failed(self._attempt, rank) for rank in _files(self._attempt))
 
     def news(self) -> Iterator[RunFinding]:
-        """Yield the recoveries that this watcher has not told yet."""
+        """Yield the recoveries that this watcher has not reported yet."""
         found = self.found
         came_back = [each for each in recoveries(found) if _is_back(each, found)] if found else []
         if found is None:

@@ -1,4 +1,4 @@
-"""What Slurm says of the watched job, asked in a thread: a silent controller must not stop the watch.
+"""What Slurm reports of the watched job, queried in a thread: a silent controller must not stop the watch.
 
 One command every 30 s at most. A local attempt has a launcher instead, which costs nothing to ask.
 """
@@ -70,7 +70,7 @@ class JobPoller:
         self._stop = threading.Event()
         self._has_asked = threading.Event()
         self._thread = threading.Thread(target=self._run, name="bsl-watch-job", daemon=True)
-        self.view = JobView(unknown(watched.job_id or "", "nobody was asked yet"))
+        self.view = JobView(unknown(watched.job_id or "", "not queried yet"))
 
     def start(self) -> None:
         """Ask now and again, in a thread; wait a moment for the first answer."""

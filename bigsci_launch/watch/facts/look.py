@@ -22,11 +22,11 @@ FRAMES_COMPARED = 3
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """What a look at the ranks says.
+    """The result of a look at the ranks.
 
-    `state` is None if nobody could look; `sentence` then says why. `nodes` are those of the suspects, if a node may be
-    the cause. `is_stopped`: the suspects are stopped. `signature` is equal for looks that found the ranks in the same
-    places. `bundle` is None if the evidence was not stored.
+    `state` is None if the ranks could not be examined; `sentence` is then the reason. `nodes` are those of the
+    suspects, if a node may be the cause. `is_stopped`: the suspects are stopped. `signature` is equal for looks that
+    found the ranks in the same places. `bundle` is None if the evidence was not stored.
     """
 
     state: State | None
@@ -41,7 +41,7 @@ class Look:
 
     @property
     def is_failure(self) -> bool:
-        """Whether the ranks will not continue unless somebody acts."""
+        """Whether the ranks will not continue without intervention."""
         return self.state is not None and self.state.is_failure
 
     @property

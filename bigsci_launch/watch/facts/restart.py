@@ -11,7 +11,7 @@ from bigsci_launch.runs.watching.ledger import RunFinding
 from bigsci_launch.watch.watched import WatchedRun
 
 RESTART_STEPS = (1, 5, 20)
-"""After how many steps of a restart its loss is compared with that before: a mean over several steps says more."""
+"""After how many steps of a restart its loss is compared with that before: a mean over several steps is firmer."""
 
 
 class RestartWatch:
@@ -38,7 +38,7 @@ def _restart_finding(restart: Restart) -> RunFinding:
     audit = audit_restart(restart)
     causes = (*restart.causes, *audit.causes)
     sentence = "; ".join((restart.sentence, *causes[:1]))
-    details = (*causes[1:], *(f"not known: {text}" for text in restart.not_known), *filter(None, [audit.unknown]))
+    details = (*causes[1:], *(f"unknown: {text}" for text in restart.not_known), *filter(None, [audit.unknown]))
     step = restart.jump.step if restart.jump is not None else None
     name = restart.attempt.name
     return RunFinding("restart_spike", f"restart:{name}", sentence, time.time(), name, step, details=details)

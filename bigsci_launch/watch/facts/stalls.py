@@ -1,6 +1,6 @@
 """When to look at ranks that show nothing new, and what the silence and the looks mean together.
 
-The clock alone accuses nobody: a log may be silent while ranks make steps. Nor does one look: ranks that wait may be
+The clock alone accuses no rank: a log may be silent while ranks make steps. Nor does one look: ranks that wait may be
 served. A hang is what a look calls one; it is confirmed when a second look, later, finds the same.
 """
 
@@ -25,7 +25,7 @@ UNKNOWN_S = 120.0
 """If not even the length of a step is known, the ranks are looked at after this long."""
 CERTAIN = 0.95
 PATIENT_S = 600.0
-"""In a phase whose length is not known, nobody acts on a verdict that is less certain than that before this long."""
+"""In a phase of unknown length, the watcher acts on a less certain verdict only after this long."""
 
 TakeLook = Callable[[float], Look]
 """Looks at the ranks for some seconds."""
@@ -90,7 +90,7 @@ class StallWatch:
         return self.is_confirmed and (is_known or all(each.look.confidence >= CERTAIN for each in self._taken[-2:]))
 
     def is_unexplained(self, silence: Silence) -> bool:
-        """Whether ranks do nothing for too long, and two looks in a row found neither progress nor anybody to blame."""
+        """Whether ranks do nothing for too long, and two looks in a row found neither progress nor a suspect."""
         looks = [each.look for each in self._taken[-2:]]
         seen = all(look.state is not None and not look.is_moving and not look.suspects for look in looks)
         return len(looks) == 2 and seen and (self.may_act(silence) or silence.pace is Pace.TOO_LONG)
@@ -105,7 +105,8 @@ class StallWatch:
         if silence.pace is not Pace.TOO_LONG:
             return None
         if look is None or look.state is None:
-            return self._made("stall", silence, attempt, f"nobody could look: {look.sentence}" if look else "", look)
+            failed = f"the ranks could not be examined: {look.sentence}" if look else ""
+            return self._made("stall", silence, attempt, failed, look)
         if look.state is State.SLOW:
             return self._made("slow", silence, attempt, look.sentence, look)
         return None if look.is_moving else self._made("stall", silence, attempt, look.sentence, look)
@@ -126,12 +127,10 @@ class StallWatch:
         )
 
     def remark(self, silence: Silence) -> str:
-        """Return what is to be said of a silence that is no finding; empty if nothing is."""
+        """Return the remark about a silence that is not a finding; empty if there is none."""
         look = self.look
         if silence.pace is Pace.TOO_LONG and look is not None and look.is_moving:
-            return (
-                f"nothing was printed for {format_age(silence.lasts_s)}, but the ranks make progress: {look.sentence}"
-            )
+            return f"no output for {format_age(silence.lasts_s)}, but the ranks make progress: {look.sentence}"
         if look is not None and look.state is State.WAITING:
             return f"{silence.sentence}: {look.sentence}"
         return ""

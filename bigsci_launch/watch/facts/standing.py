@@ -109,7 +109,7 @@ class OtherWatchers:
                 yield RunFinding("watcher_dead", f"watcher_dead:{attempt}", sentence, time.time(), attempt)
 
     def _dead_for(self, heartbeat: WatcherHeartbeat, now: float) -> float | None:
-        """Return for how long a watcher has been dead; None if it lives, or nobody can tell yet."""
+        """Return for how long a watcher has been dead; None if it lives, or if that is not known yet."""
         moment, since = self._seen.get(heartbeat.name, (None, now))
         if moment != heartbeat.time:
             self._seen[heartbeat.name] = (heartbeat.time, now)
@@ -137,7 +137,7 @@ def dead_ranks(attempt: AttemptDir, view: JobView) -> Iterator[RunFinding]:
     how = first.get("signal") or f"code {first.get('code')}"
     who = f"rank {first.get('rank')} on {first.get('node')} ended with {how}"
     ranks = sorted(ends)
-    sentence = f"the job runs, but {name_ranks(ranks)} {agree('has ended', ranks)}: first, {who}"
+    sentence = f"the job still runs, but {name_ranks(ranks)} {agree('has ended', ranks)}; first: {who}"
     yield RunFinding("dead", f"dead:{attempt.name}", sentence, time.time(), attempt.name, since=first_at)
 
 
@@ -151,7 +151,7 @@ def lost_nodes(attempt: AttemptDir | None, view: JobView) -> tuple[list[RunFindi
     found, unknown = [], []
     for node in silent:
         fate = judge_node(node, signs, now).fate
-        said = f"node {node.name} does not answer Slurm ({node.raw_state}) {node.reason}".rstrip()
+        said = f"node {node.name} does not respond to Slurm ({node.raw_state}) {node.reason}".rstrip()
         if fate == "lost" and node.is_given_up:
             found.append(
                 RunFinding(
@@ -159,7 +159,7 @@ def lost_nodes(attempt: AttemptDir | None, view: JobView) -> tuple[list[RunFindi
                 )
             )
         elif fate != "alive":  # by what clock its ranks are silent is not known here
-            unknown.append(f"{said}: not known if it is lost")
+            unknown.append(f"{said}: unknown whether it is lost")
     return found, unknown
 
 
@@ -172,10 +172,10 @@ def full_disk(run: RunDir) -> Iterator[RunFinding]:
     free = disk.f_bavail * disk.f_frsize
     size = _checkpoint_size(run)
     if free < (size if size is not None else LEAST_FREE_BYTES):
-        needs = "" if size is None else f", and a checkpoint takes {format_bytes(size)}"
-        yield RunFinding("disk", "disk", f"{run.path}: {format_bytes(free)} are free{needs}", time.time())
+        needs = "" if size is None else f", but a checkpoint takes {format_bytes(size)}"
+        yield RunFinding("disk", "disk", f"{run.path}: only {format_bytes(free)} free{needs}", time.time())
     elif disk.f_files and disk.f_favail < 1000:
-        yield RunFinding("disk", "disk", f"{run.path}: only {disk.f_favail} more files can be made", time.time())
+        yield RunFinding("disk", "disk", f"{run.path}: only {disk.f_favail} more files can be created", time.time())
 
 
 def refused_saves(attempt: AttemptDir, view: JobView) -> Iterator[RunFinding]:
@@ -218,7 +218,7 @@ def epoch_end(run: RunDir, config: RunConfig, tempo: Tempo) -> Iterator[RunFindi
     if num_samples / size * tempo.step_s < LONG_EPOCH_S or left_s > SOON_S:
         return
     sentence = (
-        f"epoch {epoch + 1} of the data ends in {format_age(left_s)}: after {num_samples - into:,} samples, they repeat"
+        f"epoch {epoch + 1} of the data ends in {format_age(left_s)}: samples repeat after {num_samples - into:,} more"
     )
     yield RunFinding("epoch_end", f"epoch_end:{epoch}", sentence, time.time(), step=tempo.step)
 
@@ -236,9 +236,9 @@ def near_limits(attempt: AttemptDir | None, view: JobView, tempo: Tempo) -> Iter
             continue
         when = f"begins in {format_age(left_s)}" if left_s > 0 else "has begun"
         save = (
-            f"the next save is done in {format_age(next_s)}" if next_s is not None else "when a save comes is not known"
+            "the time of the next save is unknown" if next_s is None else f"the next save ends in {format_age(next_s)}"
         )
-        sentence = f"maintenance {each.name} {when} on nodes of the job, and {save}"
+        sentence = f"maintenance {each.name} {when} on nodes of the job; {save}"
         yield RunFinding("maintenance", f"maintenance:{name}:{each.name}", sentence, time.time(), name)
 
 
@@ -251,7 +251,7 @@ def _near_end(attempt: AttemptDir | None, name: str | None, view: JobView, tempo
         next_s = tempo.next_save_s
         if next_s is not None and left_s < next_s:
             sentence = (
-                f"the time limit is in {format_age(max(0.0, left_s))}, before the next save, in {format_age(next_s)}"
+                f"the time limit is in {format_age(max(0.0, left_s))}, before the next save (in {format_age(next_s)})"
             )
             yield RunFinding("time_limit", key, sentence, time.time(), name)
         return
@@ -260,8 +260,8 @@ def _near_end(attempt: AttemptDir | None, name: str | None, view: JobView, tempo
     need_s = tempo.step_s + tempo.save_s
     if need_s > margin_s:
         sentence = (
-            f"ranks are told to save {margin_s} s before the time limit, but a step and a save take {need_s:.0f} s: "
-            "the last save will be cut off"
+            f"the ranks are asked to save {margin_s} s before the time limit, but a step and a save take {need_s:.0f} "
+            "s: the last save will be cut off"
         )
         details = (f"set monitor.exit_margin_s to {2 * need_s:.0f} or more, and submit again",)
         yield RunFinding("time_limit", key, sentence, time.time(), name, details=details)

@@ -17,7 +17,7 @@ class LogEvent:
     `time` is when it happened by the clock of its source, in seconds since the epoch; None if the source has no times.
     `step` counts optimizer steps done, in `phase` that in progress. `seconds` is how long the step, evaluation or save
     took, as the source says. `phase`: `init`, `load`, `step`, `eval`, `save`, `dump`. `batch_size` is the global batch
-    size in samples. `rank` is None for a line that may be any rank's. `output`: a line that says none of this, which
+    size in samples. `rank` is None for a line that may be any rank's. `output`: a line with none of this, which
     only shows that something is printed. `settings`: what a program prints of its arguments, as
     `eval_interval=1000` or `save_interval=0` in `text`. `failed`: a line of an error, in `text`. `generation`:
     what the controller of `survive` recorded: `phase` is `ended`, `began`, `joined`, `restored`, `first_step` or

@@ -48,7 +48,7 @@ class Printed:
         self._quiets: deque[float] = deque(maxlen=RECENT)
 
     def end(self) -> None:
-        """Note that the program says that it ends."""
+        """Note that the program printed its end."""
         self._has_ended = True
 
     def restart(self, now: float | None = None) -> None:

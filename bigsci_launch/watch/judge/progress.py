@@ -64,7 +64,7 @@ class ProgressTracker:
     def take(self, log_events: Sequence[LogEvent], now: float, blind: Sequence[str] = ()) -> None:
         """Take what was seen at one look, the oldest of each file first. The first look may see what is old.
 
-        `blind` says what could not be seen: then a silence means nothing, until it can be seen again.
+        `blind` is what could not be seen: then a silence means nothing, until it can be seen again.
         """
         is_news = [self._take(log_event, now) for log_event in log_events]
         arrived = now - self._last_news if self._last_news is not None else None
@@ -102,7 +102,7 @@ class ProgressTracker:
             self._error = None
             return True
         if log_event.kind == "failed" and (self._error is None or TRACEBACK in self._error):
-            self._error = log_event.text  # the first one that says something
+            self._error = log_event.text  # the first one with a text
         if log_event.kind == "step":
             self._has_step, self._error = True, None
             self._heartbeats.resize(log_event.batch_size)
@@ -242,7 +242,7 @@ class ProgressTracker:
             "warm-up": "each of the first steps",
         }
         listed = " or ".join(names.get(each.phase, f"phase {each.phase}") for each in unknown)
-        yield f"how long {listed} takes is not known yet, and from {bound} on it counts as a stall"
+        yield f"the usual duration of {listed} is not known yet; after {bound} it counts as a stall"
 
     def noticed(self) -> list[Noticed]:
         """Return what was noticed since the last call."""

@@ -22,7 +22,7 @@ class Pace(Enum):
 class Silence:
     """`phase` is `start`, `step`, `eval`, `save`, `load`, `dump`, `end` (the ranks have ended, the job has not), or
     `unknown`; `step` the last finished step, None if none was seen. `lasts_s` is how long nothing new was seen,
-    `usual_s` the median of the phase; None if it is not known. `sentence` says it all, for people.
+    `usual_s` the median of the phase; None if it is not known. `sentence` is the whole for readers.
     """
 
     pace: Pace

@@ -95,12 +95,13 @@ class Spikes:
         if self._num_calm < CALM or self._begun is None:
             return None
         begun, self._begun = self._begun, None
-        sentence = f"the {self._name} that rose at step {begun}, up to {self._highest:.4g}, is usual again: {value:.4g}"
+        rose = f"the {self._name} that rose at step {begun}, up to {self._highest:.4g},"
+        sentence = f"{rose} is back to normal: {value:.4g}"
         return Noticed(self._kind, begun, f"{sentence} at step {step}", time, is_over=True)
 
 
 class Finite:
-    """Notices losses and gradients that are no finite numbers, and steps that are skipped again and again."""
+    """Notices losses and gradients that are not finite, and steps that are skipped again and again."""
 
     def __init__(self) -> None:
         self._begun: int | None = None
@@ -119,9 +120,8 @@ class Finite:
         if self._begun is not None or not (is_lost or self._num_skipped >= SKIPPED_IN_A_ROW):
             return None
         self._begun, self._num_finite = step - max(0, self._num_skipped - 1), 0
-        what = (
-            f"{self._num_skipped} steps in a row are skipped" if is_skipped else "the loss or the gradient is no number"
-        )
+        skipped = f"{self._num_skipped} steps in a row have been skipped"
+        what = skipped if is_skipped else "the loss or the gradient has not been finite"
         return Noticed("nan", self._begun, f"{what} since step {self._begun}", time)
 
     def _note_finite(self, step: int, time: float | None) -> Noticed | None:

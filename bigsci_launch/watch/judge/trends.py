@@ -1,4 +1,4 @@
-"""What the values of steps show: slower steps, spikes of loss and gradient, values that are no numbers."""
+"""What the values of steps show: slower steps, spikes of loss and gradient, values that are not finite."""
 
 from __future__ import annotations
 

@@ -108,7 +108,7 @@ class _Sending:
         self._note(ok, words)
 
     def wait(self, seconds: float) -> Delivery:
-        """Return what came of it, or that it is still being sent."""
+        """Return the result, or that it is still being sent."""
         self._thread.join(max(0.0, seconds))
         return self._result or Delivery(self.way.name, None, "still being sent", time.monotonic() - self._began)
 
@@ -136,14 +136,14 @@ def _takes_try(run: RunDir, pending: Pending, host: str) -> bool:
         if claim(run, pending.claim_key, host):
             return True
         if time.time() - claimed_at(run, pending.claim_key) > DIED_S:
-            _note_in_outbox(run, pending, host)(False, "the watcher that tried it has died")
+            _note_in_outbox(run, pending, host)(False, "the watcher died while sending it")
     except OSError:
         pass
     return False
 
 
 def _send_without_outbox(run: RunDir, notice: Notice, ways: Sequence[Way], wait_s: float) -> list[Delivery]:
-    """Send a message about a run into which nobody can write, once by each way if that succeeds."""
+    """Send a message about a run whose directory cannot be written, once by each way if that succeeds."""
 
     def send(way: Way) -> _Sending:
         known = (str(run.path), notice.key, way.name)

@@ -1,4 +1,4 @@
-"""How a watcher tells people: by the ways of the run's newest attempt. A job that is no run of `bsl` has none."""
+"""How a watcher sends messages: by the ways of the run's newest attempt. A job that is not a run of `bsl` has none."""
 
 from __future__ import annotations
 

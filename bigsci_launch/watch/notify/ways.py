@@ -1,6 +1,6 @@
 """The ways of a message to people: a program that is started for it, and a URL to which it is posted.
 
-No error quotes a URL: whoever knows that of a webhook can post to it.
+No error quotes a URL: anyone with that of a webhook can post to it.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _URL = re.compile(r"\w+://\S+")
 
 
 class NotificationFailed(Exception):
-    """A message could not be delivered; says why, without any address."""
+    """A message could not be delivered. The text is the reason, without any address."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class CommandWay:
     name: str = "command"
 
     def send(self, notice: Notice) -> str:
-        """Start the program and return what came of it. Raises NotificationFailed."""
+        """Start the program and return the result. Raises NotificationFailed."""
         return run_command(self.words, notice)
 
 
@@ -62,7 +62,7 @@ class WebhookWay:
         return "WebhookWay(...)"
 
     def send(self, notice: Notice) -> str:
-        """Post the message and return what came of it. Raises NotificationFailed."""
+        """Post the message and return the result. Raises NotificationFailed."""
         if not self.url:
             raise NotificationFailed(f"{self.variable} is not set in this environment")
         return post(self.url, document(notice))
@@ -72,8 +72,8 @@ Way = CommandWay | WebhookWay
 
 
 def read_ways(attempt: AttemptDir) -> tuple[Way, ...]:
-    """Return the ways of the attempt's run file; none if it names none, cannot be read, or is somebody else's: the
-    program that it names would run as whoever watches."""
+    """Return the ways of the attempt's run file; none if it names none, cannot be read, or is another user's: the
+    program that it names would run as the user who watches."""
     try:
         if attempt.path.stat().st_uid != os.geteuid():
             return ()
@@ -184,7 +184,7 @@ def post(url: str, message: dict[str, Any], limit_s: float = ANSWER_LIMIT_S) -> 
 
 def _refused(host: str, url: str, error: urllib.error.HTTPError) -> str:
     if 300 <= error.code < 400:
-        return f"{host} answered {error.code}: it redirects, and a message does not survive that; use its new address"
+        return f"{host} answered {error.code}: redirects are not followed; use the new address"
     try:
         said = error.read(4096).decode("utf-8", "replace").strip()
     except (OSError, http.client.HTTPException):
@@ -203,9 +203,9 @@ def _why(error: Exception, limit_s: float) -> str:
     if isinstance(reason, http.client.InvalidURL):
         return "the webhook's address is not a URL"
     if isinstance(reason, http.client.RemoteDisconnected):
-        return "it closed the connection without an answer"
+        return "the connection was closed without an answer"
     if isinstance(reason, http.client.HTTPException):
-        return "its answer is not HTTP"
+        return "the answer is not HTTP"
     if isinstance(reason, OSError) and reason.strerror:
         return reason.strerror
     return _harmless(str(reason)) or type(reason).__name__

@@ -54,7 +54,7 @@ class LineReader:
         self._bar: tuple[int, int] | None = None
 
     def read(self, line: str) -> LogEvent | None:
-        """Return what the line says; `output` if it is only a sign of life, None if it is none."""
+        """Return the event in the line; `output` if it only shows activity, None if not even that."""
         if _WATCHDOG in line:
             return None
         found = (

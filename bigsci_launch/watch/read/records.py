@@ -10,7 +10,7 @@ from bigsci_launch.watch.judge.log_event import LogEvent
 
 
 def read_record(line: str, rank: int) -> LogEvent | None:
-    """Return what a record says; None for a line that is no record, `output` for one that says nothing of progress."""
+    """Return the content of a record; None for a line that is not a record, `output` for one without progress."""
     try:
         record = parse_json(line, allow_nan=True)
     except ValueError:
@@ -21,7 +21,7 @@ def read_record(line: str, rank: int) -> LogEvent | None:
 
 
 def read_generation_record(line: str) -> LogEvent | None:
-    """Return what a record of the controller says; None for a line that is no record."""
+    """Return the content of a record of the controller; None for a line that is not a record."""
     found = parse_line(line)
     if found is None:
         return None

@@ -24,7 +24,7 @@ INFORMATIVE = PROGRESS | {"phase"}
 
 
 class Tail:
-    """Log events in one file. `trouble` says why it could not be read the last time; None if it could.
+    """Log events in one file. `trouble` is why it could not be read the last time; None if it could.
 
     `num_skipped` is how many bytes it left out then, because more were new than it reads at a time.
     """
@@ -106,7 +106,7 @@ class GenerationTail(Tail):
 class AttemptTail:
     """Log events in all logs and records of an attempt; files that appear later are found.
 
-    `troubles` says what could not be seen the last time; `blind` is that part of it which may hold progress.
+    `troubles` lists what could not be seen the last time; `blind` is that part of it which may hold progress.
     `num_skipped` is how many bytes were left out. Where ranks record their steps, what is printed about them is mere
     output: it says the same.
     """

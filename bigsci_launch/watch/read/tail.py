@@ -21,7 +21,7 @@ class Growth:
     """New lines of a file, the oldest first. `grown`: whether there were new bytes, also without a complete line.
 
     `num_skipped` bytes before the lines were not read, because there were too many. `is_new_file`: it was rotated, or
-    truncated. `trouble` says why it could not be read; None if it could.
+    truncated. `trouble` is why it could not be read; None if it could.
     """
 
     lines: tuple[str, ...] = ()

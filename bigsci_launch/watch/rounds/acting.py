@@ -62,8 +62,8 @@ class Acting:
     def _recover(
         self, run: RunDir, attempt: AttemptDir, now: AttemptWatch, seen: WatchRound, *, begins_again: bool
     ) -> None:
-        """Have the controller of `survive` fence the rank that holds up the others. Nothing is killed if nobody is to
-        blame, unless the run file allows it."""
+        """Have the controller of `survive` fence the rank that holds up the others. Without a suspect nothing is
+        killed, unless the run file allows it."""
         generations, stalls = now.generations, now.stalls
         if generations is None or (found := generations.found) is None:
             return
@@ -102,7 +102,7 @@ def _nodes_to_leave_out(now: AttemptWatch, seen: WatchRound) -> tuple[tuple[str,
     try:
         num_nodes = len(partition_nodes(job.partition or None))
     except BslError as error:
-        return (), f"{node} is not left out: it is not known if there are other nodes: {error.message}"
+        return (), f"{node} is not left out: cannot determine whether there are other nodes: {error.message}"
     if num_nodes <= (job.num_nodes or 0):
-        return (), f"{node} is not left out: partition {job.partition} has no other"
+        return (), f"{node} is not left out: partition {job.partition} has no other node"
     return look.nodes, ""

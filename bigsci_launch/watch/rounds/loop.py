@@ -1,6 +1,6 @@
 """One watcher: each round it reads, judges and looks, keeps its open findings, acts if it may, and sends a heartbeat.
 
-Health and blindness are two things. What cannot be seen is said, and is never healthy.
+Health and blindness are two things. What cannot be seen is reported, and is never healthy.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ LEAST_EVERY_S, MOST_EVERY_S = 2.0, 10.0
 
 @dataclass(frozen=True, slots=True)
 class WatchStatus:
-    """What a watcher knows after the round `seen`, also from the ledger. `blind` says what it could not see, `remarks`
-    what is no finding."""
+    """What a watcher knows after the round `seen`, also from the ledger. `blind` is what it could not see, `remarks`
+    what is not a finding."""
 
     seen: WatchRound
     attempt: str | None
@@ -49,9 +49,9 @@ class WatchStatus:
 
 
 class Watcher:
-    """Watches one run, attempt after attempt, or one job of somebody else.
+    """Watches one run, attempt after attempt, or one job that `bsl` did not submit.
 
-    `say` gets a line for people who look; `tell` gets each new finding. One thread uses it.
+    `say` gets a line for the screen; `tell` gets each new finding. One thread uses it.
     """
 
     def __init__(self, watched: WatchedRun, *, name: str, may_act: bool, say: Report, tell: NotifyFinding) -> None:
@@ -66,7 +66,7 @@ class Watcher:
         self._handler = RequestHandler(watched.run, name, self._take_bundle) if watched.run is not None else None
 
     def close(self, status: WatchStatus | None) -> None:
-        """Stop asking, and say that this watcher leaves by itself: one that was killed says nothing, and is missed."""
+        """Stop polling, and record that this watcher leaves by itself: one that was killed cannot, and is missed."""
         self._now.stop()
         if self._is_agent and status is not None:
             self._leave_sign(status, has_ended=True)
@@ -81,7 +81,6 @@ class Watcher:
 
     @property
     def label(self) -> str:
-        """The name of what is watched."""
         return self._now.watched.name
 
     @property
@@ -131,7 +130,7 @@ class Watcher:
             for act in self._handler.serve(time.time(), tracker.step, grace):
                 self._say(f"{act.what} ({act.who}: {act.why}): {act.state}: {act.words}")
         except (BslError, OSError) as error:
-            return f"what is asked in control/ is not served: {error}"
+            return f"requests in control/ are not served: {error}"
         return ""
 
     def _take_bundle(self) -> tuple[Path | None, str]:
@@ -145,7 +144,7 @@ class Watcher:
         try:
             watched = watched_run(run)
         except BslError:
-            return  # its directory cannot be read now; the round says so
+            return  # its directory cannot be read now; the round reports that
         if watched.attempt == self._now.watched.attempt:
             return
         ended = self._now
@@ -179,7 +178,7 @@ class Watcher:
         self._said = lines
 
     def _leave_sign(self, status: WatchStatus, *, has_ended: bool = False) -> str:
-        """Say that this watcher lives. Return why that was not possible; empty if it was."""
+        """Write the heartbeat of this watcher. Return why that was not possible; empty if it was."""
         home = self._now.watched.home
         try:
             write_heartbeat(
@@ -196,7 +195,7 @@ class Watcher:
                 ),
             )
         except OSError as error:
-            return f"{home.watch}: no sign of life can be left: {error.strerror or error}"
+            return f"{home.watch}: cannot write the heartbeat: {error.strerror or error}"
         return ""
 
 

@@ -1,4 +1,4 @@
-"""What one attempt, or one job of somebody else, shows: everything that a watcher knows of it, round after round."""
+"""What a watcher knows of one attempt, or of one job that `bsl` did not submit, round after round."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ from bigsci_launch.watch.watched import WatchedRun
 
 LOCAL_GAP_S = 5.0
 OLD_S = 600.0
-"""If Slurm has not said the job's state for this long, nobody knows it."""
+"""If Slurm has not reported the job's state for this long, it counts as unknown."""
 QUIET_ENDS = ("finished", "stopped", "cancelled", "requeued", "preempted")
-"""Ends that somebody wanted, or that Slurm mends by itself."""
+"""Ends that were wanted, or that Slurm mends by itself."""
 
 
 def expected(config: RunConfig | None) -> Expected:
@@ -138,14 +138,14 @@ class AttemptWatch:
 
     @property
     def survives(self) -> SurviveSection | None:
-        """What the run file says of `survive`, if a controller has begun a generation; None without."""
+        """The `survive` section of the run file, if a controller has begun a generation; None without."""
         config = self.watched.config
         has_begun = self.generations is not None and self.generations.found is not None
         return config.survive if config is not None and has_begun else None
 
     @property
     def _is_being_ended(self) -> bool:
-        """Whether somebody ends the ranks from outside: what they show from then on says nothing of the run."""
+        """Whether the ranks are being ended from outside: what they show from then on says nothing about the run."""
         return self.watched.attempt is not None and self.watched.attempt.ended_by.exists()
 
     def _look(self, settle_s: float) -> Look:
@@ -175,11 +175,11 @@ class AttemptWatch:
 
     def _unseen(self, now: float, view: JobView) -> Iterator[str]:
         if view.seen is None:
-            yield f"the state of the job is not known: {view.why or view.job.reason}"
+            yield f"the state of the job is unknown: {view.why or view.job.reason}"
         elif now - view.seen > OLD_S and not view.is_over:
-            yield f"the state of the job has not been known for {format_age(now - view.seen)}: {view.why}"
+            yield f"the state of the job has been unknown for {format_age(now - view.seen)}: {view.why}"
         if self._tail is None:
-            yield "Slurm does not say where the job prints to, so that only its state is seen"
+            yield "Slurm does not report the output file of the job, so only the state of the job is visible"
         else:
             yield from self._tail.troubles
 
@@ -199,10 +199,10 @@ class AttemptWatch:
             return None, f"the job is over: {view.job.raw_state or view.job.state.value}"
         ended, decision = read_exit(attempt), read_next(attempt)
         reason = str(ended["reason"]) if ended is not None else None
-        words = f"attempt {attempt.name} ended: {reason or 'why is not known'}"
+        words = f"attempt {attempt.name} ended: {reason or 'reason unknown'}"
         if self._goes_on() or reason in QUIET_ENDS:
             return None, words + (f"; {decision.sentence}" if decision is not None else "")
-        after = f"; {decision.sentence}" if decision is not None else "; nothing starts it again"
+        after = f"; {decision.sentence}" if decision is not None else "; it does not restart automatically"
         evidence = _evidence(ended or {})
         finding = RunFinding("ended", f"ended:{attempt.name}", words + after, time.time(), attempt.name)
         return replace(finding, details=evidence, bundle=(ended or {}).get("spy_bundle")), ""

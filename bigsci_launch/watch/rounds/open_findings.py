@@ -22,9 +22,9 @@ SETTLED_S = 900.0
 
 
 class OpenFindings:
-    """Raises what is new and clears what is over. A ledger that cannot be written stops nobody from being told.
+    """Raises what is new and clears what is over. Findings are sent even if the ledger cannot be written.
 
-    `say` gets a line for people who look, `tell` each finding that nobody was told yet.
+    `say` gets a line for the screen, `tell` each finding that was not sent yet.
     """
 
     def __init__(self, run: RunDir, say: Report, tell: NotifyFinding) -> None:
@@ -44,7 +44,7 @@ class OpenFindings:
         return list(self._open.values())
 
     def raise_all(self, found: Iterable[RunFinding]) -> None:
-        """Take in what was found. One that is open already is told again only if it is now of another kind."""
+        """Take in what was found. One that is open already is sent again only if it is now of another kind."""
         for finding in found:
             known = self._open.get(finding.key)
             if known is not None and known.kind == finding.kind and (known.bundle or not finding.bundle):
@@ -62,7 +62,7 @@ class OpenFindings:
             self._past.append(finding)
 
     def note(self, found: Iterable[RunFinding]) -> None:
-        """Take in what is over already, and worth telling, unless another watcher has told it."""
+        """Take in what is over already, and worth reporting, unless another watcher has reported it."""
         for finding in found:
             if any(each.key == finding.key for each in read_findings(self._run)):
                 continue

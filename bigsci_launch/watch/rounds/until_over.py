@@ -88,7 +88,7 @@ def watch_until_over(
     try:
         while True:
             if _is_removed(watcher, signals):
-                say(f"{watcher.label} was removed, so nothing is left to watch")
+                say(f"{watcher.label} was removed: nothing is left to watch")
                 status = None
                 break
             is_last = signals.have_come
@@ -111,7 +111,7 @@ def look_and_show(watcher: Watcher, show: Callable[[WatchStatus], None], say: Re
         show(status)
     except OSError as error:
         with contextlib.suppress(OSError):
-            say(f"nothing could be seen: {error}")
+            say(f"this round failed: {error}")
         return None
     return status
 
@@ -154,5 +154,5 @@ def _unmoved(status: WatchStatus, waited: float) -> WatchStatus:
     if status.health is Health.FINDING or (status.look is not None and status.look.is_moving):
         return status
     seen = f": {status.look.sentence}" if status.look is not None else ""
-    sentence = f"nothing new was seen in {format_age(waited)}{seen}"
+    sentence = f"no progress was seen in {format_age(waited)}{seen}"
     return replace(status, health=Health.BLIND, sentence=sentence, blind=(*status.blind, sentence))

@@ -125,7 +125,7 @@ def _inside(drawn: str) -> str:
 
 
 def _outside(frame: _Frame, curves: Iterable[Curve]) -> list[tuple[int, float]]:
-    """Return the values above the frame after the run's first fiftieth, and those that are no numbers."""
+    """Return the values above the frame after the run's first fiftieth, and those that are not finite."""
     early = frame.first + (frame.last - frame.first) / 50
     places = [place for curve in curves for place in (*curve.old, *curve.places)]
     odd = [place for place in places if not math.isfinite(place[1]) or (place[1] > frame.high and place[0] > early)]

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import time
 
-from bigsci_launch.runs.generations.failures import failure_words
+from bigsci_launch.runs.generations.failures import rank_failure_text
 from bigsci_launch.runs.generations.records import Generation, recoveries
 from bigsci_launch.runs.generations.recovery_text import back_text, source_text, timing_text
 from bigsci_launch.status.read import RunStatus
 
-COLUMNS = ("generation", "began", "ranks", "came back", "seconds", "ended by")
+COLUMNS = ("generation", "began", "ranks", "recovery", "seconds", "ended by")
 SHORT = (0, 1)
 
 
@@ -27,7 +27,7 @@ def generation_rows(status: RunStatus) -> list[list[str]]:
             source = source_text(recovery, status.recorded_steps)
             came = f"{back_text(recovery, has_phases=found.have_phases)}; {source}"
             seconds = timing_text(recovery, has_phases=found.have_phases)
-        ended = failure_words(generation.cause, generation) if generation.is_disturbed else ""
+        ended = rank_failure_text(generation.cause, generation) if generation.is_disturbed else ""
         rows.append([str(generation.number), _clock(generation.began), _size(generation), came, seconds, ended])
     return rows
 

@@ -1,6 +1,6 @@
 """The screen of `bsl watch --live`: the newest steps, where every rank is, what is wrong, and what was done.
 
-`read_live_view` reads the run's files and asks nobody; `live_lines` draws what it returns.
+`read_live_view` only reads the run's files; `live_lines` draws what it returns.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class LiveView:
 
 
 def read_live_view(run: RunDir, job: JobInfo | None = None) -> LiveView:
-    """Return what the run's files say now. `job` is what Slurm last said; without it, only files are asked.
+    """Return what the run's files show now. `job` is Slurm's last answer; without it, only files are read.
 
     Raises:
         RunDirError: the run has no attempt, or cannot be read.
@@ -147,7 +147,7 @@ def _title(view: LiveView) -> StyledLine:
 
 
 def _health(view: LiveView) -> StyledLine:
-    """Return what the newest watcher says; one that is dead says nothing of now."""
+    """Return the report of the newest watcher; that of a dead one is out of date."""
     if not view.heartbeats:
         return [("not watched", AMBER)]
     heartbeat = view.heartbeats[0]
@@ -158,7 +158,7 @@ def _health(view: LiveView) -> StyledLine:
     if heartbeat.ended:
         return [
             ("unknown", AMBER),
-            (f": watcher {heartbeat.name} left and said: {heartbeat.sentence}", {}),
+            (f": watcher {heartbeat.name} has left; its last report: {heartbeat.sentence}", {}),
             (f"  ({age})", SOFT),
         ]
     blind = f"; cannot see: {'; '.join(heartbeat.blind)}" if heartbeat.blind else ""
@@ -206,7 +206,7 @@ def _plots(view: LiveView, width: int) -> list[StyledLine]:
 
 
 def sparkline(values: Sequence[float]) -> str:
-    """Return one block for each value, from the lowest to the highest; `!` for one that is no number."""
+    """Return one block for each value, from the lowest to the highest; `!` for one that is not finite."""
     finite = [value for value in values if math.isfinite(value)]
     low, span = min(finite, default=0.0), max(finite, default=0.0) - min(finite, default=0.0)
     return "".join(

@@ -52,5 +52,4 @@ def status_document(watched: WatchedRun, status: WatchStatus) -> dict[str, Any]:
 
 
 def finding_document(finding: RunFinding) -> dict[str, Any]:
-    """Return a finding as a document."""
     return asdict(finding)

@@ -25,7 +25,7 @@ SEARCHED_BYTES = 64 << 20
 
 @dataclass(frozen=True, slots=True)
 class SeamMark:
-    """Where an attempt continued the run. `sentence` says what is known of the loss there, and
+    """Where an attempt continued the run. `sentence` is what is known of the loss there, and
     `verdict` in a word: `spike`, `other loss`, `equal`, `no jump` or `unknown`. `causes` is what changed."""
 
     attempt: str
@@ -134,7 +134,7 @@ def _seam(status: RunStatus, earlier: Sequence[AttemptHistory], held: AttemptHis
     with suppress(BslError, ValueError):
         jump = measure_jump(_around(before, step), after)
         return SeamMark(name, step, describe_jump(jump, source="before"), jump.verdict)
-    return SeamMark(name, step, "not known if the loss jumped", "unknown")
+    return SeamMark(name, step, "unknown whether the loss jumped", "unknown")
 
 
 def _around(losses: Mapping[int, float], step: int) -> dict[int, float]:

@@ -88,7 +88,6 @@ for (const svg of document.querySelectorAll("svg[data-places]")) {
 
 
 def render_run_page(view: RunOverview) -> str:
-    """Return the page of a run."""
     parts = [_header(view), *_charts(view), *_findings(view), *_acts(view), *_generations(view), *_attempts(view)]
     body = "\n".join([*parts, f"<script>{SCRIPT}</script>"])
     return pages.render_page(f"bsl status: {view.status.run.name}", STYLE, body)
@@ -103,7 +102,7 @@ def _header(view: RunOverview) -> str:
         *_progress(view),
         *_present_generation(view, may_run=not is_over),
         ("watched by", _watchers(view)),
-        *[("not told", each) for each in view.undelivered],
+        *[("undelivered", each) for each in view.undelivered],
     ]
     if (following := next_text(status)) is not None:
         facts.append(("next start", following))
@@ -146,7 +145,7 @@ def _before(moment: float, asked: float, *, differs: bool = False) -> str:
 
 
 def _health(view: RunOverview, is_over: bool) -> str:
-    """Say what the newest watcher said, if it still watches: silence of a dead one is no health."""
+    """Show what the newest watcher reported, if it still watches: a dead one proves no health."""
     open_findings = [finding for finding in view.findings if finding.cleared is None]
     if not view.heartbeats:
         word, colour, sentence = "not watched", "blind", "no watcher has looked at this run"
@@ -159,10 +158,11 @@ def _health(view: RunOverview, is_over: bool) -> str:
             word, colour, sentence = (
                 "unknown",
                 "blind",
-                f"watcher {heartbeat.name} died {age}; it last said: {sentence}",
+                f"watcher {heartbeat.name} died {age}; its last report: {sentence}",
             )
         elif heartbeat.ended and not is_over:
-            word, colour, sentence = "unknown", "blind", f"watcher {heartbeat.name} has left; it last said: {sentence}"
+            word, colour = "unknown", "blind"
+            sentence = f"watcher {heartbeat.name} has left; its last report: {sentence}"
     if open_findings and colour == "good":
         word, colour = _HEALTH[Health.FINDING]
     return f'<p class="health"><b class="{colour}">{escape(word)}</b>{escape(sentence)}</p>'
@@ -172,7 +172,7 @@ _HEALTH = {Health.HEALTHY: ("healthy", "good"), Health.FINDING: ("finding", "bad
 
 
 def _watchers(view: RunOverview) -> str:
-    return "; ".join(_watcher(heartbeat, view.status.asked) for heartbeat in view.heartbeats) or "nobody"
+    return "; ".join(_watcher(heartbeat, view.status.asked) for heartbeat in view.heartbeats) or "no watcher"
 
 
 def _watcher(heartbeat: WatcherHeartbeat, asked: float) -> str:
@@ -192,11 +192,11 @@ def _charts(view: RunOverview) -> list[str]:
     ]
     charts = [draw(_curves(view, of), flags, label) for label, of in wanted]
     if not any(charts):
-        return ["<h2>Steps</h2><p>No step has been reported.</p>"]
+        return ["<h2>Steps</h2><p>No step has been reported yet.</p>"]
     key = (
-        "Lines mark where an attempt began: red if the loss jumped there, amber if it is another for the same step. "
-        "Diamonds mark findings, triangles values above the frame or no numbers. Grey steps were repeated by a later "
-        "attempt. Point at anything for more."
+        "Lines mark where an attempt began: red if the loss jumped there, amber if the same step has another loss. "
+        "Diamonds mark findings, triangles values that are off the scale or not finite. Grey steps were repeated by a "
+        "later attempt. Point at anything for details."
     )
     return ["<h2>Steps</h2>", f'<p class="soft">{key}</p>', *(chart for chart in charts if chart)]
 
@@ -239,10 +239,11 @@ def _findings(view: RunOverview) -> list[str]:
     cleared = [finding for finding in reversed(view.findings) if finding.cleared is not None]
     parts = ["<h2>Findings</h2>", *(_card(finding) for finding in open_ones[:MOST_SHOWN])]
     if not open_ones:
-        parts.append("<p>None is open.</p>" if view.heartbeats or cleared else "<p>Nobody has looked for any.</p>")
+        is_watched = bool(view.heartbeats or cleared)
+        parts.append("<p>No open findings.</p>" if is_watched else "<p>No watcher has looked for any.</p>")
     if cleared:
         cards = "".join(_card(finding) for finding in cleared[:MOST_SHOWN])
-        parts.append(f"<details><summary>{len(cleared)} that are over</summary>{cards}</details>")
+        parts.append(f"<details><summary>{len(cleared)} resolved</summary>{cards}</details>")
     return parts + _left_out(max(len(open_ones), len(cleared)), view.status.run.findings)
 
 
@@ -271,7 +272,7 @@ def _acts(view: RunOverview) -> list[str]:
     if not shown:
         return []
     rows = [_act_cells(act, first[act.key].time) for act in shown[:MOST_SHOWN]]
-    columns = ("when", "what", "by", "why", "what came of it")
+    columns = ("when", "what", "by", "why", "result")
     return ["<h2>Acts</h2>", _table(columns, rows, short=(0, 1, 2)), *_left_out(len(shown), view.status.run.acts)]
 
 

@@ -23,7 +23,6 @@ class ReadPlan:
 
     @property
     def is_of_every_byte(self) -> bool:
-        """Whether every byte is to be read."""
         return self.sample is None and not self.digests
 
     def have_one_digest(self, a: Path, b: Path) -> bool:

@@ -69,7 +69,7 @@ def _number(text: str) -> float:
 
 
 def _refuse_constant(name: str) -> NoReturn:
-    raise BadJson(f"contains {name}, which is no number of JSON")
+    raise BadJson(f"contains {name}, which is not a JSON number")
 
 
 def is_length(value: object) -> bool:

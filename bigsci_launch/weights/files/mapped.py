@@ -37,7 +37,7 @@ def os_reason(error: OSError) -> str:
 
 
 def open_file(path: Path) -> BinaryIO:
-    """Open a regular file for reading, without waiting for anybody who writes to it.
+    """Open a regular file for reading, without waiting for a writer.
 
     Raises:
         UnreadableFile: it cannot be opened, or is no regular file.

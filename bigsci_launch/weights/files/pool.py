@@ -101,7 +101,7 @@ class FilePool:
         return held
 
     def _to_close(self, newest: Path) -> MappedFile | None:
-        """Remove and return the least recently used file that nobody uses, if there are too many."""
+        """Remove and return the least recently used file that is not in use, if there are too many."""
         if self._limit is None or len(self._held) <= self._limit:
             return None
         path = next((path for path, held in self._held.items() if not held.num_users and path != newest), None)

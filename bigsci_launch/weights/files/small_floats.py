@@ -24,7 +24,6 @@ class SmallFloat:
 
     @property
     def sign(self) -> int:
-        """The bit of the sign."""
         return 1 << (self.exponent_bits + self.mantissa_bits)
 
     def values(self) -> npt.NDArray[Any]:

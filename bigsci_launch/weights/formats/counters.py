@@ -25,4 +25,4 @@ def find_other_counters(folder: Path, step: int, consumed_samples: int) -> Itera
         held = tree if isinstance(tree, Mapping) else {}
         wrong = [f"{key} is {held.get(key, 'missing')}" for key, value in expected.items() if held.get(key) != value]
         if wrong:
-            yield f"{path}: {', '.join(wrong)}; checkpoint.json says step {step}, {consumed_samples} consumed samples"
+            yield f"{path}: {', '.join(wrong)}; checkpoint.json has step {step}, {consumed_samples} consumed samples"

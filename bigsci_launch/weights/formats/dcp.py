@@ -123,7 +123,7 @@ class _DcpReader:
         if item.transforms:
             raise _NotRead(f"its bytes are transformed ({', '.join(item.transforms)})")
         if tensor.dtype not in DTYPE_BYTES or tensor.layout != "torch.strided":
-            raise _NotRead(f"its type is not known ({tensor.dtype}, {tensor.layout})")
+            raise _NotRead(f"its type is unknown ({tensor.dtype}, {tensor.layout})")
         file = self._file(item)
         if file.memory[item.offset : item.offset + len(ZIP_MAGIC)] == ZIP_MAGIC:
             node = read_torch_slice(file, item.offset, item.length)
@@ -137,7 +137,7 @@ class _DcpReader:
 
     def _only_tensor(self, file: TorchFile, name: str) -> StoredTensor:
         if not isinstance(file.tree, TensorNode) or file.others:
-            raise _NotRead("its file has something else than a plain tensor")
+            raise _NotRead("its file has something other than a plain tensor")
         return stored(file, name, "other", NOWHERE, file.tree)
 
     def _safe(self, file: MappedFile, item: Item, tensor: ListedTensor, box: ListedBox) -> StoredTensor:

@@ -323,7 +323,7 @@ def _tensor(
 
 
 def _require_origin(value: Any) -> None:
-    """Require that what says where and by whom a checkpoint was written, which is not compared, is nothing else."""
+    """Require that the fields on the origin of a checkpoint, which are not compared, hold nothing else."""
     if value is None:
         return
     fields = _fields(value, "StorageMeta")

@@ -19,7 +19,7 @@ from bigsci_launch.weights.objects.machine import PickleMachine
 from bigsci_launch.weights.objects.nodes import BadPickle, Outside
 
 MAGIC = b"\x93NUMPY"
-# The limit that numpy sets for headers of files that nobody vouches for.
+# The limit that numpy sets for headers of untrusted files.
 MAX_HEADER = 10_000
 MAX_OBJECTS = 16 << 20
 DTYPES = {

@@ -103,7 +103,7 @@ def _header(file: MappedFile, begin: int) -> tuple[dict[str, Any], int]:
 
 def _entry(path: Path, start: int, name: str, value: Any) -> Entry:
     if not isinstance(value, dict) or value.keys() != KEYS:
-        raise _broken(path, name, "it has not exactly a dtype, a shape and data_offsets")
+        raise _broken(path, name, "it must have exactly a dtype, a shape and data_offsets")
     dtype, shape, offsets = value["dtype"], value["shape"], value["data_offsets"]
     if not _are_lengths(shape) or len(shape) > MAX_DIMS:
         raise _broken(path, name, "it has an impossible shape")

@@ -96,7 +96,7 @@ def read_text_dump(source: Source) -> Contents:
 
 def _other_text(path: Path, name: str, text: str) -> Iterator[NotRead]:
     if text.strip():
-        yield NotRead(name, "text", path, "it is no tensor as torch prints one")
+        yield NotRead(name, "text", path, "it is not a tensor as torch prints it")
 
 
 def _elements(path: Path, name: str, body: str) -> str:

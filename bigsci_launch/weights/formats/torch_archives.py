@@ -95,5 +95,5 @@ def _tensor(folder: str, entry: Mapping[str, Any]) -> TensorNode | None:
 def _length(size: Mapping[str, Any]) -> int:
     length = size["as_int"]
     if type(length) is not int:
-        raise TypeError(f"{length!r} is no length")
+        raise TypeError(f"{length!r} is not a length")
     return length

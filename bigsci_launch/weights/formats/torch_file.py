@@ -258,7 +258,7 @@ def _legacy_records(
     found: dict[str, StorageRecord] = {}
     for key in keys:
         if key not in widths:
-            # Nobody knows how long it is, so what follows cannot be found either.
+            # Its length is unknown, so what follows cannot be found either.
             break
         if offset + 8 > end:
             raise UnreadableFile(file.path, f"truncated after {end:,} bytes: storage {shown(key)} is missing")

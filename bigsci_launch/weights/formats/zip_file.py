@@ -127,7 +127,7 @@ class _Reader:
         if disk or first_disk or here != count:
             self._refuse("a part of a zip that is split over several files")
         if first + size != after:
-            self._refuse("damaged: its zip directory is not where its end says, or bytes were put before the zip")
+            self._refuse("damaged: its zip directory is not where its end points, or bytes were put before the zip")
         if count > MAX_RECORDS:
             self._refuse(f"has {count:,} records; at most {MAX_RECORDS:,} are read")
         return first, size, count

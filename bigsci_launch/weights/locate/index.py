@@ -126,7 +126,7 @@ def _size_note(index: ShardIndex, shards: Sequence[Path]) -> Iterator[str]:
         return  # the reader of the shard says what is wrong with it
     held, is_exact = sum(sizes), all(file.suffix == ".safetensors" for file in shards)
     if held < index.total_size or (is_exact and held != index.total_size):
-        stated = f"{index.path.name} says that the tensors have {index.total_size:,} bytes"
+        stated = f"{index.path.name} declares {index.total_size:,} bytes of tensors"
         yield f"{stated}, but they have {'' if is_exact else 'less than '}{held:,}"
 
 

@@ -46,7 +46,7 @@ def open_weights(path: Path, side: SideName = "a") -> Weights:
         if path.is_file():
             return _open_file(path)
         if path.exists():
-            raise CheckpointError(f"{path}: not a weights file (it is no regular file)", hint=f"name {KNOWN}")
+            raise CheckpointError(f"{path}: not a weights file (not a regular file)", hint=f"name {KNOWN}")
     except OSError as error:
         raise CheckpointError(f"{path}: {os_reason(error)}", hint="ask its owner for read access") from error
     if path.is_symlink():

@@ -46,7 +46,7 @@ def compare_others(a: Weights, b: Weights) -> OtherFiles:
             plain += [f"{label}{which}"] * are_folders
         else:
             differs = "its bytes differ" if one and other else f"only {'A' if one else 'B'} has it"
-            not_read.append(NotRead(label, "a file", present.path, f"its format is not known, and {differs}"))
+            not_read.append(NotRead(label, "a file", present.path, f"its format is unknown, and {differs}"))
     files.close_all()
     return OtherFiles(tuple(not_read), tuple(_note(plain)))
 

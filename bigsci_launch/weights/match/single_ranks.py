@@ -34,7 +34,7 @@ LOADERS = "world_size"
 MAX_RANKS = 1 << 20
 BUCKET = re.compile(r"(?:.*\.)?optimizer\.distributed\.dp_group_idx_\d+\..+", re.DOTALL)
 CUT_OTHERWISE = (
-    "a flat part of an optimizer, which the other side cuts otherwise: no file says where its parameters are"
+    "a flat part of an optimizer, which the other side cuts otherwise: no file records where its parameters are"
 )
 
 RankGrid = tuple[int, ...]

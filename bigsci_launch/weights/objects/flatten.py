@@ -1,6 +1,6 @@
 """Takes a description apart: its tensors and plain values, each under its dotted name.
 
-Names are those that a person would write: `optimizer.param_groups.0.lr`. If two entries of one tree would have the same
+Names are as one would write them: `optimizer.param_groups.0.lr`. If two entries of one tree would have the same
 name (`{1: .., "1": ..}`), both get their exact path instead: `[1]` and `['1']`. A dictionary with keys that are no text
 has one leaf more, `state.(keys)`, which says what they are: `{0: ..}` is neither `{"0": ..}` nor a list.
 """

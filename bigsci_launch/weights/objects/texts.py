@@ -1,4 +1,4 @@
-"""Values as a person reads them, in one short line."""
+"""Values as readable text, in one short line."""
 
 from __future__ import annotations
 

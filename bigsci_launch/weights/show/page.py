@@ -52,7 +52,6 @@ def _cell(held: set[str] | None, differing: set[str]) -> HeatMapCell | None:
 
 
 def render_page(comparison: Comparison) -> str:
-    """Return the page as text."""
     from jinja2 import Environment, StrictUndefined
 
     here = package_files("bigsci_launch.weights.show")

@@ -20,7 +20,7 @@ say() {
 }
 
 frozen="$attempt_dir"
-# As sshd does with keys: nothing runs that somebody else could have written. A link counts as such.
+# As sshd does with keys: nothing runs that another user could have written. A link counts as such.
 open_to_others() {
   find "$@" \( ! -uid "$EUID" ! -uid 0 -o -perm /022 \) -print -quit
 }
@@ -61,17 +61,17 @@ place_for_others() {
   printf '%s' "$found"
 }
 
-# Says what is not started, and why, unless all that this job runs is still its owner's. It is called right before each
-# start: where nobody else may rename a folder above, nothing can be exchanged between this look and the start.
+# Prints what is not started, and why, unless all that this job runs is still its owner's. It is called right before each
+# start: where no other user may rename a folder above, nothing can be exchanged between this look and the start.
 own_files() {
   local unsafe place
   if ! unsafe="$(open_to_others "$run_dir" "$run_dir/attempts" "$frozen" "$frozen/config.yaml" "$frozen/script.sh" -maxdepth 0 &&
     open_to_others "$frozen/tools")" || ! place="$(place_for_others)"; then
     say "$1 started: the files of attempt ${frozen##*/} cannot be checked, see above"
   elif [ -n "$unsafe" ]; then
-    say "$1 started: somebody else may have written ${unsafe%%$'\n'*}, which this job would run; look what is in it, chmod go-w it, and submit again"
+    say "$1 started: another user may have written ${unsafe%%$'\n'*}, which this job would run; inspect it, chmod go-w it, and submit again"
   elif [ -n "$place" ]; then
-    say "$1 started: others may rename folders in $place, so what is there may be theirs; chmod +t it, or set run.root to a folder of your own, and submit again"
+    say "$1 started: others may rename folders in $place, so its contents may be theirs; chmod +t it, or set run.root to a folder of your own, and submit again"
   else
     return 0
   fi
@@ -90,7 +90,7 @@ export OMP_NUM_THREADS=1
 
 # monitor.ring: each rank keeps its last calls in a file, where they outlive it. A sitecustomize.py that the runner puts
 # first on PYTHONPATH records them; one of your own still runs.
-# monitor.watch: notices hangs and spikes, and serves what people ask in control/. It leaves when the launcher is gone.
+# monitor.watch: detects hangs and spikes, and serves the requests in control/. It leaves when the launcher is gone.
 "$host_python" -I -S "$tools/bsl-job.pyz" keep-watch --attempt-dir "$attempt_dir" \
   -- "$host_python" -E "$tools/run_module.py" --path "$host_path" bigsci_launch watch "$run_dir" --agent &
 

@@ -41,7 +41,7 @@ frozen="$run_dir/attempts/$first_attempt"
 # The program of this script, as it was at submission. Only the standard library is there for it.
 job_program=("$host_python" -I -S "$frozen/tools/bsl-job.pyz")
 
-# As sshd does with keys: nothing runs that somebody else could have written. A link counts as such.
+# As sshd does with keys: nothing runs that another user could have written. A link counts as such.
 open_to_others() {
   find "$@" \( ! -uid "$EUID" ! -uid 0 -o -perm /022 \) -print -quit
 }
@@ -82,17 +82,17 @@ place_for_others() {
   printf '%s' "$found"
 }
 
-# Says what is not started, and why, unless all that this job runs is still its owner's. It is called right before each
-# start: where nobody else may rename a folder above, nothing can be exchanged between this look and the start.
+# Prints what is not started, and why, unless all that this job runs is still its owner's. It is called right before each
+# start: where no other user may rename a folder above, nothing can be exchanged between this look and the start.
 own_files() {
   local unsafe place
   if ! unsafe="$(open_to_others "$run_dir" "$run_dir/attempts" "$frozen" "$frozen/config.yaml" "$frozen/script.sh" -maxdepth 0 &&
     open_to_others "$frozen/tools")" || ! place="$(place_for_others)"; then
     say "$1 started: the files of attempt ${frozen##*/} cannot be checked, see above"
   elif [ -n "$unsafe" ]; then
-    say "$1 started: somebody else may have written ${unsafe%%$'\n'*}, which this job would run; look what is in it, chmod go-w it, and submit again"
+    say "$1 started: another user may have written ${unsafe%%$'\n'*}, which this job would run; inspect it, chmod go-w it, and submit again"
   elif [ -n "$place" ]; then
-    say "$1 started: others may rename folders in $place, so what is there may be theirs; chmod +t it, or set run.root to a folder of your own, and submit again"
+    say "$1 started: others may rename folders in $place, so its contents may be theirs; chmod +t it, or set run.root to a folder of your own, and submit again"
   else
     return 0
   fi
@@ -100,7 +100,7 @@ own_files() {
 }
 own_files "nothing is" || exit 77
 
-# Two jobs of one run would train at once and write the same files. sbatch may submit a job without an answer, and people
+# Two jobs of one run would train at once and write the same files. sbatch may submit a job without an answer, and users
 # submit scripts by hand. So a job ends here if job.json names another one, or names none and a later attempt was made.
 owner="$(sed -n 's/^ *"job_id": "\(.*\)",*$/\1/p' "$frozen/job.json" 2>/dev/null || true)"
 if [ -z "$owner" ]; then
@@ -155,7 +155,7 @@ on_exit() {
   told="$(conclude --exit-code "$code")"
   [[ "$told" =~ ^[0-9]+$ ]] && code="$told"
   say "end attempt=$attempt job=$SLURM_JOB_ID restart=$restarts exit_code=$code"
-  # The watcher says how the attempt ended, and leaves.
+  # The watcher reports how the attempt ended, and exits.
   [ -z "$watcher" ] || { kill "$watcher" && wait "$watcher"; } 2>/dev/null || true
   exit "$code"
 }
@@ -171,7 +171,7 @@ uptime_s() {
 # SIGUSR2 would kill those that do not handle it. So the step gets SIGURG, and each rank runner turns it into
 # SIGUSR2 for its own program only.
 on_time_limit_near() {
-  say "the time limit is near: telling ranks to save and stop"
+  say "the time limit is near: asking ranks to save and stop"
   facts+=(--stop-requested)
   told_at="$(uptime_s)"
   scancel --signal=URG "$SLURM_JOB_ID" || say "the ranks could not be signalled"
@@ -215,7 +215,7 @@ export MASTER_ADDR="${hosts%%$'\n'*}"
 # Where nodes are not known by their names, Slurm has the address by which it reaches each of them.
 if command -v getent >/dev/null && ! getent hosts "$MASTER_ADDR" >/dev/null; then
   address="$(scontrol --oneliner show node "$MASTER_ADDR" | sed -n 's/.* NodeAddr=\([^ ]*\) .*/\1/p' || true)"
-  say "the name $MASTER_ADDR has no address on this node: Slurm's is ${address:-not known either}"
+  say "the name $MASTER_ADDR has no address on this node: Slurm's is ${address:-unknown too}"
   MASTER_ADDR="${address:-$MASTER_ADDR}"
 fi
 own_files "nothing is" || exit 77
@@ -224,16 +224,15 @@ MASTER_PORT="$("${job_program[@]}" free-port "$derived_port")" || MASTER_PORT="$
 export MASTER_PORT
 say "rendezvous at $MASTER_ADDR:$MASTER_PORT"
 
-# slurm.node_check is true: every node is tried before the ranks start, one process on each. A node that fails ends the
-# job now, with its name. A check that cannot run ends nothing. The nodes know each other by a token, and let nobody
-# else in.
+# slurm.node_check is true: every node is tested before the ranks start, one process on each. A node that fails ends
+# the job now, with its name. A check that cannot run ends nothing. The nodes authenticate each other by a token.
 check_options=(
   --nodes=2
   --ntasks=2
-  # one process per node, which tries all of its GPUs
+  # one process per node, which tests all of its GPUs
   --ntasks-per-node=1
   --cpus-per-task=288
-  # a node that cannot be tried must not end the check of the others
+  # a node that cannot be tested must not end the check of the others
   --kill-on-bad-exit=0
   # each node ends its check by itself after a minute
   --wait=0
@@ -292,7 +291,7 @@ srun "${step_options[@]}" "$rank_python" -I -S "$frozen/tools/rank_runner.py" \
   -- "$rank_python" "$frozen/tools/run_module.py" bigsci_launch.train &
 step=$!
 
-# monitor.watch: notices hangs, spikes and slow nodes, and serves what people ask in control/.
+# monitor.watch: detects hangs, spikes and slow nodes, and serves the requests in control/.
 "${job_program[@]}" keep-watch --attempt-dir "$attempt_dir" \
   -- "$host_python" -E "$frozen/tools/run_module.py" --path "$host_path" bigsci_launch watch "$run_dir" --agent &
 watcher=$!

@@ -1,6 +1,6 @@
 """A watcher that does nothing but serve what people ask of a run: `serve_requests.py RUN GRACE_S [ROUNDS]`.
 
-It leaves a sign of life, and ends when the attempt is over, or is killed after ROUNDS. Its clock is five times as fast.
+It writes a heartbeat, and ends when the attempt is over, or is killed after ROUNDS. Its clock is five times as fast.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 from bigsci_launch.errors import BslError
 from bigsci_launch.runs.layout import RunDir
 from bigsci_launch.runs.signs import find_last_step, read_rank_events
-from bigsci_launch.runs.watching.heartbeat import Health, own_beat, write_beat
+from bigsci_launch.runs.watching.heartbeat import Health, own_heartbeat, write_heartbeat
 from bigsci_launch.spy.answer import answer_from, store_evidence
 from bigsci_launch.spy.look.collect import collect
 from bigsci_launch.spy.look.target import find_target
@@ -45,7 +45,7 @@ def main() -> None:
         ended = attempt is None or how_ended(attempt)
         name = attempt.name if attempt else None
         sign = {"every_s": EVERY_S, "health": Health.HEALTHY, "sentence": "serves", "attempt": name, "may_act": False}
-        write_beat(run, own_beat("agent", **sign))
+        write_heartbeat(run, own_heartbeat("agent", **sign))
         step = find_last_step(attempt, read_rank_events(attempt)) if attempt else None
         for act in handler.serve(time.time(), step.step if step else None, grace_s):
             print(act.key, act.what, act.state, act.stage, act.words, flush=True)

@@ -68,7 +68,7 @@ def test_a_watcher_that_lives_is_named_and_one_that_is_dead_is_not(run: RunDir) 
     assert has_parts(document["next"][1], "agent", socket.gethostname(), "10 s")
     write_json(run.watcher_file("agent"), {**json.loads(run.watcher_file("agent").read_text()), "pid": 2**22 + 1})
     document = json.loads(control("demo", "dump", "--why", "slow", "--json").stdout)
-    assert document["watchers"] == [] and "nobody watches demo" in document["next"][1]
+    assert document["watchers"] == [] and "no watcher runs for demo" in document["next"][1]
 
 
 @pytest.mark.parametrize(

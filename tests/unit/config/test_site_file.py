@@ -44,7 +44,7 @@ def test_a_site_that_replaces_a_packaged_one_is_said(folder: Path) -> None:
 def test_it_is_refused_where_others_may_write(folder: Path, part: str, mode: int) -> None:
     (folder / part).chmod(mode)
     done = check(folder)
-    assert done.exit_code == 2 and f"may write {folder / part}" in done.output
+    assert done.exit_code == 2 and f"may write to {folder / part}" in done.output
     run = json.loads((folder / "run.yaml").read_text())
     run["slurm"]["site"] = "sites/local.yaml"
     (folder / "run.yaml").write_text(json.dumps(run))

@@ -52,7 +52,7 @@ def test_what_does_harm() -> None:
 def test_expectation_in_words() -> None:
     assert expectation(find_reproduction("H01"), 3, TOPOLOGY) == "hang H01, rank 3"
     assert "hang H06, rank 3 or " in expectation(find_reproduction("H06"), 3, TOPOLOGY)
-    assert expectation(find_reproduction("H10"), 3, TOPOLOGY) == "hang H10, nobody accused"
+    assert expectation(find_reproduction("H10"), 3, TOPOLOGY) == "hang H10, no rank accused"
     assert expectation(find_reproduction("H07"), 1, TOPOLOGY) == "hang H07, ranks 1-2"
 
 

@@ -58,3 +58,13 @@ def test_nobody_writes(phrase: str) -> None:
     pattern, right = re.compile(rf"\b{phrase}\b", re.IGNORECASE), re.compile(RIGHT.get(phrase, "(?!)"))
     wrong = [place for place, text in all_words() if pattern.search(text) and pattern.search(right.sub("", text))]
     assert not wrong, f"{phrase!r}: {', '.join(wrong)}"
+
+
+def test_sentences_have_a_subject() -> None:
+    """A passive, or a noun, in the place of nobody and somebody."""
+    agentless, folders = (
+        re.compile(r"\b(no|some|any)body\b", re.IGNORECASE),
+        ("bigsci_launch/", "diagnostics/", "slurm/", "configs/"),
+    )
+    found = [place for place, text in all_words() if place.startswith(folders) and agentless.search(text)]
+    assert len(found) <= 3, found

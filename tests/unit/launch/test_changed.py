@@ -156,5 +156,5 @@ def test_one_of_an_older_version_says_what_is_not_known(saved: tuple[RunDir, Pat
     save(run, path, run_id=None, health=None, data=None)
     done = submit(path)
     assert done.exit_code == 0, done.output
-    (line,) = [line for line in done.stderr.splitlines() if line.startswith("not known of global_step5: ")]
+    (line,) = [line for line in done.stderr.splitlines() if line.startswith("unknown about global_step5: ")]
     assert all(word in line for word in ("run_id: ", "health: ", "data.prefix: tokens: "))

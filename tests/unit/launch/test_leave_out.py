@@ -89,7 +89,7 @@ def test_a_node_that_the_user_demands_stays_with_a_warning(slurm: Any) -> None:
 def test_too_few_nodes_are_left(slurm: Any) -> None:
     remember(*(BadNode("jean", f"n{number}", "lost", "x", NOW, None) for number in range(3)))
     done = submit("--dry-run")
-    assert has_parts(done.stderr, "warning: 1 nodes ", " of 2", "`bsl nodes forgive n0,n1,n2`")
+    assert has_parts(done.stderr, "warning: ", "1 usable node ", "needs 2", "`bsl nodes forgive n0,n1,n2`")
 
 
 def test_a_memory_that_cannot_be_read_stops_the_submission(slurm: Any) -> None:

@@ -72,7 +72,7 @@ def test_a_foreign_sites_modules_and_container_are_left_out_locally() -> None:
     assert "module load" not in render_script(request)
 
 
-@pytest.mark.parametrize(("wait_s", "said"), [(60, "still run 60 s"), (900, "still run 900 s"), (0, "as long as they")])
+@pytest.mark.parametrize(("wait_s", "said"), [(60, "still run 60 s"), (900, "still run 900 s"), (0, "without limit")])
 def test_how_long_ranks_may_run_after_the_first(wait_s: int, said: str) -> None:
     lines = render_script(request_of("jean-zay-48-nodes", f"slurm.wait_s={wait_s}")).splitlines()
     at = lines.index(f"  --wait={wait_s}")

@@ -130,7 +130,7 @@ def me() -> Launcher:
     [
         (me(), JobState.RUNNING, ""),
         (Launcher(me().pid, me().start_ticks - 1, me().host), JobState.UNKNOWN, "gone"),
-        (Launcher(me().pid, me().start_ticks, "elsewhere"), JobState.UNKNOWN, "only that machine"),
+        (Launcher(me().pid, me().start_ticks, "elsewhere"), JobState.UNKNOWN, "only be checked there"),
     ],
 )
 def test_local_attempts(trial: Any, launcher: Launcher, state: JobState, word: str) -> None:

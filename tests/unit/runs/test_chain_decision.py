@@ -48,7 +48,7 @@ class Starts:
 
 
 EARLY = [("stopped", 19, 19), ("preempted", 0, 19), ("node_failure", 0, 19), (None, 0, 19), ("preempted", 0, 19)]
-"""Starts that were ended from outside before they made a step."""
+"""Starts that were stopped externally before completing a step."""
 HUNG = [("stopped", 30, 30), *[("hang", 45, 40, by())] * 3]
 AT_START = [("hang", 0, None, by())] * 3
 

@@ -71,7 +71,7 @@ def test_a_run_that_slurm_has_forgotten(slurm: Any, trial: Any) -> None:
     told_to_end(trial, 0, 1, 2, 3, 6, 7)
     [run] = told("list")["runs"]
     assert (run["state"], run["is_worked_out"]) == ("NODE_FAIL", True)
-    assert "NODE_FAIL (worked out)" in invoke("list")
+    assert "NODE_FAIL (reconstructed)" in invoke("list")
     assert told("status")["exit"]["first_failure"]["node"] == "n2"
     ends(trial, 4, 5, code=0)
     told_to_end(trial, 4, 5)

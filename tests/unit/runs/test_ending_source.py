@@ -24,7 +24,7 @@ RECORDS = [
     record("crashed"),
     record("crashed", 139, {**RANK_5, "signal": "SIGSEGV", "last_words": "Fatal Python error: Segmentation fault"}),
     record("crashed", 137, {**RANK_5, "signal": "SIGKILL"}),
-    record("hang", 134, None, evidence=["timed out: ALLREDUCE 178", "which rank hung is not known"]),
+    record("hang", 134, None, evidence=["timed out: ALLREDUCE 178", "cannot determine which rank hung"]),
     record("hang", 134, spy_bundle=STACKS),
     record("node_failure"),
     record("node_failure", 1, {**RANK_5, "node": None}),

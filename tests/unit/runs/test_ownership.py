@@ -96,7 +96,7 @@ def test_a_run_may_be_named_through_a_link(slurm: Any, trial: Any, tmp_path: Pat
 
 @pytest.mark.parametrize(
     ("said", "why"),
-    [(line(user="somebody-else"), "of user somebody-else"), (line(name="other"), "named other")],
+    [(line(user="somebody-else"), "to user somebody-else"), (line(name="other"), "named other")],
     ids=["user", "name"],
 )
 def test_without_a_comment_name_and_user_may_show_that_it_is_anothers(

@@ -43,7 +43,7 @@ def said(state: str, *suspects: int, first: tuple[int, ...] | None = None, hang_
         (HANG, said("slow", 2), "missed"),
         (HANG, said("progressing"), "missed"),
         (HANG, said("finished"), "missed"),
-        (HANG, said("hang"), "nobody named"),
+        (HANG, said("hang"), "no rank named"),
         (HANG, said("waiting", 1), "undecided"),
         (HANG, said("unknown"), "undecided"),
         (SYMMETRIC, said("hang"), "right"),

@@ -16,7 +16,7 @@ from bigsci_launch.train.guards.engine.adam import (  # noqa: E402
     find_wrong_settings,
     tolerances,
 )
-from bigsci_launch.train.guards.engine.judge import checked_words  # noqa: E402
+from bigsci_launch.train.guards.engine.judge import checked_text  # noqa: E402
 from bigsci_launch.train.guards.engine.padding import Range, find_used_padding  # noqa: E402
 from bigsci_launch.train.guards.flat import Flat  # noqa: E402
 from tests.support.texts import CheckText  # noqa: E402
@@ -121,4 +121,4 @@ def test_groups_are_updated_with_the_settings_of_the_run_file() -> None:
 
 def test_what_is_known_to_be_sound(check_text: CheckText) -> None:
     cases = ((None, [], 9), (12, [6, 12], 0), (12, [6, 12, 18, 24], 0), (None, [12], 9))
-    check_text(*(checked_words(*case) for case in cases))
+    check_text(*(checked_text(*case) for case in cases))

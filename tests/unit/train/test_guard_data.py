@@ -39,10 +39,10 @@ OTHER_FILE = {"read": 8, "probe": 7, "own": 7, "neighbour": 9}
     ("sizes", "rank", "wrong", "blamed", "part"),
     [
         ((2, 2, 1), 2, {"read": 7}, (2,), "rank 0 read"),
-        ((2, 1, 1), 1, {"read": 7}, (0, 1), "not known"),
+        ((2, 1, 1), 1, {"read": 7}, (0, 1), "unknown"),
         ((1, 1, 2), 1, {"read": 8, "probe": 7}, (1,), "due"),
         ((1, 1, 3), 1, OTHER_FILE, (1,), ""),
-        ((1, 1, 2), 1, OTHER_FILE, (0, 1), "not known"),
+        ((1, 1, 2), 1, OTHER_FILE, (0, 1), "unknown"),
     ],
     ids=["most agree", "two that differ", "not what was due", "other file", "other file on one of two"],
 )
@@ -78,7 +78,7 @@ def test_the_dataset_of_the_minority_is_named_and_a_tie_is_not_decided() -> None
     (found,) = compare_fingerprints([fingerprint("a"), fingerprint("b"), fingerprint("a")])
     assert found.ranks == (1,)
     (found,) = compare_fingerprints([fingerprint("a"), fingerprint("b")])
-    assert found.ranks == (0, 1) and "not known" in found.text
+    assert found.ranks == (0, 1) and "unknown" in found.text
 
 
 def test_a_word_survives_its_way() -> None:

@@ -96,4 +96,4 @@ def test_no_checkpoint_is_told_from_one_that_is_not_known(
     if latest is not None:
         (tmp_path / "latest").write_text(latest)
     found = find_newest(CheckpointsDir(tmp_path))
-    assert (found.step, re.findall(r"\d+", found.lost_words(8))) == (step, lost)
+    assert (found.step, re.findall(r"\d+", found.lost_text(8))) == (step, lost)

@@ -61,7 +61,7 @@ def test_a_directory_that_cannot_be_written_is_no_blindness(run: RunDir) -> None
     run.watch.write_text("not a folder\n")
     status = status_at(run)
     assert status.health is Health.HEALTHY, status.blind
-    assert any("sign of life" in text for text in status.remarks)
+    assert any("heartbeat" in text for text in status.remarks)
 
 
 def test_one_look_at_a_job_without_slurm_could_not_see(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

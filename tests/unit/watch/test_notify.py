@@ -219,7 +219,7 @@ print(tell(RunDir(Path({str(run.path)!r})), {NOTICE!r}, wait_s=0.3)[0].ok)
     hook.answers = [answer(200)]
     assert deliver(run) == [] and len(hook.posted) == 1  # it may still be sending
     age_claims(run, DIED_S + 1)
-    assert deliver(run) == [] and "has died" in undelivered(run, time.time())[0]
+    assert deliver(run) == [] and "died while sending" in undelivered(run, time.time())[0]
     [pending] = read_pending(run)
     write_try_long_ago(run, pending)
     assert [each.ok for each in deliver(run)] == [True] and len(hook.posted) == 2
@@ -280,10 +280,10 @@ def test_a_program_that_fails_says_why(words: list[str], why: str) -> None:
     [
         (answer(404, "no_service"), "127.0.0.1 answered 404: no_service"),
         (answer(404, f"Cannot POST {SECRET}"), "127.0.0.1 answered 404: Not Found"),
-        (answer(302, Location="/elsewhere/T0SECRET"), "127.0.0.1 answered 302: it redirects"),
-        (answer(307, Location="/elsewhere/T0SECRET"), "127.0.0.1 answered 307: it redirects"),
-        (garbage, "127.0.0.1: its answer is not HTTP"),
-        (lambda handler: None, "127.0.0.1: it closed the connection without an answer"),
+        (answer(302, Location="/elsewhere/T0SECRET"), "127.0.0.1 answered 302: redirects"),
+        (answer(307, Location="/elsewhere/T0SECRET"), "127.0.0.1 answered 307: redirects"),
+        (garbage, "127.0.0.1: the answer is not HTTP"),
+        (lambda handler: None, "127.0.0.1: the connection was closed"),
         (lambda handler: time.sleep(2), "127.0.0.1: no answer within 0.4 s"),
     ],
 )

@@ -99,7 +99,7 @@ def test_open_findings_come_first_and_text_is_never_markup(bloom: RunDir) -> Non
     reader = Reader(page)
     text = " ".join(reader.texts).partition("Findings")[2]
     assert reader.scripts == 1 and "rank 77 <script>left()</script>" in text
-    assert text.index("rank 77") < text.index("1 that are over") < text.index("old spike")
+    assert text.index("rank 77") < text.index("1 resolved") < text.index("old spike")
     assert "evidence:" in text and "/runs/bloom/spy/1" in text and text.count("384 ranks saved") == 1
     assert "<b>before</b> maintenance" in text and "done: 384 ranks saved" in text
     assert not ELSEWHERE.search(page)

@@ -17,7 +17,7 @@ from watching.simulation import replay  # noqa: E402
 pytestmark = pytest.mark.slow
 
 sys.path.remove(str(ROOT / "benchmarks"))
-PAGE = (ROOT / "docs" / "explanation" / "watch-replays.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "measurements" / "watch-replays.md").read_text(encoding="utf-8")
 SLOW = (evaluation_hang_with_heartbeats, evaluations, ramp_up, bars)
 """384 ranks, long runs, floods: `benchmarks/watch_replays.py` has them all."""
 

@@ -267,7 +267,7 @@ def test_a_job_that_is_not_known_to_be_ours_is_left_alone(office: Office, fake_s
     office.ask("kill")
     office.serve(office.handler())
     assert fake.calls("scancel") == []
-    assert office.last("kill").state == "failed" and "another run's" in office.last("kill").words
+    assert office.last("kill").state == "failed" and "belongs to another run" in office.last("kill").words
 
 
 def test_a_silent_controller_is_asked_again_and_not_too_often(office: Office, fake_slurm: Install) -> None:

@@ -261,7 +261,7 @@ def test_a_ledger_that_others_may_write_or_have_made_is_not_believed(shared: Sha
     os.chown(file, COLLEAGUE.pw_uid, -1)
     seen = read_watching(shared.run, shared.attempt, time.time())
     (theirs,) = seen.remarks
-    assert (seen.findings, seen.acts, has_parts(theirs, file, "bin's", "daemon's")) == ((), (), True)
+    assert (seen.findings, seen.acts, has_parts(theirs, file, "to bin", "to daemon")) == ((), (), True)
     os.chown(file, OWNER.pw_uid, -1)
     file.chmod(0o664)
     seen = read_watching(shared.run, shared.attempt, time.time())

@@ -15,7 +15,7 @@ from bigsci_launch.weights.formats.table import BY_NAME, format_of
 from bigsci_launch.weights.locate.locate import open_weights
 
 ROOT = Path(__file__).parents[3]
-PAGE = ROOT / "docs" / "explanation" / "weights-formats.md"
+PAGE = ROOT / "docs" / "measurements" / "weights-formats.md"
 # torch needs two seconds to export a program; its archive is one of many plain files.
 SLOW = "torch.export"
 

@@ -232,7 +232,7 @@ def _recomputation(arguments: Arguments, chunks: int) -> str:
         if "checkpoint_activations" in arguments:
             return "none"
         names = "recompute_granularity, checkpoint_activations"
-        raise ValueError(f"the arguments do not say what is recomputed (no {names})")
+        raise ValueError(f"the arguments do not show what is recomputed (no {names})")
     if granularity in _OFF:
         return "none"
     if granularity == "selective":

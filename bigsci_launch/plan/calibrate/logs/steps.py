@@ -33,6 +33,4 @@ def require_sizes(cells: Mapping[str, str], program: str) -> None:
     missing = [column for column in REQUIRED if not cells.get(column)]
     if missing:
         said = ", ".join(f"{column} {text}" for column, text in cells.items() if text)
-        raise ValueError(
-            f"this log of {program} does not say {', '.join(missing)}; it says {said}; with the rest, {AS_A_ROW}"
-        )
+        raise ValueError(f"this log of {program} lacks {', '.join(missing)}; it has {said}; with the rest, {AS_A_ROW}")

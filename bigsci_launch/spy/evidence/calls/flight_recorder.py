@@ -1,4 +1,4 @@
-"""What torch's flight recorder says about one rank: its collectives, in order, with group and sequence number.
+"""What torch's flight recorder holds about one rank: its collectives, in order, with group and sequence number.
 
 On gloo the recorder lists collectives but no point-to-point calls, and no member lists: those come from the run.
 """
@@ -47,7 +47,7 @@ class Recorder:
 
     `stream` indexes `tokens`; its first entry was the rank's collective number `first_record` (the buffer is a ring).
     `last_sequence` is the newest number in each group, `open_positions` are entries that have not ended. `members` are
-    the ranks of each group, if the run says so.
+    the ranks of each group, if the run lists them.
     """
 
     first_record: int

@@ -1,4 +1,4 @@
-"""What the ring of a rank says: the calls that it made last, and those that it has not left.
+"""What the ring of a rank holds: the calls that it made last, and those that it has not left.
 
 The ring holds what Python called. Collectives of C++ (DDP's reduction of gradients, functional collectives) are not in
 it, so a rank whose ring shows no open call may communicate all the same.
@@ -120,7 +120,7 @@ class Ring:
     def shows_no_wait(self) -> bool:
         """Whether the process is in no call that may wait for another rank, as far as Python began it.
 
-        Work on a device, and work that nobody has waited for yet, may go on unseen.
+        Work on a device, and work that was not waited for yet, may go on unseen.
         """
         is_known = self.are_blocking and not self.lost_threads and any(call.number for call in self.calls)
         return is_known and all(call.operation in LOCAL for call in self.open_calls)

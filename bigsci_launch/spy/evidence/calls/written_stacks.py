@@ -26,7 +26,7 @@ class WrittenStacks:
     def site(self) -> str:
         """Where the thread is that decides: `save (train.py:88)`."""
         thread = decisive_thread(self.threads, 0)
-        return str(thread.site) if thread and thread.site else "a place that is not known"
+        return str(thread.site) if thread and thread.site else "an unknown place"
 
     @property
     def place(self) -> str:

@@ -1,4 +1,4 @@
-"""What is left where nobody stays away and nobody left a schedule: all are together, or all are elsewhere."""
+"""What is left where no rank stays away and none left a schedule: all are together, or all are elsewhere."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ODD_SHARE = 0.25
 
 
 def all_together(case: JobCase) -> Conclusion | None:
-    """Every rank is in a communication, and nobody is known to be missing from any of them."""
+    """Every rank is in a communication, and none is known to be missing from any of them."""
     graph = case.graph
     if not graph.waits or len(graph.waits) < len(case.alive):
         return None

@@ -56,7 +56,7 @@ def some_at_work(case: JobCase) -> Conclusion | None:
 
 
 def stays_away(case: JobCase) -> Conclusion | None:
-    """Ranks that others wait for are certainly in no communication, and their own process says what holds them."""
+    """Ranks that others wait for are certainly in no communication, and their own process shows what holds them."""
     works = find_works(case, case.roots)
     stalls = certain_stalls(case, [seen for seen in case.roots if seen.rank not in works])
     if not stalls:
@@ -215,7 +215,7 @@ def cannot_be_read(case: JobCase) -> Conclusion | None:
     return Conclusion(
         state=State.HANG,
         claim=f"{counted(waiting, 'waits')} for {who}, {whose} could not be read ({why[0]}): "
-        f"whether {they} too is not known",
+        f"unknown whether {they} too",
         strength=Strength.GUESS,
         hang_class=HangClass.RANK_UNREADABLE,
         sides=(*sides_of(case.graph, tuple(case.graph.waits)), Side(ranks, "not read")),

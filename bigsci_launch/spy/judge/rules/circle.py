@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from bigsci_launch.spy.evidence.groups import group_words, is_scope
+from bigsci_launch.spy.evidence.groups import group_text, is_scope
 from bigsci_launch.spy.evidence.ranks import Evidence
 from bigsci_launch.spy.judge.case import JobCase
 from bigsci_launch.spy.judge.conclusion import Conclusion, GracePeriod, Side, Strength, Suspect, name_with_part
@@ -67,7 +67,7 @@ def roots_differ(case: JobCase) -> Conclusion | None:
 
 
 def unfinished(case: JobCase) -> Conclusion | None:
-    """All members have reached a collective, some do not get out of it, and everybody else waits for these."""
+    """All members have reached a collective, some do not get out of it, and all others wait for these."""
     return conclude_unfinished(case.evidence, case.graph.certain_part()) if case.graph.endless else None
 
 
@@ -112,7 +112,7 @@ def _conclude_departed(case: JobCase, departures: Departures, departed: tuple[in
     first = departures.of(departed[0])
     agree = all(rank in departures.from_past and rank in departures.from_peers for rank in departed)
     surprise = Strength.AGREED if first.rank in departures.from_past else Strength.DERIVED
-    words = {rank: _departed_words(departures.of(rank), evidence, graph) for rank in departed}
+    words = {rank: _departed_text(departures.of(rank), evidence, graph) for rank in departed}
     wait = graph.direct_waiter(first.rank)
     others = len(graph.waits.keys() - set(departed))
     claim = f"{evidence.name(first.rank)} {words[first.rank]}"
@@ -150,38 +150,38 @@ def _class_of(
     return HangClass.LEFT_EARLY
 
 
-def _departed_words(departure: Departure, evidence: Evidence, graph: WaitGraph) -> str:
+def _departed_text(departure: Departure, evidence: Evidence, graph: WaitGraph) -> str:
     """`left out all_reduce number 41 of the tensor-parallel group (ranks 4-5) and is in ...`."""
     wait = graph.direct_waiter(departure.rank)
     here = graph.waits.get(departure.rank)
-    expected = _expected_words(departure, evidence)
+    expected = _expected_text(departure, evidence)
     if departure.form == "skip":
         if wait is not None and wait.call and wait.operation == departure.expected.operation:
             expected = str(wait)
         return f"left out {expected}" + (f" and is in {here}" if here else "")
-    did = _did_words(departure, evidence, graph)
+    did = _did_text(departure, evidence, graph)
     if departure.form == "extra":
         return f"issued an extra {did} before {expected}"
     return f"issued {did} where {expected} was due"
 
 
-def _collective_words(collective: Collective, group: str | None, rank: int, evidence: Evidence) -> str:
+def _collective_text(collective: Collective, group: str | None, rank: int, evidence: Evidence) -> str:
     """`all_reduce of the tensor-parallel group (ranks 4-5)`; `group` is the name that torch gave it on `rank`."""
     seen = next(seen for seen in evidence.ranks if seen.rank == rank)
     members = recorded_members(seen, group, evidence) if group is not None else None
     scope = collective.group if is_scope(collective.group) else None
-    return f"{collective.operation} of {group_words(scope, members)}"
+    return f"{collective.operation} of {group_text(scope, members)}"
 
 
-def _expected_words(departure: Departure, evidence: Evidence) -> str:
-    return _collective_words(departure.expected, departure.expected_group, departure.rank, evidence)
+def _expected_text(departure: Departure, evidence: Evidence) -> str:
+    return _collective_text(departure.expected, departure.expected_group, departure.rank, evidence)
 
 
-def _did_words(departure: Departure, evidence: Evidence, graph: WaitGraph) -> str:
+def _did_text(departure: Departure, evidence: Evidence, graph: WaitGraph) -> str:
     here = graph.waits.get(departure.rank)
     if here is not None and here.call is not None and here.call.token.group == departure.did_group:
-        return f"{departure.did.operation} of {group_words(here.scope, here.members)}"
-    return _collective_words(departure.did, departure.did_group, departure.rank, evidence)
+        return f"{departure.did.operation} of {group_text(here.scope, here.members)}"
+    return _collective_text(departure.did, departure.did_group, departure.rank, evidence)
 
 
 def _departed_evidence(
@@ -191,7 +191,7 @@ def _departed_evidence(
     for rank in departed[:3]:
         if rank in departures.from_past:
             departure = departures.from_past[rank]
-            due, did = _expected_words(departure, evidence), _did_words(departure, evidence, graph)
+            due, did = _expected_text(departure, evidence), _did_text(departure, evidence, graph)
             lines.append(f"in earlier steps {evidence.short_name(rank)} issued {due} here; now it issued {did}")
         if rank in departures.from_peers:
             lines.append(
@@ -207,9 +207,9 @@ def _departed_evidence(
 
 
 def _conclude_mismatch(case: JobCase) -> Conclusion:
-    """The verdict when members of a group disagree, and no schedule says who is right.
+    """The verdict when members of a group disagree, and no schedule shows who is right.
 
-    A minority is accused only if the past confirms what the others did and not what it did, or if nobody has a past:
+    A minority is accused only if the past confirms what the others did and not what it did, or if no rank has a past:
     a majority can be wrong, and the past may support the few.
     """
     evidence, mismatch, departures = case.evidence, case.mismatch, case.departed.departures

@@ -2,7 +2,7 @@
 
 A rank that dies takes the others down with "connection closed", which is not their own failure. And gloo aborts the
 rank that *receives* an unexpected amount of data, although the sender may be wrong: such an abort, or one without a
-message, accuses nobody, unless the rings show whose last collective had another size than ever before at that point.
+message, accuses no rank, unless the rings show whose last collective had another size than ever before at that point.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ AMOUNTS = re.compile(r"(\d+) vs\.? (\d+)")
 
 
 def in_order_of_failure(failed: Sequence[RankEvidence]) -> list[RankEvidence]:
-    """Sort with the cause first. Ranks that lost a peer, were told to end, or left no record come later."""
+    """Sort with the cause first. Ranks that lost a peer, were asked to stop, or left no record come later."""
     return sorted(failed, key=_order)
 
 
@@ -51,7 +51,7 @@ def lost_peer(seen: RankEvidence) -> bool:
 
 
 def words_of(seen: RankEvidence) -> str:
-    """What the rank said when it failed, or nothing."""
+    """The error of the failed rank, or an empty text."""
     return seen.error or (seen.failure.words if seen.failure else "")
 
 
@@ -66,7 +66,7 @@ def has_vanished(seen: RankEvidence, evidence: Evidence) -> bool:
 
 
 def failed_ranks(case: JobCase) -> list[RankEvidence]:
-    """Ranks that are gone, where no record says that they ended well, the cause first."""
+    """Ranks that are gone, without a record of a good end, the cause first."""
     return in_order_of_failure([seen for seen in gone_ranks(case) if not (seen.exit and seen.exit.is_clean)])
 
 
@@ -79,7 +79,7 @@ def all_ended_well(case: JobCase) -> Conclusion | None:
 
 
 def all_lost_a_peer(case: JobCase) -> Conclusion | None:
-    """Every rank that failed says that another one was gone, or was told to end after that."""
+    """Every failed rank reports that a peer was gone, or was asked to stop after that."""
     evidence = case.evidence
     away = [seen for seen in evidence.ranks if _is_on_a_lost_node(seen, evidence)]
     failed = [seen for seen in failed_ranks(case) if seen not in away]
@@ -100,9 +100,9 @@ def _is_on_a_lost_node(seen: RankEvidence, evidence: Evidence) -> bool:
 
 
 def ended_in_silence(case: JobCase) -> Conclusion | None:
-    """No rank that ended left a record, as in a job that nobody prepared: they may have ended with exit code 0.
+    """No rank that ended left a record, as in an unprepared job: they may have ended with exit code 0.
 
-    A single one is named by another rule, if others are in a collective. Of several, nobody knows which was first.
+    A single one is named by another rule, if others are in a collective. Of several, it is unknown which was first.
     """
     failed = failed_ranks(case)
     if not failed or any(seen.exit or words_of(seen) for seen in failed) or (len(failed) == 1 and case.graph.waits):
@@ -111,39 +111,39 @@ def ended_in_silence(case: JobCase) -> Conclusion | None:
 
 
 def ended_on_request(case: JobCase) -> Conclusion | None:
-    """Each rank that failed had been told to end before. Rings show where they were, if all have ended."""
+    """Each failed rank had been asked to stop before. Rings show where they were, if all have ended."""
     failed, evidence = failed_ranks(case), case.evidence
     if not failed or not all(_ended_because_asked(seen, evidence) for seen in failed):
         return None
     rings = [] if case.alive else [seen.rank for seen in evidence.ranks if seen.ring is not None]
     asked = ENDED_BY.get(evidence.ending or "")
     if not rings:
-        told = f"{count_ranks(failed)} had been told to end, and did"
+        told = f"{count_ranks(failed)} had been asked to stop, and did"
         told += f"; {len(case.alive)} of {evidence.world_size} ranks still run" if case.alive else ""
         return Conclusion(
             state=State.UNKNOWN,
             claim=f"{asked}: {told}" if asked else told,
             strength=Strength.AGREED if asked else Strength.DERIVED,
-            missing=("what they did before: none of them has left its last calls",),
+            missing=("what they did before: none of them left a ring with its last calls",),
         )
     found = find_in_rings(evidence)
     without = [seen.rank for seen in failed if seen.ring is None]
     words = found[0].words if found else places_of(evidence, rings)
     return Conclusion(
         state=State.UNKNOWN,
-        claim=f"{count_ranks(failed)} had been told to end, and did: {words}",
+        claim=f"{count_ranks(failed)} had been asked to stop, and did: {words}",
         strength=Strength.DERIVED if found else Strength.GUESS,
         hang_class=found[0].hang_class if found else None,
         sides=(Side(tuple(rings), "ended; known from their rings"),),
-        evidence=(*((f"{asked}, as its exit.json says",) if asked else ()), *(each.words for each in found[1:])),
+        evidence=(*((f"{asked}, according to its exit.json",) if asked else ()), *(each.words for each in found[1:])),
         missing=(f"the last calls of {evidence.names(without)}: no ring of them was kept",) if without else (),
         next=("bsl trace last  # the last calls of every rank",),
     )
 
 
 def _ended_because_asked(seen: RankEvidence, evidence: Evidence) -> bool:
-    """Whether the rank had been told to end; where the run was, also one that was killed with its runner, or whose peer
-    was told a moment before."""
+    """Whether the rank had been asked to stop; if the run was, also one that was killed with its runner, or whose peer
+    was asked a moment before."""
     if seen.exit is not None and seen.exit.was_terminated:
         return True
     return evidence.ending in ENDED_BY and (seen.exit is None or lost_peer(seen))
@@ -222,11 +222,11 @@ def one_has_ended(case: JobCase) -> Conclusion | None:
 
 
 def _conclude_lost(evidence: Evidence, failed: Sequence[RankEvidence]) -> Conclusion:
-    """The verdict when every rank that failed says that another one was gone."""
+    """The verdict when every failed rank reports that a peer was gone."""
     ranks = [seen.rank for seen in failed]
     return Conclusion(
         state=State.CRASHED,
-        claim=f"{evidence.names(ranks)} lost a peer and ended; none of them says why the first one failed",
+        claim=f"{evidence.names(ranks)} lost a peer and ended; none of them recorded why the first one failed",
         strength=Strength.GUESS,
         hang_class=HangClass.RANK_KILLED,
         sides=(Side(tuple(ranks), "lost a peer"),),
@@ -238,12 +238,12 @@ def _conclude_lost(evidence: Evidence, failed: Sequence[RankEvidence]) -> Conclu
 def _conclude_lost_node(
     evidence: Evidence, away: Sequence[RankEvidence], lost: Sequence[RankEvidence], told: Sequence[RankEvidence]
 ) -> Conclusion:
-    """The verdict where the first failure is that of a node: the other ranks noticed, or were told to end."""
+    """The verdict where the first failure is that of a node: the other ranks noticed, or were asked to stop."""
     ranks, nodes = tuple(seen.rank for seen in away), sorted({seen.node for seen in away})
     why = "Slurm lost it" if evidence.lost_node in nodes else dict(evidence.nodes_silent)[nodes[0]]
     where = f"{'was' if len(away) == 1 else 'were'} on node {nodes[0]}" + (" and others" if len(nodes) > 1 else "")
     others = [f"{count_ranks(lost)} then lost a peer and ended"] if lost else []
-    others += [f"{count_ranks(told)} had been told to end, and did"] if told else []
+    others += [f"{count_ranks(told)} had been asked to stop, and did"] if told else []
     is_known = evidence.lost_node in nodes
     return Conclusion(
         state=State.CRASHED,
@@ -261,7 +261,7 @@ def _conclude_silent(case: JobCase, failed: Sequence[RankEvidence]) -> Conclusio
     evidence, graph = case.evidence, case.graph
     ranks = tuple(sorted(seen.rank for seen in failed))
     were_seen = any(seen.samples for seen in failed)
-    what = "ended, and nothing that was read says how" if were_seen else "no process that could be found"
+    what = "ended, and no record shows how" if were_seen else "no process that could be found"
     num_left, waiting = len(evidence.ranks) - len(ranks), count_ranks(graph.waits)
     some = evidence.names(ranks) if num_left else f"all {len(ranks)} ranks"
     who = evidence.name(ranks[0]) if len(ranks) == 1 else some
@@ -294,8 +294,8 @@ def _conclude_abort(evidence: Evidence, failed: Sequence[RankEvidence], first: R
         hang_class=HangClass.SIZE_DIFFERS if words else HangClass.RANK_CRASHED,
         sides=(Side((first.rank,), "aborted"), *((Side(others, "lost a peer"),) if others else ())),
         missing=(
-            "who is wrong: the rank that aborted only received, and its peer may have sent the wrong amount",
-            *(() if words else (f"the last words of rank {first.rank}: see its log",)),
+            "which rank is wrong: the one that aborted only received, and its peer may have sent the wrong amount",
+            *(() if words else (f"the last output of rank {first.rank}: see its log",)),
         ),
         next=("TORCH_DISTRIBUTED_DEBUG=DETAIL  # in the next attempt: names both sizes at the call",),
     )

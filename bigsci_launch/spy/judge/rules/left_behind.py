@@ -38,11 +38,11 @@ def left_behind(case: JobCase) -> Conclusion | None:
     first = by_rank[sides[0].ranks[0]]
     are_complete = not any(graph.blockers[rank] for rank in graph.waits)
     still = "; ".join(
-        f"{where_words(evidence, side.ranks)} {agree('is', side.ranks)} still in {side.where}" for side in sides[:3]
+        f"{where_text(evidence, side.ranks)} {agree('is', side.ranks)} still in {side.where}" for side in sides[:3]
     )
     if _is_one_against_all(case, outside):
         return _conclude_one(case, sides[0], outside)
-    gone_on = f"{where_words(evidence, away)} {_progress(first, outside[0])}"
+    gone_on = f"{where_text(evidence, away)} {_progress(first, outside[0])}"
     return Conclusion(
         state=State.HANG,
         claim=f"{still}; {gone_on}, and neither side makes progress",
@@ -106,7 +106,7 @@ def _site(seen: RankEvidence) -> Frame | None:
 def may_wait_for_device(seen: RankEvidence, graph: WaitGraph) -> bool:
     """Whether a process that does not move may wait for a collective on its device: it spins, or sleeps on a futex.
 
-    A process that spins may just as well compute, so spinning counts only if nobody waits for the rank.
+    A process that spins may just as well compute, so spinning counts only if no rank waits for it.
     """
     if frames_moved(seen) or (seen.thread is not None and seen.thread.waits_for_shared_lock):
         return False
@@ -126,7 +126,7 @@ def _progress(inside: RankEvidence, outside: RankEvidence) -> str:
     return f"are in {place}"
 
 
-def where_words(evidence: Evidence, ranks: Collection[int]) -> str:
+def where_text(evidence: Evidence, ranks: Collection[int]) -> str:
     """`80 ranks (tp5-6; 2 of 8 on each of 40 nodes)`: how many, and which part of the layout that is."""
     parts = [part for part in (evidence.part(ranks), _nodes(evidence, ranks)) if part]
     return f"{count_ranks(ranks)} ({'; '.join(parts)})" if parts else count_ranks(ranks)

@@ -1,4 +1,4 @@
-"""Hangs where the evidence fits either side: they report where each side is, and accuse nobody.
+"""Hangs where the evidence fits either side: they report where each side is, and accuse no rank.
 
 The sides alone often show what happened: whole pipeline stages that count differently, two ends of a message that
 never meet, two roots of one broadcast.
@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
-from bigsci_launch.spy.evidence.groups import group_words
+from bigsci_launch.spy.evidence.groups import group_text
 from bigsci_launch.spy.evidence.known_code import bare_name, is_norm
 from bigsci_launch.spy.evidence.ranks import Evidence, RankEvidence
 from bigsci_launch.spy.judge.conclusion import (
@@ -65,7 +65,7 @@ def _where(waits: Sequence[Wait]) -> str:
     """`all_reduce number 41 of the tensor-parallel group (ranks 4-5) at backward (tensor.py:68)`."""
     first = waits[0]
     is_one_group = all(wait.members == first.members for wait in waits)
-    of_group = f" of {group_words(first.scope, None)}{ASSUMED if first.is_assumed else ''}" if first.scope else ""
+    of_group = f" of {group_text(first.scope, None)}{ASSUMED if first.is_assumed else ''}" if first.scope else ""
     numbers = {wait.call.sequence if wait.call else None for wait in waits}
     number = f" number {first.call.sequence}" if first.call and len(numbers) == 1 else ""
     what = str(first) if is_one_group else f"{first.operation}{number}{of_group}"
@@ -83,9 +83,9 @@ def name_sides(evidence: Evidence, sides: Sequence[Side]) -> str:
 def conclude_sides(evidence: Evidence, graph: WaitGraph, core: tuple[int, ...]) -> Conclusion:
     """The verdict when the ranks of `core` wait for each other, and the evidence fits each side."""
     sides = sides_of(graph, core)
-    wait = "wait for each other, and the evidence does not say who left"
+    wait = "wait for each other, and the evidence does not show which side left the schedule"
     if len(core) == 1:
-        wait = "waits for a message, and the evidence does not say from whom"
+        wait = "waits for a message, and the evidence does not show from which rank"
     return Conclusion(
         state=State.HANG,
         claim=f"{evidence.names(core)} {wait}: {name_sides(evidence, sides)}",
@@ -109,7 +109,7 @@ def class_of(graph: WaitGraph, core: Iterable[int]) -> HangClass:
 def _missing(graph: WaitGraph, core: Collection[int]) -> tuple[str, ...]:
     waits = [graph.waits[rank] for rank in core]
     if any(wait.is_point_to_point and wait.partner is None for wait in waits):
-        return ("whom each message is for, and its tag: the stacks do not show them",)
+        return ("the receiver and the tag of each message: the stacks do not show them",)
     if all(wait.is_point_to_point for wait in waits):
         return ("which end is wrong: each waits for the other",)
     return ("which of the sides departed from its schedule",)
@@ -161,7 +161,7 @@ def _is_in_norm(seen: RankEvidence) -> bool:
 
 
 def _counts(wait: Wait, ranks: Sequence[RankEvidence]) -> tuple[int, ...]:
-    """How many collectives `ranks` have made in the group of `wait`, where their recorders say so."""
+    """How many collectives `ranks` have made in the group of `wait`, according to their recorders."""
     group = wait.call.token.group if wait.call else None
     return tuple({seen.recorder.last_sequence.get(group, 0) for seen in ranks if seen.recorder}) if group else ()
 
@@ -182,7 +182,7 @@ def conclude_news(evidence: Evidence, graph: WaitGraph, departures: Departures) 
     return Conclusion(
         state=State.HANG,
         claim=f"{name_and_verb(evidence, ranks, 'is in')} {_where(new)}, which "
-        f"{name_and_verb(evidence, absent, 'has')} not reached; the evidence does not say whether it was left out or "
+        f"{name_and_verb(evidence, absent, 'has')} not reached; the evidence does not show whether it was left out or "
         "should not have been started",
         strength=Strength.GUESS,
         hang_class=hang_class,
@@ -223,7 +223,7 @@ def conclude_places(evidence: Evidence, graph: WaitGraph) -> Conclusion:
         strength=Strength.NOTHING,
         sides=sides,
         evidence=(f"{still}none is outside a collective",),
-        missing=("which ranks each collective goes over: without that, it is not known who waits for whom",),
+        missing=("the members of each collective: without them, it is unknown who waits for whom",),
     )
 
 
@@ -250,7 +250,7 @@ def find_roots(graph: WaitGraph) -> dict[int, tuple[int, ...]] | None:
 
 
 def _is_complete(graph: WaitGraph, roots: Mapping[int, Sequence[Wait]]) -> bool:
-    """Whether no member is missing from these waits, or their number says that they are one collective.
+    """Whether no member is missing from these waits, or their number shows that they are one collective.
 
     If the group is not known, a collective that most ranks are in is taken for one of all.
     """
@@ -285,7 +285,7 @@ def conclude_root_split(evidence: Evidence, wait: Wait, split: RootSplit) -> Con
     found = conclude_roots(evidence, wait, split.by_root)
     why = {rank: f"named root {root} in {wait}" for root, ranks in split.by_root.items() for rank in ranks}
     here = evidence.names(split.departed)
-    past = f"before, {here} always named the root that the others name here, and these always did"
+    past = f"before, {here} always named the root that the others name now, and so did the others"
     return replace(
         found,
         strength=Strength.AGREED if split.departed else found.strength,
@@ -310,8 +310,8 @@ def conclude_roots(evidence: Evidence, wait: Wait, roots: Mapping[int, tuple[int
         sides=tuple(Side(ranks, f"{wait} with root {root}") for root, ranks in by_size),
         evidence=("each rank's stack shows the root as an argument of the call",),
         missing=(
-            *(() if is_known else (f"which ranks this {wait.operation} goes over",)),
-            "which root is right: the recorder does not keep it",
+            *(() if is_known else (f"which ranks this {wait.operation} spans",)),
+            "which root is right: the recorder does not store it",
         ),
     )
 
@@ -356,14 +356,14 @@ def _chain(graph: WaitGraph, start: int) -> tuple[str, ...]:
     for rank in left:
         for blocker in sorted(graph.blockers.get(rank, ())):
             if blocker == start:
-                return (_chain_words(start, rank, came_from),)
+                return (_chain_text(start, rank, came_from),)
             if blocker not in came_from:
                 came_from[blocker] = rank
                 left.append(blocker)
     return ()
 
 
-def _chain_words(start: int, last: int, came_from: Mapping[int, int]) -> str:
+def _chain_text(start: int, last: int, came_from: Mapping[int, int]) -> str:
     path = [start, last] if last != start else [start]
     while path[-1] in came_from:
         path.append(came_from[path[-1]])

@@ -30,7 +30,7 @@ def nothing_found(case: JobCase) -> Conclusion | None:
     """No rank was found at all."""
     if any(seen.samples or seen.exit for seen in case.evidence.ranks):
         return None
-    return Conclusion(State.UNKNOWN, "no rank was found, so nothing is known about what they do", Strength.NOTHING)
+    return Conclusion(State.UNKNOWN, "no rank was found, so their state is unknown", Strength.NOTHING)
 
 
 def still_joining(case: JobCase) -> Conclusion | None:
@@ -38,7 +38,7 @@ def still_joining(case: JobCase) -> Conclusion | None:
     moving = case.moving
     if not moving or not all(is_joining(seen) for seen in case.evidence.ranks):
         return None
-    missing = "whether all will: a rank that is late, or looks elsewhere, shows once the others stop moving"
+    missing = "whether all ranks will: a late or misdirected rank becomes visible once the others stop moving"
     fact = _fact(case, moving)
     return Conclusion(
         state=State.PROGRESSING,
@@ -107,7 +107,7 @@ def step_apart(case: JobCase) -> Conclusion | None:
         hang_class=HangClass.STEP_DROPPED,
         sides=tuple(Side(each.ranks, "a step apart from its peers") for each in apart),
         evidence=(*progress.evidence, *(each.words for each in apart[1:])),
-        missing=("whether it left out a step, or counted it otherwise",),
+        missing=("whether it skipped a step, or counts steps differently",),
     )
 
 

@@ -67,7 +67,7 @@ def hosts_of_ranks(ranks: Iterable[RankEvidence]) -> Mapping[str, tuple[int, ...
 def link_carries_nothing(case: JobCase) -> Conclusion | None:
     """Connections between the hosts of ranks retransmit in vain.
 
-    The kernel acknowledges data even for a process that is stopped or asleep: if nobody does, the link has lost it. The
+    The kernel acknowledges data even for a process that is stopped or asleep: if it does not, the link has lost it. The
     other end must be a host whose ranks answered. If its node is gone, that silence is the verdict, not the network.
     """
     evidence, graph = case.evidence, case.graph
@@ -88,14 +88,14 @@ def link_carries_nothing(case: JobCase) -> Conclusion | None:
         strength=Strength.AGREED if len(stuck) > 1 else Strength.DERIVED,
         hang_class=HangClass.LINK_DOWN,
         sides=sides,
-        evidence=(*(str(each) for each in stuck[1:3]), _within_words(evidence, hosts)),
+        evidence=(*(str(each) for each in stuck[1:3]), _within_text(evidence, hosts)),
         missing=(f"whether small packets pass ({HangClass.LARGE_PACKETS_LOST}, a wrong MTU) or none at all",),
         next=(f"ping -c 3 {involved[-1]}; ping -c 3 -M do -s 8972 {involved[-1]}  # from {involved[0]}: small, large",),
         grace=GracePeriod.NONE,
     )
 
 
-def _within_words(evidence: Evidence, hosts: Mapping[str, tuple[int, ...]]) -> str:
+def _within_text(evidence: Evidence, hosts: Mapping[str, tuple[int, ...]]) -> str:
     within = sum(
         1
         for seen in evidence.ranks

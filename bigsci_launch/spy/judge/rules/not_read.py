@@ -1,4 +1,4 @@
-"""Ranks known only from their flight recorder (no stack, no open collective), or on machines that nobody looked at.
+"""Ranks known only from their flight recorder (no stack, no open collective), or on machines that were not looked at.
 
 On gloo, recorders do not list messages between two ranks: such a rank may wait for one, compute or hang. It is not
 accused of staying away if the recorders show who left the schedule, or if several ranks look like it.
@@ -22,7 +22,7 @@ from bigsci_launch.topology.naming import agree, counted
 NOT_LISTED = "their stacks: they may wait for messages from each other, which recorders do not list"
 WHERE_TO_LOOK = {
     ELSEWHERE: "their stacks: point --pid at their launchers too, or look at the whole job (--jobid)",
-    NO_FILE: "their files: a missing file accuses nobody",
+    NO_FILE: "their files: a missing file is not held against a rank",
 }
 
 
@@ -46,9 +46,9 @@ def not_read(case: JobCase) -> Conclusion | None:
     waiting = counted(case.graph.waits, "waits")
     claim = f"{case.evidence.names(roots)} {agree('has', roots)} not reached the collectives that {waiting} in"
     return Conclusion(
-        # Ranks that nobody looked at may be at work.
+        # Ranks that were not looked at may be at work.
         state=State.UNKNOWN if reason == ELSEWHERE else State.HANG,
-        claim=f"{claim}, and nothing that was read shows where {they}",
+        claim=f"{claim}, and the evidence does not show where {they}",
         strength=Strength.NOTHING,
         sides=sides_of(case.graph, tuple(case.graph.waits)),
         evidence=() if reason else ("none of their recorded collectives is still open",),

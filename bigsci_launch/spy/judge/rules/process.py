@@ -1,4 +1,4 @@
-"""Why a rank that others wait for does not arrive: what its process says, outside any communication.
+"""Why a rank that others wait for does not arrive: what its process shows, outside any communication.
 
 Each way to explain it is a row of `STALL_RULES`. All are tried; of those that fit, the one counts that none beats.
 """
@@ -61,7 +61,7 @@ StallRule = TableRule[RankEvidence, Stall]
 
 
 def explain_stall(seen: RankEvidence) -> Stall:
-    """Return what holds up the process: of the rules that fit, what the one says that no other beats."""
+    """Return what holds up the process: the result of the matching rule that no other beats."""
     order = beaten_names(tuple((rule.name, rule.beats) for rule in STALL_RULES))
     found = {rule.name: stall for rule in STALL_RULES if (stall := rule.match(seen)) is not None}
     standing = [stall for name, stall in found.items() if not any(name in order[other] for other in found)]
@@ -69,7 +69,7 @@ def explain_stall(seen: RankEvidence) -> Stall:
 
 
 def _no_reason(seen: RankEvidence) -> Stall:
-    """What is said where only the place of the rank is known."""
+    """The stall of a rank whose place alone is known."""
     words = f"waits in {seen.place}, outside any collective"
     return Stall(seen.rank, HangClass.BLOCKED_IN_C, words, Strength.DERIVED, is_sign=False)
 
@@ -96,7 +96,7 @@ def _ended(seen: RankEvidence) -> Stall | None:
             seen.rank, hang_class, f"was killed by {seen.exit.signal}{error}", Strength.DIRECT, grace=GracePeriod.NONE
         )
     if seen.exit.code is None:
-        words = f"has ended{error}, and nobody saw how"
+        words = f"has exited{error}, and its exit status was not recorded"
         return Stall(
             seen.rank, HangClass.RANK_EXITED, words, Strength.DERIVED, "its exit status", grace=GracePeriod.NONE
         )
@@ -105,15 +105,15 @@ def _ended(seen: RankEvidence) -> Stall | None:
 
 
 def _unreadable(seen: RankEvidence) -> Stall | None:
-    """A rank that nobody could look at."""
+    """A rank that could not be read."""
     if seen.last is not None:
         return None
     if seen.unreached == NOT_FOUND:
         words = "has no process on any node: it has ended, or was never started"
         return Stall(seen.rank, HangClass.RANK_EXITED, words, Strength.DERIVED, "how it ended: see the job's output")
     hang_class = HangClass.MEMORY_MAP_LOCKED if seen.unreached == NOT_IDENTIFIED else HangClass.NODE_LOST
-    words, missing = f"was not reached: {seen.unreached}", "anything about what it does"
-    # A node that answers nobody is a sign. A process that could not be identified is none: it may be any rank.
+    words, missing = f"was not reached: {seen.unreached}", "what it does"
+    # A node that does not answer is a sign. A process that could not be identified is none: it may be any rank.
     is_sign = seen.unreached != NOT_IDENTIFIED
     ask = f"scontrol show node {seen.node}  # whether Slurm has lost it" if is_sign and seen.node else ""
     return Stall(seen.rank, hang_class, words, Strength.GUESS, missing, ask, is_sign=is_sign)
@@ -330,7 +330,7 @@ def _locked(seen: RankEvidence) -> Stall | None:
     return Stall(
         seen.rank,
         HangClass.THREAD_DEADLOCK,
-        f"{words}: each may hold the other's",
+        f"{words}: each may hold the lock that the other waits for",
         Strength.DERIVED,
         grace=GracePeriod.LOCAL,
         is_sign=False,
@@ -380,7 +380,7 @@ def _polls(seen: RankEvidence) -> Stall | None:
     """`poll` called straight from the caller's line: a library's own connection, such as that of torch's store. A ring
     names the key."""
     if (key := wanted_key(seen)) is not None and not seen.is_gone:
-        words = f"waits for key '{key}' of the store, {UNKNOWN_SETTER}"
+        words = f"waits for key '{key}' of the store, and {UNKNOWN_SETTER}"
         return Stall(seen.rank, HangClass.STORE_KEY_MISSING, words, Strength.AGREED)
     if seen.last is None or seen.last.call_number not in POLL_CALLS or not waits_in(seen, ("poll_schedule",)):
         return None
@@ -389,19 +389,19 @@ def _polls(seen: RankEvidence) -> Stall | None:
         return None
     if thread.frames[0].file.endswith(("/selectors.py", "/socket.py", "/ssl.py")):
         return None
-    words = f"waits for an answer to a request in {seen.place}, perhaps for a key of torch's store that nobody sets"
+    words = f"waits for an answer to a request in {seen.place}, perhaps for a key of torch's store that is never set"
     missing = "native frames (py-spy dump --native): they would show the store"
     return Stall(seen.rank, HangClass.STORE_KEY_MISSING, words, Strength.DERIVED, missing, is_sign=False)
 
 
 def _serves(seen: RankEvidence) -> Stall | None:
-    """A process that waits for requests: as long as nobody asks, it has nothing to do."""
+    """A process that waits for requests: without requests, it has nothing to do."""
     frames = seen.thread.frames if seen.thread else ()
     server = next((frame for frame in frames if is_server(frame.function, frame.file)), None)
     if server is None or seen.last is None or seen.last.state in ("T", "t", "D"):
         return None
     words = f"waits for requests in {server}, called from {seen.place}, outside any collective"
-    missing = "whether somebody should have asked"
+    missing = "whether it should have received a request"
     return Stall(seen.rank, HangClass.BLOCKED_IN_C, words, Strength.GUESS, missing, grace=GracePeriod.COMPUTES)
 
 

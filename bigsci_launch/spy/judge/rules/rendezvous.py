@@ -51,7 +51,7 @@ def store_reached_by_nobody(case: JobCase) -> Conclusion | None:
     at_store = [seen for seen in case.evidence.ranks if connects_to_store(seen)]
     if not at_store or len(at_store) < len(case.evidence.ranks) or not _all_joining(case):
         return None
-    return _conclude_nobody(case.evidence, at_store)
+    return _conclude_unreached(case.evidence, at_store)
 
 
 def key_is_due(case: JobCase) -> Conclusion | None:
@@ -95,7 +95,7 @@ def _conclude_lost(evidence: Evidence, lost: Sequence[RankEvidence], past: Seque
     )
 
 
-def _conclude_nobody(evidence: Evidence, at_store: Sequence[RankEvidence]) -> Conclusion:
+def _conclude_unreached(evidence: Evidence, at_store: Sequence[RankEvidence]) -> Conclusion:
     calling = [line for seen in at_store if (line := calling_in_vain(seen))]
     who = count_ranks(at_store)
     return Conclusion(
@@ -114,9 +114,9 @@ def _conclude_nobody(evidence: Evidence, at_store: Sequence[RankEvidence]) -> Co
 
 
 def calling_in_vain(seen: RankEvidence) -> str | None:
-    """Return a connection of the rank that nobody answers, in words, or None."""
+    """Return a description of an unanswered connection of the rank, or None."""
     call = next((socket for socket in seen.sockets if socket.state == "SYN_SENT"), None)
-    return f"rank {seen.rank} connects to {call.remote}, and nobody answers (SYN_SENT)" if call else None
+    return f"rank {seen.rank} connects to {call.remote} and gets no answer (SYN_SENT)" if call else None
 
 
 def _sides(lost: Sequence[RankEvidence], past: Sequence[RankEvidence]) -> tuple[Side, ...]:

@@ -272,7 +272,7 @@ def conclude_work(case: JobCase, works: Sequence[RankWork]) -> Conclusion:
     is_named = bool(waiting) and hang_classes != {HangClass.WARM_UP}
     named = tuple(Suspect(work.rank, work.words) for work in works) if is_named else ()
     return Conclusion(
-        # Where nobody is seen to wait, reading and writing is what healthy ranks do too.
+        # If no rank is seen to wait, reading and writing is what healthy ranks do too.
         state=State.SLOW if waiting else State.WAITING,
         claim=claim,
         strength=min((work.strength for work in works), key=lambda strength: strength.level),
@@ -287,7 +287,7 @@ def conclude_work(case: JobCase, works: Sequence[RankWork]) -> Conclusion:
 def leaving(case: JobCase) -> Conclusion | None:
     """The training has ended and ranks are on their way out.
 
-    All that ended did so with code 0, and nobody waits. Without the ranks' own record of their end, most must be gone,
+    All that ended did so with code 0, and none waits. Without the ranks' own record of their end, most must be gone,
     or all others at one place.
     """
     evidence, alive = case.evidence, case.alive
@@ -304,7 +304,7 @@ def leaving(case: JobCase) -> Conclusion | None:
         claim=f"the training has ended: {gone} of {evidence.world_size} ranks have ended with exit code 0, and {where}",
         strength=Strength.AGREED if says_so else Strength.GUESS,
         hang_class=HangClass.LEAVING,
-        evidence=("the ranks' own records say that they have reached the end",) if says_so else (),
+        evidence=("the ranks' own records show that they have reached the end",) if says_so else (),
         missing=() if says_so else ("whether the remaining ranks have reached the end of their training",),
     )
 

@@ -3,7 +3,7 @@
 Both need the recorder. A rank's collectives repeat from step to step: it is a surprise if another collective follows
 where the same one always did. Ranks of the same pipeline stage issue the same collectives: one that differs from most
 is odd. What most peers did too (a checkpoint, an evaluation) is not a departure. If most ranks surprise their past
-while one does not, nobody is accused, and both sides are shown.
+while one does not, no rank is accused, and both sides are shown.
 """
 
 from __future__ import annotations
@@ -307,7 +307,7 @@ class PeerView:
     def odd_ones(self) -> list[Departure]:
         """Return the members that differ from most others at the same place.
 
-        Nobody is odd if the members differ at the first common place already, since places are then not comparable, or
+        No rank is odd if the members differ at the first common place already, since places are then not comparable, or
         if there is no majority.
         """
         start = record = max(self._firsts[rank] for rank in self.group)

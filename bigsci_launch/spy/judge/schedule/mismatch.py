@@ -13,7 +13,7 @@ from bigsci_launch.spy.judge.waits import WaitGraph
 
 @dataclass(frozen=True, slots=True)
 class Mismatch:
-    """Ranks by what they think a collective is; `confirmed` are those whose own past says the same."""
+    """Ranks by what they think a collective is; `confirmed` are those whose own past agrees."""
 
     opinions: Mapping[str, tuple[int, ...]]
     confirmed: frozenset[int]

@@ -208,7 +208,7 @@ class OptimizerWatch:
         size = float(due @ due)
         times = ratio(float(real @ due), size)
         factor = f"; they moved {times:.3g} times as far as AdamW moves them" if size else ""
-        text = f"{int(wrong.sum())} of {len(wrong)} elements looked at are not what AdamW makes of them{factor}"
+        text = f"{int(wrong.sum())} of {len(wrong)} checked elements differ from AdamW's result{factor}"
         return Violation("optimizer update", f"{label} of {name}", (self._rank,), text)
 
 

@@ -110,7 +110,7 @@ def _find_apart(words: Sequence[DataWord], topology: Topology) -> Iterator[Viola
             text = (
                 f"differ from those that rank {split.reference} read in this step"
                 if split.is_decided
-                else "they must read the same tokens and labels, but did not; which of them is wrong is not known"
+                else "they must read the same tokens and labels, but did not; unknown which is wrong"
             )
             yield Violation(CHECK, "tokens and labels", split.ranks, text, split.is_decided)
 
@@ -130,9 +130,9 @@ def _find_strangers(words: Sequence[DataWord], topology: Topology) -> Iterator[V
             yield Violation(CHECK, "samples", (rank, after), "they trained on the same samples", is_decided=False)
         elif topology.dp > 2 and doubted[rank] != doubted[after]:
             wrong = max(rank, after, key=lambda each: doubted[each])
-            yield Violation(CHECK, "samples", (wrong,), "its dataset or its place in it is not that of its neighbours")
+            yield Violation(CHECK, "samples", (wrong,), "its dataset or its place in it differs from its neighbours'")
         else:
-            text = "their datasets, or their places in them, differ; which of them is wrong is not known"
+            text = "their datasets, or their places in them, differ; unknown which is wrong"
             yield Violation(CHECK, "samples", (rank, after), text, is_decided=False)
 
 
@@ -146,7 +146,7 @@ def compare_fingerprints(everywhere: Sequence[DataFingerprint]) -> list[Violatio
     if split.is_decided:
         text = f"opened {_shown(wrong)}; the other ranks opened {_shown(right)}"
     else:
-        text = f"ranks opened different datasets: {_shown(right)}, {_shown(wrong)}; which is right is not known"
+        text = f"ranks opened different datasets: {_shown(right)}, {_shown(wrong)}; unknown which is right"
     return [Violation(CHECK, "dataset", split.ranks, text, split.is_decided)]
 
 

@@ -99,7 +99,7 @@ class GradientWatch:
 
     def find_wrong_feed(self, taken: TakenData) -> Iterator[Violation]:
         """Find that a checked step computed with other tokens or labels than the loader gave to this rank."""
-        text = "what the model computed with is not what the loader gave"
+        text = "the model's inputs differ from what the loader gave"
         if self._engine.is_first_stage() and self._layers.tokens != taken.tokens:
             yield Violation("data", "tokens", (self._rank,), text)
         if self._loss.is_watching and self._loss.labels not in (0, taken.labels):

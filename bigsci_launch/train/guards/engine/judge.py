@@ -51,7 +51,7 @@ class Judge(Findings):
         super().act(step, violations)
 
     def _say_what_is_sound(self) -> str:
-        return f"{checked_words(self._passed, self._saved, self._began)}; with guards.action: warn the run continues"
+        return f"{checked_text(self._passed, self._saved, self._began)}; with guards.action: warn the run continues"
 
     def passed(self, step: int) -> None:
         """Note that a whole check after `step` found nothing."""
@@ -75,7 +75,7 @@ class Judge(Findings):
         return {"passed": passed, "step": step, "findings": self._found[:_KEPT]}
 
 
-def checked_words(passed: int | None, saved: Sequence[int], began: int) -> str:
+def checked_text(passed: int | None, saved: Sequence[int], began: int) -> str:
     """Return what is known to be sound: `passed` is the last checked step, `saved` are the steps saved.
 
     The attempt `began` with the state after that step.

@@ -121,7 +121,7 @@ class FiniteWatch:
         # The engine clears them again after the optimizer has.
         if self._engine.optimizer.overflow and not self._reduced:
             named = [*reduced_gradients(self._engine)]
-            self._reduced = self._name(named, "; seen after the sum over dp, so any of these ranks began it")
+            self._reduced = self._name(named, "; seen after the sum over dp, so it may come from any of these ranks")
 
     @torch.no_grad()
     def _name(self, gradients: Sequence[tuple[str, Tensor | None]], more: str) -> list[Violation]:

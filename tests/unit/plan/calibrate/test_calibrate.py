@@ -237,7 +237,7 @@ def test_elsewhere_a_calibration_is_a_guess(jean_zay: Calibration, chronicle: li
     assert not list(own.differences(setup))
     others = {
         "measured on jean-zay-a100-2022, not on new": (jean_zay.at_site("new", jean_zay.gpu), setup),
-        "the calibration does not say its site, here it is new": (
+        "the calibration names no site; this run is on new": (
             replace(jean_zay, site=None).at_site("new", jean_zay.gpu),
             setup,
         ),

@@ -14,7 +14,7 @@ from click.testing import CliRunner
 
 from bigsci_launch.cli.main import bsl
 from bigsci_launch.spy.evidence.bundle import Bundle, write_bundle
-from bigsci_launch.spy.evidence.groups import group_members, group_words, is_scope, scope_of, smallest_group
+from bigsci_launch.spy.evidence.groups import group_members, group_text, is_scope, scope_of, smallest_group
 from bigsci_launch.spy.judge.waits import build_graph
 from bigsci_launch.topology import Topology
 from tests.support.texts import has_parts
@@ -63,7 +63,7 @@ def test_the_document_has_the_context_index(tmp_path: Path) -> None:
 )
 def test_groups_by_what_they_are(members: tuple[int, ...], scope: str | None, words: str) -> None:
     assert scope_of(members, 8, AXES) == scope
-    assert group_words(scope, members) == words
+    assert group_text(scope, members) == words
     assert scope is None or (is_scope(scope) and group_members(scope, members[0], 8, AXES) == members)
 
 

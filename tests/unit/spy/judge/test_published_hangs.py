@@ -18,7 +18,7 @@ from bigsci_launch.spy.taxonomy import HangClass
 from tests.support.texts import has_parts
 
 ROOT = Path(__file__).parents[4]
-PAGE = ROOT / "docs" / "explanation" / "published-hangs.md"
+PAGE = ROOT / "docs" / "measurements" / "published-hangs.md"
 
 EXPECTED = {
     "prequel": (

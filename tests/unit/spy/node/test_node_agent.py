@@ -114,7 +114,7 @@ def test_py_spy_errors_fit_on_a_line(agent: ModuleType) -> None:
     assert explain(text) == "py-spy: " + text.removeprefix("warning: x\n").strip().replace("\n", "; ")
     denied = "Permission Denied: Try running again with elevated permissions by going 'sudo env \"PATH=$PATH\" !!'"
     assert explain(denied) == "py-spy: Permission Denied"
-    assert explain("") == "py-spy said nothing"
+    assert explain("") == "py-spy printed nothing"
 
 
 def test_a_rank_says_how_many_its_launcher_started(agent: ModuleType) -> None:

@@ -192,7 +192,7 @@ def test_a_sound_checkpoint_is_not_called_the_cause_nor_equal_weights(resumed: A
     answer = diff("--seam", *logs_of(run), "--json")
     assert answer.document["seam"]["causes"] == []
     assert answer.document["findings"][-1]["pattern"] == "restart spike"
-    assert "likely cause  not known" in CliRunner().invoke(bsl, ["status", str(run.path)]).stdout
+    assert "likely cause  unknown" in CliRunner().invoke(bsl, ["status", str(run.path)]).stdout
 
 
 def test_equal_dumps_around_a_jump_point_at_data_and_rng(

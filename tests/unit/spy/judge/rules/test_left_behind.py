@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from bigsci_launch.spy.judge.rules.left_behind import where_words
+from bigsci_launch.spy.judge.rules.left_behind import where_text
 from bigsci_launch.spy.judge.verdict import judge
 from bigsci_launch.spy.taxonomy import HangClass
 from tests.support.texts import has_parts
@@ -76,4 +76,4 @@ def test_one_rank_elsewhere_is_accused_in_place_of_the_two_sides() -> None:
     ],
 )
 def test_which_part_of_the_layout_some_ranks_are(ranks: list[int], words: str) -> None:
-    assert where_words(make_evidence([rank_of(rank, BEYOND) for rank in range(8)], TP2_DP4), ranks) == words
+    assert where_text(make_evidence([rank_of(rank, BEYOND) for rank in range(8)], TP2_DP4), ranks) == words
