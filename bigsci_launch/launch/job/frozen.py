@@ -15,8 +15,12 @@ from collections.abc import Iterator
 from importlib.resources import files
 from pathlib import Path
 
+from bigsci_launch.entries import PLACE, entry_files
+
 NAME = "bsl-job.pyz"
 ENTRY = "bigsci_launch.launch.job.program"
+CONTENT = ("endings", "step_lines")
+"""The folders of entries that it reads, with those of the user who submits."""
 _MAIN = f"import sys\n\nfrom {ENTRY} import main\n\nsys.exit(main(sys.argv[1:]))\n"
 _NO_DATE = (1980, 1, 1, 0, 0, 0)
 _UNCHECKED = (1).to_bytes(4, "little")
@@ -30,6 +34,10 @@ def job_program() -> bytes:
         for name, source in {"__main__.py": _MAIN, **modules_of(ENTRY)}.items():
             archive.writestr(zipfile.ZipInfo(name, _NO_DATE), source, zipfile.ZIP_DEFLATED)
             archive.writestr(zipfile.ZipInfo(f"{name}c", _NO_DATE), _bytecode(name, source))
+        for folder in CONTENT:
+            for number, (name, text) in enumerate(entry_files(folder)):
+                path = "/".join(("bigsci_launch", *PLACE, folder, f"{number:03d}-{Path(name).name}"))
+                archive.writestr(zipfile.ZipInfo(path, _NO_DATE), text, zipfile.ZIP_DEFLATED)
     return packed.getvalue()
 
 

@@ -1,0 +1,68 @@
+"""What is known about the output of other programs: folders of INI files in `diagnostics/`, a file for each program.
+
+The program of a job script reads them from its own archive, with the standard library alone: so they are not YAML.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bigsci_launch.errors import ConfigError
+
+PLACE = ("assets", "diagnostics")
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One section of a file: `file` is its path or name, for messages."""
+
+    file: str
+    name: str
+    fields: Mapping[str, str]
+
+
+def read_entries(folder: str) -> list[Entry]:
+    """Return the sections of all files in `folder`, by the names of the files and in their order.
+
+    Files in a folder of that name on `$BSL_PATH` come first, so that they may recognise a line before ours do.
+
+    Raises:
+        ConfigError: a file is no INI file.
+    """
+    return [entry for name, text in entry_files(folder) for entry in parse_entries(text, name)]
+
+
+def entry_files(folder: str) -> list[tuple[str, str]]:
+    """Return name and text of each file in `folder`; in the program of a job script, those of its archive."""
+    from importlib.resources import files  # most starts of that program need neither this nor the parser
+
+    from bigsci_launch.content import content_folders
+
+    packed = files("bigsci_launch").joinpath(*PLACE, folder)
+    own = content_folders(folder, Path(str(packed)))[:-1] if isinstance(packed, Path) else []
+    return [found for each in (*own, packed) for found in _texts(each)]
+
+
+def parse_entries(text: str, file: str) -> Iterator[Entry]:
+    """Yield the sections of one file. Values are as written: no interpolation, and lines may continue when indented."""
+    import configparser
+
+    parser = configparser.RawConfigParser(default_section="", delimiters=("=",), comment_prefixes=("#",), strict=True)
+    parser.optionxform = str  # type: ignore[assignment, method-assign]  # names as written
+    try:
+        parser.read_file(io.StringIO(text), file)
+    except (configparser.Error, ValueError) as error:
+        raise ConfigError(f"{file} is no INI file: {' '.join(str(error).split())}") from error
+    for name in parser.sections():
+        yield Entry(file, name, dict(parser[name]))
+
+
+def _texts(folder: Any) -> Iterator[tuple[str, str]]:
+    if folder.is_dir():
+        for each in sorted(folder.iterdir(), key=lambda each: each.name):
+            if each.name.endswith(".ini"):
+                yield str(each), each.read_text(encoding="utf-8")
