@@ -13,6 +13,7 @@ GROUND = {
     "content",
     "awake_clock",
     "door",
+    "entries",
     "errors",
     "file_names",
     "gpus",
