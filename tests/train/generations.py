@@ -19,7 +19,7 @@ from typing import Any
 from bigsci_launch.config.load import dump_resolved
 from bigsci_launch.recover.generation import Membership
 from bigsci_launch.recover.generation import Slot as Place
-from bigsci_launch.recover.members import WantedLayout, line_up
+from bigsci_launch.recover.members import WantedLayout, choose_members
 from bigsci_launch.runs.layout import AttemptDir, RunDir
 from bigsci_launch.topology import Topology
 
@@ -171,7 +171,7 @@ class Generations:
     def _let_replicas_leave(self, before: Membership) -> None:
         numbers = {slot.number for slot in self.slots}
         left = {place.number: place for place in before.slots if place.number in numbers}
-        line = line_up(WantedLayout(before.topology, shrink=True), left, before)
+        line = choose_members(WantedLayout(before.topology, shrink=True), left, before)
         assert isinstance(line, Membership), line
         assert line.topology == self.topology
         for slot in self.slots:
