@@ -1,4 +1,4 @@
-"""What is known about the output of other programs is read from files, from the folders of users, and from an archive."""
+"""What is known about the output of other programs: read from files, from folders of users, and from an archive."""
 
 from __future__ import annotations
 
