@@ -73,7 +73,7 @@ def test_a_program_that_listens_is_asked_with_its_stop_signal(
     watch(run)
     assert has_parts(refused(run, "save"), "`bsl train`", "another program")
     run.bsl("control", str(run.directory), "restart", "--why", "a new revision")
-    assert "by itself" in run.stderr
+    assert "slurm.chain" in run.stderr
     run.wait_for_state("COMPLETED", "FAILED", timeout_s=60)
     assert run.exit()["reason"] == "stopped" and has_parts(*run.exit()["evidence"], "root", "a new revision")
     assert all("asked to stop" in run.log(rank) and "helper died" not in run.log(rank) for rank in range(2))
