@@ -145,7 +145,7 @@ def test_a_lost_pair_of_buddies_costs_the_steps_since_the_checkpoint(lead: Lead,
     for word in restored(run):
         assert (word["source"], word["step"]) == ("checkpoint", 6)
         assert word["path"].endswith(checkpoint_tag(6))
-        assert has_parts(word["why"], "nobody", "decay of pp1 tp0")
+        assert has_parts(word["why"], "no rank holds", "decay of pp1 tp0")
     require_same(run, undisturbed)
 
 
@@ -211,7 +211,7 @@ def test_fewer_replicas_cannot_load_a_checkpoint_of_more_and_say_what_to_do(lead
     assert codes == [4, 4], run.story()
     for slot in run.members:
         (word,) = slot.said("final")
-        assert has_parts(word["text"], "nobody", "decay of pp1 tp0")
+        assert has_parts(word["text"], "no rank holds", "decay of pp1 tp0")
         assert "bsl checkpoint convert" in slot.log.read_text()
 
 
