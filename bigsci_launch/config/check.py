@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 
+from bigsci_launch.config.checks.command import check_launcher, check_unexpanded
 from bigsci_launch.config.checks.node import (
     check_container,
     check_segment,
@@ -204,7 +205,7 @@ def check_partition(config: RunConfig, site: Site) -> Iterator[Finding]:
 
 
 def check_time_limit(config: RunConfig, site: Site) -> Iterator[Finding]:
-    """There is a time limit, and the partition allows it."""
+    """There is a time limit, and the partition allows it. A reservation or a quality of service may allow more."""
     if site.is_local:
         return
     partition = site.config.partitions.get(config.slurm.partition or "")
@@ -214,7 +215,18 @@ def check_time_limit(config: RunConfig, site: Site) -> Iterator[Finding]:
         yield warning("time_limit", ("slurm.time_limit", "slurm.partition"), text)
     elif partition and partition.max_time and parse_slurm_duration(limit) > parse_slurm_duration(partition.max_time):
         text = f"{limit} is above the {partition.max_time} of partition {config.slurm.partition}"
+        if other := _other_limits(config, site):
+            yield warning("time_limit", ("slurm.time_limit", "slurm.partition"), f"{text}: {other} must allow it")
+            return
+        text = f"{text}; if a reservation or a QOS allows more, name it: slurm.reservation, slurm.qos"
         yield error("time_limit", ("slurm.time_limit", "slurm.partition"), text)
+
+
+def _other_limits(config: RunConfig, site: Site) -> str:
+    """Return which further limits the run asks for, in addition to its site's; an empty text if none."""
+    named = (("reservation", "reservation"), ("qos", "QOS"))
+    values = [(word, getattr(config.slurm, key), getattr(site.config, key)) for key, word in named]
+    return " and ".join(f"{word} {value}" for word, value, usual in values if value not in (None, usual))
 
 
 def check_exit_margin(config: RunConfig, site: Site) -> Iterator[Finding]:
@@ -331,6 +343,8 @@ CHECKS: tuple[Check, ...] = (
     check_axes,
     check_technique,
     check_framework,
+    check_launcher,
+    check_unexpanded,
     check_trace,
     check_notify,
     check_segment,

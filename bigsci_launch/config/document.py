@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -38,10 +38,12 @@ _PLAIN = {
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A value and where it was written; `where` of a mapping's entry is the place of its key."""
+    """A value and where it was written; `where` of a mapping's entry is the place of its key. `text` is how a scalar of
+    a file was written: 1.10 is not 1.1 to everybody."""
 
     value: Scalar | dict[str, Node] | list[Node]
     where: str
+    text: str = field(default="", compare=False)
 
     def plain(self) -> Any:
         """Return the value without places, as dicts, lists and scalars."""
@@ -168,7 +170,8 @@ class _Builder:
         if len(self._open) == MAX_DEPTH:
             raise _error(where, "nested too deeply")
         self._open.add(id(node))
-        built = Node(self._value(node, where), where)
+        text = str(node.value) if isinstance(node, yaml.ScalarNode) else ""
+        built = Node(self._value(node, where), where, text)
         self._open.discard(id(node))
         return built
 
@@ -248,6 +251,15 @@ def _place_in_text(name: str, text: str, offset: int) -> str:
 
 def _error(where: str, text: str) -> ConfigError:
     return ConfigError(f"{where}: {text}", problems=[Problem(where, "", text)])
+
+
+def moved(node: Node, where: str) -> Node:
+    """Return a tree with the same values, each at the place `where`."""
+    if isinstance(node.value, dict):
+        return Node({key: moved(child, where) for key, child in node.value.items()}, where)
+    if isinstance(node.value, list):
+        return Node([moved(child, where) for child in node.value], where)
+    return Node(node.value, where, node.text)
 
 
 def at_one_place(value: Any, where: str) -> Node:

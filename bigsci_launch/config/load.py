@@ -22,6 +22,7 @@ from bigsci_launch.config.document import (
     at_one_place,
     dotted,
     leaves,
+    moved,
     overlay,
     parse_document,
     parse_key,
@@ -76,7 +77,8 @@ def resolve_run(path: Path, overrides: Sequence[str] = ()) -> tuple[RunConfig, S
     defaults = _defaults(_override(written, overrides)[0])
     site, problems, hint = _site_of(_override(overlay(defaults, written), overrides)[0], path)
     lower = overlay(defaults, site_layer(site)) if site else defaults
-    tree, unusable = _override(overlay(lower, written), overrides)
+    merged, unusable = _override(overlay(lower, written), overrides)
+    tree = _with_whole_variables(merged)
     config, invalid = validate(RunConfig, tree)
     problems = [_placed(problem, written) for problem in (*problems, *unusable, *invalid)]
     if config is None or site is None or problems:
@@ -99,6 +101,21 @@ def _defaults(written: Node) -> Node:
         if needs_all or _is_written(written, name)
     }
     return overlay(layer, Node(sections, DEFAULT))
+
+
+def _with_whole_variables(tree: Node) -> Node:
+    """Return `tree` with the section of each variable: `env: {NAME: 8}` is short for `env: {NAME: {value: "8"}}`."""
+    variables = tree.at(("env",))
+    if variables is None or not isinstance(variables.value, dict) or not isinstance(tree.value, dict):
+        return tree
+    whole = {name: _whole_variable(node) for name, node in variables.value.items()}
+    return Node({**tree.value, "env": Node(whole, variables.where)}, tree.where)
+
+
+def _whole_variable(node: Node) -> Node:
+    if node.value is None or isinstance(node.value, (dict, list)):
+        return node
+    return Node({"value": Node(node.text, node.where)}, node.where)
 
 
 def _is_written(tree: Node, section: str) -> bool:
@@ -210,7 +227,7 @@ def _parse_override(argument: str) -> tuple[list[str], Node]:
         raise ValueError("is not section.key=value")
     if key == "extends":
         raise ValueError("only a file can extend another")
-    return key.split("."), at_one_place(parse_document(text, OVERRIDE).plain(), OVERRIDE)
+    return key.split("."), moved(parse_document(text, OVERRIDE), OVERRIDE)
 
 
 def _put(node: Node | None, path: list[str], value: Node) -> Node:

@@ -32,10 +32,11 @@ def check_container(config: RunConfig, site: Site) -> Iterator[Finding]:
     key, image = "slurm.container_image", config.slurm.container_image
     if site.is_local:
         return
-    if site.config.container is None and image is not None:
-        text = f"site {site.name} runs ranks without a container; give its file a `container` with the kind"
+    container = site.config.container
+    if container is None and image is not None:
+        text = f"site {site.name} runs ranks without a container; give a copy of its file a `container` with the kind"
         yield Finding("container", "error", (key, "slurm.site"), text)
-    elif site.config.container is not None and image is None:
+    elif container is not None and image is None and not container.optional:
         text = f"site {site.name} runs ranks in a container but names no image: set {key}"
         yield Finding("container", "error", (key, "slurm.site"), text)
 

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 
 from bigsci_launch.config.finding import Finding
+from bigsci_launch.config.schema.program import is_shell
 from bigsci_launch.config.schema.run import RunConfig
 from bigsci_launch.config.site import Site
 
@@ -13,7 +14,6 @@ KEY = "monitor.notify"
 COMMAND, WEBHOOK, VARIABLE = f"{KEY}.command", f"{KEY}.webhook", f"{KEY}.webhook_variable"
 _URL = re.compile(r"https?://[^\s/?#]+[^\s]*")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_SHELLS = re.compile(r"(.*/)?(ba|da|k|z)?sh")
 _UNEXPANDED = re.compile(r"\$\{?BSL_")
 
 
@@ -42,7 +42,7 @@ def _check_command(words: Sequence[str]) -> Iterator[Finding]:
     elif "/" in program and not program.startswith("/"):
         text = f"{program} is relative, but watchers run in other folders: write an absolute path"
         yield Finding("notify", "error", (COMMAND,), text)
-    elif not _SHELLS.fullmatch(program) and any(_UNEXPANDED.search(word) for word in words):
+    elif not is_shell(program) and any(_UNEXPANDED.search(word) for word in words):
         text = "no shell expands its arguments: write [sh, -c, '...'] around a line that uses $BSL_SUBJECT"
         yield Finding("notify", "warning", (COMMAND,), text)
 

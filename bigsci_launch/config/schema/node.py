@@ -51,6 +51,9 @@ class Container(Section):
     image: str | None = None
     """Image file or name, for runs without `slurm.container_image`."""
 
+    optional: bool = False
+    """Whether the ranks of a run without an image run without the container, instead of a refusal."""
+
     mounts: list[str] = []
     """Further bind mounts, `HOST[:CONTAINER]`."""
 

@@ -23,6 +23,22 @@ WRITTEN_FOR_SRUN = re.compile(
 )
 
 
+# Keys of a run file that such options come from, for those that have one.
+KEYS = {
+    "--job-name": "run.name",
+    "--signal": "run.stop_signal and monitor.exit_margin_s",
+    "--time": "slurm.time_limit",
+    "--no-requeue": "slurm.requeue",
+    **{
+        f"--{name}": f"slurm.{name}"
+        for name in (
+            *("account", "constraint", "dependency", "exclude", "nodelist", "nodes", "partition", "qos", "requeue"),
+            "reservation",
+        )
+    },
+}
+
+
 def name_of(option: str) -> str:
     """Return `--name` of `--name=value`, `--name value` or `--name`."""
     return re.split(r"[=\s]", option)[0]
@@ -33,10 +49,14 @@ def _free_of(written: re.Pattern[str], options: list[str]) -> list[str]:
     taken = [name for name in names if written.fullmatch(name)]
     twice = sorted({name for name in names if names.count(name) > 1})
     if taken:
-        raise ValueError(f"`bsl` sets {', '.join(taken)} itself")
+        raise ValueError(f"`bsl` sets {', '.join(map(_with_key, taken))} itself")
     if twice:
         raise ValueError(f"{', '.join(twice)} is given twice")
     return options
+
+
+def _with_key(name: str) -> str:
+    return f"{name} ({KEYS[name]})" if name in KEYS else name
 
 
 def _free_for_sbatch(options: list[str]) -> list[str]:

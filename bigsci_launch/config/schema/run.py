@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal
 
 from pydantic import (
+    AfterValidator,
     BeforeValidator,
     Field,
     NonNegativeFloat,
@@ -41,7 +42,9 @@ from bigsci_launch.config.schema.values import (
     RunName,
     TracedCall,
     TracedName,
+    or_bare_values,
 )
+from bigsci_launch.step_lines import own_form
 from bigsci_launch.topology import AXES, Topology
 
 
@@ -357,6 +360,14 @@ class TraceSection(Section):
         return self
 
 
+def _step_pattern(pattern: str) -> str:
+    own_form(pattern)
+    return pattern
+
+
+StepPattern = Annotated[str, Field(min_length=1, max_length=1000), AfterValidator(_step_pattern)]
+
+
 class MonitorSection(Section):
     """What the run records, and when."""
 
@@ -376,6 +387,12 @@ class MonitorSection(Section):
     trace: TraceSection | None = None
     """The call trace of every rank; default: none. It needs `monitor.ring`. A trace takes 1.5 MiB a rank, and 1 MiB for
     each further thread. It is copied into the attempt when the rank ends."""
+
+    step_line: StepPattern | None = None
+    """How the program prints a step, if in no form that `bsl` knows: a regular expression that is searched in each
+    line, such as `step=(?P<step>\\d+) loss=(?P<loss>\\S+)`. It has the group `step`, or `index` for steps counted from
+    0, and what else is printed: `total`, `loss`, `grad_norm`, `seconds` or `milliseconds`, `batch_size`. No other
+    lines then count as steps."""
 
     watch: Literal["auto", "off", "observe", "act"] = "auto"
     """Whether the job script starts `bsl watch` next to the ranks. `observe`: it detects and explains hangs and
@@ -420,7 +437,7 @@ class RunConfig(Section):
         None
     )
     """How the run continues within its job when a rank is lost; default: the attempt ends."""
-    env: dict[EnvironmentName, EnvironmentVariable] = {}
+    env: Annotated[dict[EnvironmentName, EnvironmentVariable], Field(json_schema_extra=or_bare_values)] = {}
     """Variables of the ranks' environment, by name. They override the site's."""
     faults: list[FaultSpec] = []
     """Faults and defects to inject. Empty in a real run."""

@@ -51,6 +51,13 @@ class Partition(Section):
     """Its time limit. If left out, it has none."""
 
 
+class SiteVariable(EnvironmentVariable):
+    """A variable that every job on the site needs. It reaches everybody's jobs, so it needs a reason."""
+
+    reason: str
+    """Why it is set. The job script has this as a comment above the export."""
+
+
 class SiteConfig(Section):
     """Facts about one cluster, written by hand: `bsl` never guesses its values."""
 
@@ -126,7 +133,7 @@ class SiteConfig(Section):
     activation: list[str] = []
     """Shell lines that make the software available: modules, conda, a virtual environment."""
 
-    environment: dict[EnvironmentName, EnvironmentVariable] = {}
+    environment: dict[EnvironmentName, SiteVariable] = {}
     """Variables that every job on the site needs, each with its reason."""
 
     container: Container | None = None

@@ -36,7 +36,8 @@ RunName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")]
 
 
 class EnvironmentVariable(Section):
-    """A variable of the ranks' environment, with the reason why it is set. It needs either `value` or `from`."""
+    """A variable of the ranks' environment. It needs either `value` or `from`. In a run file, `NAME: 8` is short for
+    `NAME: {value: "8"}`."""
 
     value: str | None = None
     """The value. It is quoted, so the shell does not expand it. The run directory stores it for you and your group."""
@@ -45,8 +46,8 @@ class EnvironmentVariable(Section):
     """`environment`: the value is that of the variable of the same name where `bsl submit` is called, and nothing of it
     is stored in the run directory. For passwords and tokens. Slurm keeps it with the job, also for a requeue."""
 
-    reason: str
-    """Why it is set. The job script prints this as a comment above the export."""
+    reason: str | None = None
+    """Why it is set. The job script has this as a comment above the export."""
 
     @model_validator(mode="after")
     def _has_one_origin(self) -> EnvironmentVariable:
@@ -56,6 +57,14 @@ class EnvironmentVariable(Section):
 
     @model_serializer(mode="wrap")
     def _as_written(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Only the origin that is given, by the name that a file has for it."""
+        """Only what is given, by the name that a file has for it."""
         known = {"from" if key == "source" else key: value for key, value in serialize(self).items()}
         return {key: value for key, value in known.items() if value is not None}
+
+
+def or_bare_values(schema: dict[str, Any]) -> None:
+    """Let the JSON Schema of variables accept the value alone. Loading makes sections of such, before validation."""
+    for by_name in (schema, *([schema["patternProperties"]] if "patternProperties" in schema else [])):
+        for key, variable in by_name.items():
+            if isinstance(variable, dict) and "$ref" in variable:
+                by_name[key] = {"anyOf": [{"type": ["string", "number", "boolean"]}, variable]}

@@ -11,6 +11,7 @@ from typing import BinaryIO
 
 from bigsci_launch.errors import CheckpointError
 from bigsci_launch.units import format_bytes
+from bigsci_launch.weights.files.instead import what_instead
 
 # What is no regular file. Opening or reading it could wait for ever, or change something.
 KINDS = {
@@ -65,7 +66,7 @@ def read_small_file(path: Path, limit: int) -> bytes:
     """Return the bytes of a file that has at most `limit`.
 
     Raises:
-        UnreadableFile: it cannot be read, is no regular file, or is larger.
+        UnreadableFile: it cannot be read, is no regular file, is larger, or only takes the place of such a file.
     """
     try:
         with open_file(path) as stream:
@@ -74,6 +75,8 @@ def read_small_file(path: Path, limit: int) -> bytes:
         raise UnreadableFile(path, os_reason(error)) from error
     if found is None or len(found) > limit:
         raise UnreadableFile(path, f"larger than {format_bytes(limit)}, the most that is read of such a file")
+    if (instead := what_instead(found)) is not None:
+        raise UnreadableFile(path, instead)
     return found
 
 
@@ -106,7 +109,8 @@ def _address(mapping: mmap.mmap) -> int:
 
 
 class MappedFile:
-    """A file mapped read-only; `address` is valid until `close`. An empty file is unreadable.
+    """A file mapped read-only; `address` is valid until `close`. A file is unreadable if it is empty, or only takes the
+    place of one with weights.
 
     With `in_samples`, the kernel does not read ahead, except what `expect` announces. Given an open `stream`, that file
     is mapped, which was made of the one at `path`.
@@ -115,6 +119,7 @@ class MappedFile:
     def __init__(self, path: Path, *, in_samples: bool = False, stream: BinaryIO | None = None) -> None:
         self.path = path
         self.in_samples = in_samples
+        is_made = stream is not None
         try:
             with open_file(path) if stream is None else stream as stream:
                 self.status = os.fstat(stream.fileno())
@@ -123,6 +128,9 @@ class MappedFile:
             raise UnreadableFile(path, os_reason(error)) from error
         except ValueError as error:
             raise UnreadableFile(path, "empty file") from error
+        if not is_made and (instead := what_instead(self.memory)) is not None:
+            self.memory.close()
+            raise UnreadableFile(path, instead)
         # Files are read once, front to back: the kernel can read further ahead and drop pages sooner.
         self.memory.madvise(mmap.MADV_RANDOM if in_samples else mmap.MADV_SEQUENTIAL)
         self.address = _address(self.memory)

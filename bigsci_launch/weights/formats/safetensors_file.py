@@ -37,7 +37,7 @@ KEYS = {"dtype", "shape", "data_offsets"}
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class HeaderEntry:
     """One tensor of a safetensors file."""
 
     dtype: str
@@ -50,7 +50,7 @@ class SafetensorsFile:
     """The header: tensors in file order, and the free-text metadata."""
 
     path: Path
-    entries: Mapping[str, Entry]
+    entries: Mapping[str, HeaderEntry]
     metadata: Mapping[str, str]
 
 
@@ -101,7 +101,7 @@ def _header(file: MappedFile, begin: int) -> tuple[dict[str, Any], int]:
     return dict(header), end
 
 
-def _entry(path: Path, start: int, name: str, value: Any) -> Entry:
+def _entry(path: Path, start: int, name: str, value: Any) -> HeaderEntry:
     if not isinstance(value, dict) or value.keys() != KEYS:
         raise _broken(path, name, "it must have exactly a dtype, a shape and data_offsets")
     dtype, shape, offsets = value["dtype"], value["shape"], value["data_offsets"]
@@ -116,7 +116,7 @@ def _entry(path: Path, start: int, name: str, value: Any) -> Entry:
         shape = _shape_in_bytes(path, name, dtype, shape, last - first)
     if last - first != stored_bytes(dtype, math.prod(shape)):
         raise _broken(path, name, f"{last - first:,} bytes for {dtype} {shown(str(shape))}")
-    return Entry(dtype, tuple(shape), Segment(path, start + first, last - first))
+    return HeaderEntry(dtype, tuple(shape), Segment(path, start + first, last - first))
 
 
 def _shape_in_bytes(path: Path, name: str, dtype: str, shape: list[int], num_bytes: int) -> list[int]:

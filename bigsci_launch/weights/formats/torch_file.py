@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import re
 import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -44,6 +45,8 @@ from bigsci_launch.weights.objects.machine import PickleMachine
 from bigsci_launch.weights.objects.nodes import BadPickle, Outside, StorageNode, TensorNode
 
 ZIP_MAGIC = b"PK\x03\x04"
+# torch.save begins with the pickle, TorchScript with the first tensor if it has any.
+FIRST_RECORD = re.compile(rb"[^/]+/data(?:\.pkl|/\d+)")
 # The pickle of torch's magic number, 0x1950a86a20f9469cfc6c, in protocol 2; later protocols begin otherwise.
 LEGACY_START = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
 LEGACY_MAGIC = LEGACY_START[2:]
@@ -115,7 +118,7 @@ def is_torch_start(start: bytes) -> bool:
     """Whether a file that begins with these bytes is one of `torch.save`."""
     if start.startswith(ZIP_MAGIC):
         name = start[30 : 30 + int.from_bytes(start[26:28], "little")]
-        return name.endswith(b"/data.pkl")
+        return FIRST_RECORD.fullmatch(name) is not None
     return start.startswith(LEGACY_START)
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from bigsci_launch.errors import CheckpointError
 from bigsci_launch.file_names import is_digests_name, rank_of_name
 from bigsci_launch.weights.files.json_text import BadJson, parse_json
-from bigsci_launch.weights.files.mapped import UnreadableFile, os_reason, read_small_file
+from bigsci_launch.weights.files.mapped import MappedFile, UnreadableFile, os_reason, read_small_file
 from bigsci_launch.weights.files.sources import OtherFile, Source, Unreadable, Weights
 from bigsci_launch.weights.files.tensors import Place
 from bigsci_launch.weights.formats.dcp_metadata import LAST_OF_MEGATRON, OF_MEGATRON, is_dcp_name
@@ -73,6 +73,7 @@ def _open_file(path: Path) -> Weights:
         raise CheckpointError(f"{path}: NeMo's archives are not read", hint="unpack it with tar, and name the folder")
     if starts_as(path):
         return Weights(path, "files", (Source(path, "", "plain"),))
+    MappedFile(path).close()  # it says what was put in the place of weights
     raise CheckpointError(f"{path}: not a weights file", hint=f"name {KNOWN}")
 
 

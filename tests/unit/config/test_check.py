@@ -66,6 +66,8 @@ OBJECTIONS: list[tuple[dict[str, Any], str, str, str, str]] = [
     ({"slurm.nodes": 6, DP: 3, BATCH: 12}, "error", "nodes", "slurm.nodes", "site.reserve_nodes"),
     ({LIMIT: "2-00:00:01"}, "error", "time_limit", LIMIT, PARTITION),
     ({PARTITION: "short"}, "error", "time_limit", LIMIT, PARTITION),
+    ({LIMIT: "2-00:00:01", "slurm.reservation": "big"}, "warning", "time_limit", LIMIT, PARTITION),
+    ({LIMIT: "2-00:00:01", "slurm.qos": "long"}, "warning", "time_limit", LIMIT, PARTITION),
     ({LIMIT: None}, "warning", "time_limit", LIMIT, PARTITION),
     ({MARGIN: 72000}, "error", "exit_margin", MARGIN, LIMIT),
     ({MARGIN: 100}, "warning", "exit_margin", MARGIN, "monitor.save_time_s"),

@@ -63,6 +63,11 @@ def test_an_image_needs_a_container_and_a_container_an_image(problems: Callable[
     assert has_parts(text, "slurm.container_image")
 
 
+def test_an_optional_container_is_for_runs_with_an_image(problems: Callable[..., Any]) -> None:
+    assert problems("container: {kind: apptainer, optional: true}") == []
+    assert problems("", "slurm.container_image=/x.sif") == []
+
+
 def test_the_image_of_the_run_replaces_that_of_the_site(run_file: Path, problems: Callable[..., Any]) -> None:
     image = "container: {kind: apptainer, image: /site.sif}"
     assert problems(image) == []

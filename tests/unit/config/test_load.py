@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from bigsci_launch.config.load import LoadedRun, dump_resolved, load_resolved, load_run
+from bigsci_launch.config.report import show_text
 from bigsci_launch.config.schema.guards import FaultSpec
 from bigsci_launch.config.schema.run import RampupSection, RunConfig
 from bigsci_launch.config.schema.values import EnvironmentVariable
@@ -157,7 +158,9 @@ WRONG_VALUES = [
     ("nodes: 4", "nodes: 4\n  nodes: 8", "6:3", "nodes"),
     ("data:", "guards: {interval: 0}\ndata:", "20:10", "guards.interval"),
     ("data:", "env: {1A: {value: x, reason: y}}\ndata:", "20:7", "env.1A"),
-    ("data:", "env: {A: {value: x}}\ndata:", "20:7", "env.A.reason"),
+    ("data:", "env: {A: {reason: x}}\ndata:", "20:7", "env.A"),
+    ("data:", "env: {A: [1]}\ndata:", "20:7", "env.A"),
+    ("data:", "env: {A: null}\ndata:", "20:7", "env.A"),
     ("data:", "env: {A: {value: 1, reason: y}}\ndata:", "20:11", "env.A.value"),
     ("data:", "optimizer: {learning_rate: .inf}\ndata:", "20:13", "optimizer.learning_rate"),
     ("data:", "optimizer: {betas: [0.9, 1.5]}\ndata:", "20:26", "optimizer.betas.1"),
@@ -196,6 +199,22 @@ def test_overrides_make_what_is_missing_and_the_last_one_counts(load: Load) -> N
     assert run.config.training.rampup == RampupSection(start=8, increment=4, samples=64)
     assert load("env.A.value=x=y", "env.A.reason=why").config.env["A"].value == "x=y"
     assert load("faults=[{kind: die, rank: 0, step: 2}]").config.faults[0].kind == "die"
+
+
+@pytest.mark.parametrize("written", ["8", "1.10", "6e-5", "True", "text", "010", "-1", "0x1f"])
+def test_a_variable_may_be_its_value_alone(spoil: Spoil, written: str) -> None:
+    path = spoil("data:", f"env:\n  A: {written}\n  B: '{written}'\ndata:")
+    run = load_run(path, [f"env.C={written}", f"env.CUDA_LAUNCH_BLOCKING={written}"])
+    assert [run.config.env[name].value for name in ("A", "B", "C")] == [written] * 3
+    assert run.config.env["A"].reason is None
+    assert (run.origins["env.A.value"], run.origins["env.C.value"]) == (f"{path}:21:3", "--set")
+    assert run.config.env["CUDA_LAUNCH_BLOCKING"].reason is None, "it replaces what the site says, reason and all"
+
+
+def test_a_value_alone_is_masked_as_any_other(spoil: Spoil) -> None:
+    path = spoil("data:", "env: {MY_TOKEN: hunter22, NCCL_DEBUG: INFO}\ndata:")
+    shown = show_text(load_run(path))
+    assert "hunter22" not in shown and "<secret>" in shown and "INFO" in shown
 
 
 def test_extends_that_lead_nowhere_or_back(run_file: Path) -> None:

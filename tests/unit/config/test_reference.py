@@ -58,7 +58,7 @@ def test_the_manual_shows_types_limits_and_defaults() -> None:
         "| `training.precision` | `fp32` or `bf16` or `fp16` or `fp8` | `bf16` | ",
         "| `training.rampup.start` | whole number > 0 | required | ",
         "| `optimizer.betas` | list of: number >= 0 and < 1 | `[0.9, 0.95]` | ",
-        "| `env.NAME.reason` | text | required | ",
+        "| `env.NAME.reason` | text or `null` |  | ",
         "| `faults[].step` | whole number > 0 | required | ",
         "| `partitions.NAME.max_time` | text or `null` |  | ",
     ):

@@ -14,6 +14,7 @@ from bigsci_launch.cli.main import bsl
 from bigsci_launch.config.load import load_resolved, load_run
 from bigsci_launch.config.schema.section import DESCRIBING, NotDescribed
 from bigsci_launch.runs.layout import RunDir
+from bigsci_launch.runs.step_forms import forms_of
 from tests.support.texts import has_parts
 
 RunFile = Callable[..., Path]
@@ -64,6 +65,16 @@ def test_it_is_submitted_and_frozen(fake_slurm: Callable[..., Any], own: Path) -
     assert "model" not in json.loads(run.record.read_text())
     dry = invoke("submit", str(own), "--dry-run", "--set", "run.name=other")
     assert dry.exit_code == 0 and "# stage" not in dry.stdout
+
+
+def test_how_it_prints_a_step_is_frozen_too(fake_slurm: Callable[..., Any], own: Path) -> None:
+    fake_slurm("sbatch", "squeue", "scontrol").answer("sbatch", "77\n")
+    key = "monitor.step_line="
+    refused = invoke("submit", str(own), "--set", f"{key}at (x)")
+    assert refused.exit_code == 2 and "monitor.step_line" in refused.stderr and "`step`" in refused.stderr
+    assert invoke("submit", str(own), "--set", rf"{key}at (?P<step>\d+)").exit_code == 0
+    [form] = forms_of(RunDir(Path("runs/trial").absolute()).attempt("0001"))
+    assert form.line.search("at 12") is not None
 
 
 @pytest.mark.parametrize("words", [("plan", "--set", "run.framework=megatron"), ("rehearse",)])

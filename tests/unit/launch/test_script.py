@@ -156,6 +156,14 @@ def test_any_variable_and_its_reason_survive_a_whole_script(value: str, reason: 
     assert said.stderr == b""
 
 
+@pytest.mark.parametrize("name", ["local-8-ranks", "minicluster-4-nodes"])
+def test_a_variable_needs_no_reason(name: str) -> None:
+    made = replace(request_of(name), variables=(Variable("GREETING", "hello"), Variable("OTHER", None, "why")))
+    lines = render_script(made).splitlines()
+    at = lines.index("export GREETING=hello")
+    assert (lines[at - 1], lines[at + 1]) == ("", "# why")
+
+
 @given(texts)
 def test_a_reason_can_never_become_a_command(text: str) -> None:
     assert all(line.startswith("#") for line in comment_lines(text).split("\n"))

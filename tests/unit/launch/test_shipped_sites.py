@@ -119,16 +119,13 @@ def test_lumi_keeps_its_low_noise_mode(request_on: MakeRequest) -> None:
     assert {f"cpu-bind={site.cpu_bind}", "cpus-per-task=7"} <= texts(request.step_options)
 
 
-def test_lumi_runs_singularity_without_the_driver_option(tmp_path: Path, request_on: MakeRequest) -> None:
-    """The commented container of the file: the command is `singularity`, and no `--nv` is for AMD."""
-    text = packaged("slurm", "sites", "lumi-g.yaml").read_text()
-    block = text[text.index("# container:") : text.index("environment:")]
-    site = tmp_path / "lumi-boxed.yaml"
-    site.write_text(text.replace(block, re.sub(r"(?m)^# ", "", block).replace("<id>", "465000000")))
-    prefix = request_on(str(site)).step_prefix
-    assert prefix[:2] == ("singularity", "exec")
+def test_lumi_runs_singularity_without_the_driver_option(request_on: MakeRequest) -> None:
+    """The command is `singularity`, and no `--nv` is for AMD. A run without an image has no container."""
+    prefix = request_on("lumi-g").step_prefix
+    assert prefix[:2] == ("singularity", "exec") and "/images/train.sqsh" in prefix
     assert not {"--nv", "--rocm"} & set(prefix)
-    assert "--bind=/scratch/project_465000000" in prefix
+    assert {"--bind=/scratch", "--bind=/pfs"} <= set(prefix)
+    assert request_on("lumi-g", "slurm.container_image=null").step_prefix == ()
 
 
 @pytest.mark.parametrize(("name", "address"), [("juwels-booster", '*}"i'), ("jupiter", '*}"')])

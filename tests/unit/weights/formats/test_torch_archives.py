@@ -53,6 +53,19 @@ def changed_records(path: Path, target: Path, change: Callable[[str, bytes], byt
     return target
 
 
+@pytest.mark.parametrize("is_frozen", [False, True])
+def test_a_script_is_recognised_whatever_its_name_is(tmp_path: Path, script: Any, diff: Any, is_frozen: bool) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        own = torch.jit.load(str(saved(script, tmp_path / "own.pt"))).eval()
+        module = torch.jit.freeze(own) if is_frozen else own
+    a, b = saved(module, tmp_path / "a.jit"), saved(module, tmp_path / "b.pt")
+    assert diff(a, b).code == diff(a, a).code == 0
+    (tmp_path / "folder").mkdir()
+    a.rename(tmp_path / "folder" / "voice")
+    assert diff(tmp_path / "folder", tmp_path / "folder", "--json").document["unreadable"] == []
+
+
 def test_a_script_is_equal_to_itself_and_its_tensors_have_their_names(tmp_path: Path, script: Any, diff: Any) -> None:
     a = saved(script, tmp_path / "a.pt")
     assert diff(a, saved(script, tmp_path / "b.pt")).code == 0
