@@ -11,6 +11,7 @@ import os
 import time
 
 from node_processes import ask_children, parse_stat, read_text
+from node_roles import program_words, role_of_program
 from node_scheduler import PROGRAMS, variables
 
 TYPE_CHECKING = False  # typing costs start-up time, and annotations are never evaluated
@@ -20,8 +21,7 @@ if TYPE_CHECKING:
 
     Facts = dict[str, Any]
     Known = dict[int, Facts]
-    # ("launcher" or "helper", why)
-    Role = tuple[str, str]
+    from node_roles import Role
 
 RANK_VARIABLES = (
     "RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "MV2_COMM_WORLD_RANK", "JAX_PROCESS_ID",
@@ -52,32 +52,6 @@ LAUNCHERS = (
     "hydra_pmi_proxy", "hydra_bstrap", "torchrun", "pt_elastic", "raylet", "gcs_server", "pdsh",
 )  # fmt: skip
 HELPERS = ("wandb-core", "wandb-service", "torch_shm_manag", "tensorboard", "nvidia-smi", "dcgmi", "py-spy")
-# Parts of the arguments of a Python program, and what it is.
-LAUNCHER_WORDS = {
-    "torch.distributed.run": "torch's launcher", "torch.distributed.launch": "torch's launcher",
-    "torch/distributed/run.py": "torch's launcher", "torch/distributed/launch.py": "torch's launcher",
-    "bin/torchrun": "torch's launcher",
-    "accelerate.commands": "accelerate's launcher", "bin/accelerate": "accelerate's launcher",
-    "accelerate/commands": "accelerate's launcher",
-    "deepspeed.launcher": "deepspeed's launcher", "bin/deepspeed": "deepspeed's launcher",
-    "deepspeed/launcher": "deepspeed's launcher",
-    "bin/horovodrun": "horovod's launcher", "bin/colossalai": "colossalai's launcher",
-    "bin/ray": "ray's launcher",
-}  # fmt: skip
-HELPER_WORDS = {
-    "multiprocessing.resource_tracker": "Python's resource tracker",
-    "multiprocessing.semaphore_tracker": "Python's semaphore tracker",
-    "multiprocessing.forkserver": "Python's fork server",
-    "_inductor/compile_worker": "a compiler of torch",
-    "wandb/sdk": "wandb's service", "wandb.sdk": "wandb's service", "wandb-core": "wandb's service",
-    "bin/tensorboard": "tensorboard", "tensorboard.main": "tensorboard",
-    "ray/dashboard": "Ray's dashboard", "ray/_private/log_monitor": "Ray's log monitor",
-    "ray/autoscaler": "Ray's monitor", "ray/_private/runtime_env": "Ray's agent",
-    "ray::Dashboard": "Ray's dashboard", "ray::RuntimeEnv": "Ray's agent", "ray::IDLE": "an idle worker of Ray",
-    "ray/util/client": "Ray's client server",
-    "ray/_private/workers/default_worker": "a worker of Ray that runs nothing yet",
-    "ray/_private/workers/setup_worker": "a worker of Ray that runs nothing yet",
-}  # fmt: skip
 
 
 def identify(pids: list[int], problems: list[str]) -> Known:
@@ -134,25 +108,7 @@ def role_of(process: Facts) -> Role | None:
         return "helper", f"{comm} is a service"
     if not is_python(process):
         return None
-    head = " ".join(program_words(process))
-    for role, table in (("launcher", LAUNCHER_WORDS), ("helper", HELPER_WORDS)):
-        for words, what in table.items():
-            if head.endswith(words) if words.startswith("bin/") else words in head:
-                return role, f"it is {what}"
-    return None
-
-
-def program_words(process: Facts) -> list[str]:
-    """Return what a Python process runs: the file, `-m` and the module, or `-c` and the code; else its title."""
-    words = [word for word in process.get("argv", ()) if word]
-    if len(words) < 2 or not os.path.basename(words[0]).startswith(("python", "pt_main")):
-        return words[:1]
-    for at, word in enumerate(words[1:], 1):
-        if word.startswith("-") and word[:2] in ("-m", "-c"):
-            return words[at : at + 2] if len(word) == 2 else [word]
-        if not word.startswith("-") and words[at - 1] not in ("-X", "-W"):
-            return [word]
-    return words[:1]
+    return role_of_program(program_words(process.get("argv", ())))
 
 
 def is_spawned(process: Facts) -> bool:

@@ -18,9 +18,9 @@ from node_identity import (
     first_number,
     is_python,
     is_spawned,
-    program_words,
     role_of,
 )
+from node_roles import program_words
 
 TYPE_CHECKING = False  # typing costs start-up time, and annotations are never evaluated
 if TYPE_CHECKING:
@@ -58,12 +58,8 @@ def claims_of(known: Known, tasks: Tasks, peeks: dict[int, Facts]) -> Claims:
 
 def role_in(pid: int, known: Known, peeks: dict[int, Facts]) -> tuple[str, str] | None:
     """Return what a process is if it is no rank: by its program, or by what it does."""
-    frames = peeks.get(pid, {}).get("frames", {})
-    if frames.get("helps"):
-        return "helper", f"it is {frames['helps']}"
-    if frames.get("starts"):
-        return "launcher", "it waits for ranks that it has started with torch"
-    return role_of(known[pid])
+    role: tuple[str, str] | None = peeks.get(pid, {}).get("frames", {}).get("role")
+    return role or role_of(known[pid])
 
 
 def environment_of(pid: int, known: Known, peeks: dict[int, Facts]) -> dict[str, str]:
@@ -121,7 +117,7 @@ def claims_of_arguments(free: list[int], known: Known) -> Claims:
     groups: dict[tuple[str, ...], list[int]] = {}
     for pid in free:
         if is_python(known[pid]):
-            groups.setdefault(tuple(program_words(known[pid])), []).append(pid)
+            groups.setdefault(tuple(words_of(known[pid])), []).append(pid)
     claims: Claims = {}
     for pids in groups.values():
         tops = [pid for pid in pids if not set(ancestors(pid, known)).intersection(pids)]
@@ -223,10 +219,10 @@ def ends_of(pid: int, peeks: dict[int, Facts]) -> dict[str, list[str]]:
 
 def choose(known: Known, tasks: Tasks, claims: Claims) -> dict[tuple[Any, int], int]:
     """Return which process is which rank: {(step, number): pid}."""
-    popular = count([tuple(program_words(known[pid])) for pid in claims])
+    popular = count([tuple(words_of(known[pid])) for pid in claims])
 
     def order(pid: int) -> tuple[Any, ...]:
-        more = popular[tuple(program_words(known[pid]))]
+        more = popular[tuple(words_of(known[pid]))]
         above = [each for each in ancestors(pid, known) if each in claims]
         process = known[pid]
         return claims[pid][0], not is_python(process), len(above), -more, process["start_ticks"], pid
@@ -288,6 +284,11 @@ def candidates(known: Known, launcher_pid: int | None, peeks: dict[int, Facts]) 
     )
 
 
+def words_of(process: Facts) -> list[str]:
+    """Return what a process runs, without its options."""
+    return program_words(process.get("argv", ()))
+
+
 def count(values: list[Any]) -> dict[Any, int]:
     """Return how often each value occurs. (The collections module would cost start-up time.)"""
     return {value: values.count(value) for value in set(values)}
@@ -296,7 +297,7 @@ def count(values: list[Any]) -> dict[Any, int]:
 def alike(process: Facts) -> tuple[str, ...]:
     """Return what processes that look alike have in common."""
     title = process["comm"] if process["comm"].startswith("ray::") else ""
-    return (title or process["exe"], *program_words(process))
+    return (title or process["exe"], *words_of(process))
 
 
 def has_started(top: int, below: list[int], known: Known, peeks: dict[int, Facts]) -> bool:

@@ -12,16 +12,18 @@ import time
 from node_environment import environment_now
 from node_identity import WANTED
 from node_processes import ask_children, run_program
+from node_roles import is_in, own_calls, role_of_calls
 from node_sockets import read_tables, socket_inodes
 from safe_files import parse_json
 
 TYPE_CHECKING = False  # typing costs start-up time, and annotations are never evaluated
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator
     from typing import Any
 
     Facts = dict[str, Any]
 
+MAIN = "MainThread"
 PEEK_TIMEOUT_S = 1.5
 PEEK_STACK_S = 1.0
 TIME_FOR_ALL_S = 4.0
@@ -37,21 +39,9 @@ SIZE_NAMES = (
 JOINING = {
     "torch/distributed/distributed_c10d.py": ("init_process_group", "_create_process_group"),
     "torch/distributed/rendezvous.py": ("_create_c10d_store",),
-    "jax/_src/distributed.py": ("initialize", "State.initialize"),
+    "jax/_src/distributed.py": ("initialize",),
 }  # fmt: skip
-# Functions that only helpers of a rank run, and functions in which a launcher waits for the ranks.
-HELPING = {
-    "torch/utils/data/_utils/worker.py": ("_worker_loop", "a worker of a data loader"),
-    "multiprocessing/pool.py": ("worker", "a worker of a pool"),
-    "concurrent/futures/process.py": ("_process_worker", "a worker of a pool"),
-    "multiprocessing/managers.py": ("_run_server", "a manager of Python's multiprocessing"),
-    "multiprocessing/resource_tracker.py": ("main", "Python's resource tracker"),
-    "multiprocessing/forkserver.py": ("main", "Python's fork server"),
-}  # fmt: skip
-STARTING = {
-    "torch/multiprocessing/spawn.py": ("join", "start_processes"),
-    "torch/distributed/elastic/agent/server/api.py": ("run", "_invoke_run"),
-}  # fmt: skip
+# Functions in which a process waits for children of any kind.
 WAITING = {
     "multiprocessing/process.py": ("join",),
     "multiprocessing/connection.py": ("wait",),
@@ -122,16 +112,20 @@ def read_arguments(pid: int, request: Facts) -> Facts | None:
 
 
 def arguments_of(threads: list[Facts], pid: int) -> Facts:
-    """Return what numbers a process in py-spy's dump: {spawned, joined, named, helps, starts, waits}.
+    """Return what numbers a process in py-spy's dump: {spawned, joined, named, role, waits}.
 
     spawned: index given by torch's spawn. joined: [rank, size] given to torch or JAX. named: [[file, function,
-    variable, rank, size, whether it is an argument]] of other functions, outermost first. helps: what helper it is.
-    starts, waits: whether the main thread started ranks with torch, or waits for children of any kind.
+    variable, rank, size, whether it is an argument]] of other functions, outermost first. role: what the main thread
+    shows it to be, if it is no rank. waits: whether that waits for children of any kind.
     """
-    threads = sorted(threads, key=lambda thread: thread.get("os_thread_id") != pid)
+    threads = sorted(threads, key=lambda each: (each.get("os_thread_id") != pid, each.get("thread_name") != MAIN))
     found: Facts = {"named": []}
     for index, thread in enumerate(threads):
-        frames = own_frames(thread["frames"])
+        calls = own_calls([(str(frame["name"]), frame["filename"]) for frame in thread["frames"]])
+        frames = thread["frames"][: len(calls)]
+        role = role_of_calls(calls) if index == 0 else None
+        if role:
+            found["role"] = role
         for frame in frames:
             take_frame(frame, found, is_main=index == 0)
         facts = [named_rank(frame) for frame in reversed(frames) if OF_A_GROUP not in frame["filename"]]
@@ -139,42 +133,19 @@ def arguments_of(threads: list[Facts], pid: int) -> Facts:
     return found
 
 
-def own_frames(frames: list[Facts]) -> list[Facts]:
-    """Return the frames, innermost first, without those that a forked process has from its parent."""
-    for at, frame in enumerate(frames):
-        if short_name(frame) == "_bootstrap" and frame["filename"].endswith("multiprocessing/process.py"):
-            return frames[:at]
-    return frames
-
-
-def short_name(frame: Facts) -> str:
-    """Return the name of the function without that of its class."""
-    return str(frame["name"]).rpartition(".")[2]
-
-
 def take_frame(frame: Facts, found: Facts, is_main: bool) -> None:
     """Put what a frame of a known function shows into `found`. The innermost one wins."""
-    name, file = short_name(frame), frame["filename"]
+    name, file = str(frame["name"]).rpartition(".")[2], frame["filename"]
     if name == SPAWN_FUNCTION and file.endswith(SPAWN_FILE):
         index = numbers_of(frame).get("i")
         if index is not None:
             found.setdefault("spawned", index[0])
-    if is_in(JOINING, name, file) or is_in(JOINING, frame["name"], file):
+    if is_in(JOINING, name, file):
         fact = named_rank(frame)
         if fact:
             found.setdefault("joined", fact[3:5])
-    for part, (function, what) in HELPING.items():
-        if name == function and file.endswith(part):
-            found.setdefault("helps", what)
-    if is_main and is_in(STARTING, name, file):
-        found["starts"] = True
     if is_main and is_in(WAITING, name, file):
         found["waits"] = True
-
-
-def is_in(table: Mapping[str, tuple[str, ...]], name: str, file: str) -> bool:
-    """Whether the table has the function, by the end of its file's path."""
-    return any(name in functions and file.endswith(part) for part, functions in table.items())
 
 
 def numbers_of(frame: Facts) -> dict[str, tuple[int, bool]]:

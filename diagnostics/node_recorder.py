@@ -102,8 +102,11 @@ def compact_records(entries: list[Facts]) -> Facts:
     """Return recorded collectives without repetition.
 
     {first_record, tokens: [[group, group description, operation, sizes, types]], stream: [token index, oldest first],
-    last_sequence: {group: number of its newest entry}, open: [positions in `stream` of entries not yet retired]}.
+    last_sequence: {group: number of its newest entry}, open: [positions in `stream` of entries not yet retired],
+    open_messages: how many messages between two ranks have not ended; NCCL alone records them}.
     """
+    has_messages = any(entry["profiling_name"].startswith("nccl:") for entry in entries)
+    open_messages = sum(1 for entry in entries if entry.get("is_p2p") and is_open(entry))
     entries = sorted((entry for entry in entries if not entry.get("is_p2p")), key=lambda entry: entry["record_id"])
     tokens: dict[tuple[str, ...], int] = {}
     last: dict[str, int] = {}
@@ -114,10 +117,16 @@ def compact_records(entries: list[Facts]) -> Facts:
         token = (group, description, operation, str(entry["input_sizes"]), str(entry["input_dtypes"]))
         stream.append(tokens.setdefault(token, len(tokens)))
         last[group] = entry["collective_seq_id"]
-        if not entry["retired"] and entry["state"] != "completed":
+        if is_open(entry):
             unfinished.append(position)
     first = entries[0]["record_id"] if entries else 0
-    return {"first_record": first, "tokens": list(tokens), "stream": stream, "last_sequence": last, "open": unfinished}
+    found = {"first_record": first, "tokens": list(tokens), "stream": stream, "last_sequence": last, "open": unfinished}
+    return dict(found, open_messages=open_messages) if has_messages else found
+
+
+def is_open(entry: Facts) -> bool:
+    """Whether a recorded call has not ended."""
+    return not entry["retired"] and entry["state"] != "completed"
 
 
 def has_recorder_file(rank: Facts, _request: Facts) -> bool:

@@ -9,11 +9,14 @@ from bigsci_launch.errors import ConfigError
 from bigsci_launch.spy.evidence import known_code
 from bigsci_launch.spy.evidence.bundle import Bundle, write_bundle
 from bigsci_launch.spy.evidence.ranks import Evidence
+from bigsci_launch.spy.evidence.stack_classes import unlike_most
 from bigsci_launch.spy.judge.conclusion import Conclusion
 from bigsci_launch.spy.judge.verdict import Judgment, deliberate
 from bigsci_launch.spy.known.library import name_hang, read_library
 from bigsci_launch.spy.show.document import to_document
 from bigsci_launch.spy.show.report import to_lines, to_text
+
+MOST_NAMED = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +43,7 @@ def answer_from(found: Bundle, axes: str | None = None) -> SpyAnswer:
         size = evidence.topology.world_size
         raise ConfigError(
             f"--topology: {axes} is {size} ranks, but the job has {evidence.world_size}",
-            hint="omit --topology: the verdict is the same, without coordinates",
+            hint=_hint_at_strangers(evidence, size) or "omit --topology: the verdict is the same, without coordinates",
         )
     judgment, library = deliberate(evidence), read_library()
     problems = (
@@ -49,6 +52,17 @@ def answer_from(found: Bundle, axes: str | None = None) -> SpyAnswer:
     )
     named = replace(judgment, conclusion=name_hang(evidence, judgment.conclusion, library))
     return SpyAnswer(evidence, named, problems)
+
+
+def _hint_at_strangers(evidence: Evidence, size: int) -> str:
+    """Return which processes of files are not like most, if there are more of them than ranks."""
+    unlike = unlike_most(evidence)
+    if not evidence.is_from_files or not 0 < len(unlike) <= evidence.world_size - size:
+        return ""
+    unplaced = replace(evidence, topology=None)
+    named = ", ".join(f"{unplaced.name(seen.rank)} in {seen.place}" for seen in unlike[:MOST_NAMED])
+    more = f" and {len(unlike) - MOST_NAMED} more" if len(unlike) > MOST_NAMED else ""
+    return f"these do not look like ranks: {named}{more}; leave them out of the files"
 
 
 def store_evidence(folder: Path, found: Bundle, answer: SpyAnswer) -> None:

@@ -180,6 +180,9 @@ class KnownCodeFile(Section):
     phases: tuple[PhaseEntry, ...] = ()
     """Work for which others may be meant to wait."""
 
+    meant_barriers: Calls = {}
+    """Functions with a barrier that is there so that one rank may work while all others wait."""
+
     no_phase: Calls = {}
     """Functions whose names only sound like such work."""
 

@@ -191,6 +191,7 @@ _is_shared_lock = _table("shared_locks")
 _is_server = _table("servers")
 _is_norm, _is_at_store, _is_joining = _table("norms"), _table("store"), _table("joining")
 _is_shutdown, _is_start_of_child = _table("shutdown"), _table("starts_of_children")
+_is_meant_barrier = _table("meant_barriers")
 _is_known_handler, _is_no_handler, _is_no_phase = (
     _table("signal_handlers"),
     _table("no_signal_handlers"),
@@ -225,6 +226,11 @@ def is_server(function: str, file: str) -> bool:
 def is_norm(function: str, file: str) -> bool:
     """Whether the function communicates once for each parameter group of the optimizer."""
     return _is_norm(function, file)
+
+
+def is_meant_barrier(function: str, file: str) -> bool:
+    """Whether the barrier in this function is there so that one rank may work while all others wait."""
+    return _is_meant_barrier(function, file)
 
 
 def is_at_store(function: str, file: str) -> bool:

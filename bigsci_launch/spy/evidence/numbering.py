@@ -8,6 +8,7 @@ from enum import Enum
 from typing import Any
 
 MAX_LISTED = 3
+RANKS_NOT_NAMED = "the files do not name ranks: ranks were numbered in the order of nodes and processes"
 
 
 class NumberedBy(Enum):
@@ -94,9 +95,9 @@ def numbering_of(found: Sequence[NumberedBy]) -> Numbering:
     return Numbering.PARTLY if num_known else Numbering.GUESSED
 
 
-def list_processes(pids: Sequence[int | None]) -> str:
-    """`4711, 4712 and 2 more`; processes that were not found are `2 not found`."""
-    known = sorted(pid for pid in pids if pid is not None)
+def list_processes(pids: Sequence[int | str | None]) -> str:
+    """`4711, 4712 and 2 more`; processes that were not found are `2 not found`, and `#3` is known by its place only."""
+    known = sorted((pid for pid in pids if pid is not None), key=lambda pid: int(str(pid).lstrip("#")))
     words = [str(pid) for pid in known]
     if len(words) > MAX_LISTED:
         words = [*words[: MAX_LISTED - 1], f"{len(words) - MAX_LISTED + 1} more"]

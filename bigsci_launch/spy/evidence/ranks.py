@@ -184,7 +184,8 @@ class Evidence:
         seen = self.ranks[rank]
         if not seen.numbered_by.is_known:
             # A dump of the recorder names no process: a number in its name is all that there is to call it.
-            return seen.numbered_by.is_placed and (self.topology is not None or seen.pid is None)
+            is_named = seen.pid is None and seen.numbered_by is not NumberedBy.FILE_ORDER
+            return seen.numbered_by.is_placed and (self.topology is not None or is_named)
         was_found = seen.pid is not None or bool(seen.samples)
         return was_found or self.topology is not None or self.numbering is Numbering.KNOWN
 
@@ -212,7 +213,7 @@ class Evidence:
     def names(self, ranks: Collection[int]) -> str:
         """Return `ranks 3-5`, `processes 4711, 4712 and 2 more`, or both."""
         numbered = [rank for rank in ranks if self.is_numbered(rank)]
-        pids = [self.ranks[rank].pid for rank in ranks if not self.is_numbered(rank)]
+        pids = [self._pid_or_place(rank) for rank in ranks if not self.is_numbered(rank)]
         if pids == [None]:
             counted = "a process that was not found"
         else:
@@ -225,7 +226,12 @@ class Evidence:
             return compress_ranks(ranks)
         if any(map(self.is_numbered, ranks)):
             return self.names(ranks)
-        return list_processes([self.ranks[rank].pid for rank in ranks])
+        return list_processes([self._pid_or_place(rank) for rank in ranks])
+
+    def _pid_or_place(self, rank: int) -> int | str | None:
+        """What tells a process apart whose rank is not known: `#3` is the third in files that do not show its pid."""
+        seen = self.ranks[rank]
+        return f"#{rank + 1}" if seen.pid is None and seen.numbered_by is NumberedBy.FILE_ORDER else seen.pid
 
     def count(self, ranks: Collection[int]) -> str:
         """Return `3 ranks`, or `3 processes` if the number of one of them is not known."""

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from bigsci_launch.spy.evidence.ranks import RankEvidence
+from bigsci_launch.spy.evidence.ranks import Evidence, RankEvidence
 from bigsci_launch.spy.evidence.stacks import Frame
 
 
@@ -36,3 +37,20 @@ def merge_stacks(ranks: Iterable[RankEvidence]) -> tuple[StackClass, ...]:
         for (thread, frames), group in members.items()
     )
     return tuple(sorted(classes, key=lambda found: (-len(found.ranks), found.ranks)))
+
+
+def unlike_most(evidence: Evidence) -> tuple[RankEvidence, ...]:
+    """Return the processes that communicate with none and whose outermost call is not that of most."""
+    outermost = {seen.rank: _outermost(seen) for seen in evidence.ranks}
+    counts = Counter(call for call in outermost.values() if call is not None)
+    most = counts.most_common(1)[0][0] if counts else None
+    return tuple(
+        seen
+        for seen in evidence.ranks
+        if seen.thread is not None and seen.thread.operation is None and outermost[seen.rank] != most
+    )
+
+
+def _outermost(seen: RankEvidence) -> tuple[str, str] | None:
+    frames = seen.thread.own_frames if seen.thread else ()
+    return (frames[-1].function, frames[-1].file) if frames else None

@@ -45,8 +45,8 @@ class Frame:
 
     @property
     def place(self) -> str:
-        """`train.py:915`."""
-        return f"{self.short_file}:{self.line}"
+        """`train.py:915`; `libnccl.so.2` where no line is known."""
+        return f"{self.short_file}:{self.line}" if self.line else self.short_file
 
     def __str__(self) -> str:
         return f"{bare_name(self.function)} ({self.place})"

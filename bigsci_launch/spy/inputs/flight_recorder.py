@@ -4,7 +4,10 @@ Layout in torch 2.13 (`torch/distributed/flight_recorder/components/loader.py`, 
 `torch._C._distributed_c10d`): {version, pg_config, pg_status, entries: [{record_id, process_group: (name,
 description), collective_seq_id, p2p_seq_id, profiling_name, input_sizes, input_dtypes, state, retired, is_p2p,
 thread_name, thread_id, frames: [{name, filename, line}]}]}. Only pickles contain frames. `pg_config` lists the members
-of each group on NCCL; on gloo it is empty.
+of each group on NCCL; on gloo it is empty. torch 2.2 pickles the entries alone, with `seq_id` and `pg_id`.
+
+The hook of torchcomms writes the same keys, but numbers the calls of all groups of a rank together, lists the members
+of a group by their place in it (`0,1`, without brackets), and does not mark messages between two ranks.
 
 Reading a pickle runs no code from it: only plain containers, numbers and text are built.
 """
@@ -26,6 +29,8 @@ from bigsci_launch.spy.inputs.reading import Damaged, Found, NotThis, Reading
 SOURCE = "flight recorder"
 RANK_LAST = re.compile(r"(\d+)(?=\D*$)")
 NO_NUMBER = 1 << 31
+MESSAGES = ("send", "recv")
+"""Names of messages between two ranks, where dumps do not mark them."""
 
 
 def read_recorder_pickle(path: Path, data: bytes) -> Found:
@@ -42,6 +47,8 @@ def read_recorder_pickle(path: Path, data: bytes) -> Found:
         raise Damaged(str(error)) from error
     except Exception as error:
         raise Damaged(f"it starts like a pickle, but cannot be read ({type(error).__name__}: {error})") from error
+    if is_list_of_entries(document):
+        document = {"version": "2.2", "entries": with_later_keys(document)}
     if not is_recorder(document):
         raise Damaged("it is a pickle, but not a dump of torch's flight recorder (it has no entries)")
     return read_recorder(path, document)
@@ -60,8 +67,18 @@ def read_recorder_json(path: Path, document: object) -> Found:
 
 
 def is_recorder(document: object) -> bool:
-    """Whether `document` has the keys of a dump."""
-    return isinstance(document, dict) and isinstance(document.get("entries"), list) and "version" in document
+    """Whether `document` has the keys of a dump. Without any call, torchcomms leaves out the entries."""
+    if not isinstance(document, dict) or "version" not in document:
+        return False
+    config = document.get("pg_config")
+    may_be_empty = isinstance(config, dict) and is_of_torchcomms(config)
+    return isinstance(document.get("entries", [] if may_be_empty else None), list)
+
+
+def is_list_of_entries(document: object) -> bool:
+    """Whether `document` is what torch 2.2 wrote: the entries, and nothing around them."""
+    first = document[0] if isinstance(document, list) and document else None
+    return isinstance(first, dict) and "profiling_name" in first
 
 
 def read_recorder(path: Path, document: Mapping[str, Any]) -> Found:
@@ -70,8 +87,9 @@ def read_recorder(path: Path, document: Mapping[str, Any]) -> Found:
     if rank is None:
         raise Damaged("the file name has no rank in it (such as nccl_trace_rank_3)")
     try:
-        entries = sorted(document["entries"], key=lambda entry: int(entry["record_id"]))
-        recorder = {**compact(entries), "members": members_of(document.get("pg_config") or {})}
+        config = document.get("pg_config") or {}
+        entries = entries_of(document, is_of_torchcomms(config))
+        recorder = {**compact(entries), "members": members_of(config)}
         threads = threads_of(entries)
     except (LookupError, TypeError, ValueError, AttributeError) as error:
         raise Damaged(f"it is a dump of torch's flight recorder, but damaged ({error!r})") from error
@@ -87,10 +105,56 @@ def rank_of(path: Path) -> int | None:
     return named if named is not None or not found else int(found[1])
 
 
+def with_later_keys(entries: Sequence[Any]) -> list[Any]:
+    """Return the entries of torch 2.2 with what newer versions add."""
+    return [
+        {
+            "record_id": position,
+            "process_group": (str(entry.get("pg_id", 0)), ""),
+            "collective_seq_id": entry.get("seq_id"),
+            "input_dtypes": [],
+            "is_p2p": str(entry.get("profiling_name")).rpartition(":")[2].startswith(MESSAGES),
+            **entry,
+        }
+        if isinstance(entry, dict)
+        else entry
+        for position, entry in enumerate(entries)
+    ]
+
+
+def entries_of(document: Mapping[str, Any], of_torchcomms: bool) -> list[Mapping[str, Any]]:
+    """Return the entries, oldest first, as torch has them."""
+    entries = sorted(document.get("entries", ()), key=lambda entry: int(entry["record_id"]))
+    return numbered_by_group(entries) if of_torchcomms else entries
+
+
+def numbered_by_group(entries: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Return the entries of torchcomms as torch has them: messages are marked, and calls are numbered in their group.
+
+    Raises:
+        Damaged: the first calls are lost, so that numbers in a group are not known.
+    """
+    marked = [{**entry, "is_p2p": operation_of(entry) in MESSAGES} for entry in entries]
+    if len({str(entry["process_group"][0]) for entry in marked}) < 2:
+        return list(marked)
+    if [int(entry["record_id"]) for entry in marked] != list(range(len(marked))):
+        raise Damaged(
+            "torchcomms numbers the calls of all groups together, and the first calls are lost: calls of one group "
+            "cannot be compared between ranks. Record more of them (max_entries of FlightRecorderHook)"
+        )
+    counts: dict[str, int] = {}
+    for entry in marked:
+        group = str(entry["process_group"][0])
+        counts[group] = counts.get(group, 0) + (not entry["is_p2p"])
+        entry["collective_seq_id"] = counts[group]
+    return list(marked)
+
+
 def compact(entries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return the recorded collectives as the node agent stores them.
 
-    Point-to-point calls are left out: they are numbered separately.
+    Messages between two ranks are numbered separately: they are left out, and only NCCL records them, so that there the
+    number of those that have not ended is known.
     """
     collectives = [entry for entry in entries if not entry.get("is_p2p")]
     tokens: dict[tuple[str, ...], int] = {}
@@ -99,23 +163,26 @@ def compact(entries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     for position, entry in enumerate(collectives):
         group, description = entry["process_group"]
         sizes, types = str(entry["input_sizes"]), str(entry["input_dtypes"])
-        token = as_token(group, description, entry["profiling_name"], sizes, types)
+        token = (str(group), str(description), operation_of(entry), sizes, types)
         stream.append(tokens.setdefault(token, len(tokens)))
         last[group] = entry["collective_seq_id"]
         if is_open(entry):
             unfinished.append(position)
+    has_messages = any(str(entry["profiling_name"]).startswith("nccl:") for entry in entries)
+    open_messages = sum(is_open(entry) for entry in entries if entry.get("is_p2p"))
     return {
         "first_record": int(collectives[0]["record_id"]) if collectives else 0,
         "tokens": [list(token) for token in tokens],
         "stream": stream,
         "last_sequence": {str(group): int(number) for group, number in last.items()},
         "open": unfinished,
+        **({"open_messages": open_messages} if has_messages else {}),
     }
 
 
-def as_token(group: object, description: object, profiling_name: object, sizes: str, types: str) -> tuple[str, ...]:
-    """Return a recorded call as a bundle stores it; `gloo:all_reduce` becomes the operation `all_reduce`."""
-    return str(group), str(description), str(profiling_name).rpartition(":")[2], sizes, types
+def operation_of(entry: Mapping[str, Any]) -> str:
+    """Return the operation of a recorded call: `all_reduce` of `gloo:all_reduce`."""
+    return str(entry["profiling_name"]).rpartition(":")[2]
 
 
 def is_open(entry: Mapping[str, Any]) -> bool:
@@ -124,14 +191,27 @@ def is_open(entry: Mapping[str, Any]) -> bool:
 
 
 def members_of(config: Mapping[str, Any]) -> dict[str, list[int]]:
-    """Return the global ranks of each group that lists them; torch writes the list as text, `[0, 1]`."""
-    members = {}
-    for name, group in config.items():
-        ranks = group.get("ranks") or "[]"
-        found = [int(rank) for rank in (parse_json(ranks) if isinstance(ranks, str) else ranks)]
-        if found:
-            members[str(name)] = found
-    return members
+    """Return the global ranks of each group that lists them; torch writes the list as text, `[0, 1]`.
+
+    torchcomms lists places in the group: these are ranks only in the largest group, if that is the world.
+    """
+    found = {str(name): ranks_of(group.get("ranks") or "[]") for name, group in config.items()}
+    largest = max(map(len, found.values()), default=0)
+    is_known = {name: len(ranks) == largest or not is_of_torchcomms(config) for name, ranks in found.items()}
+    return {name: ranks for name, ranks in found.items() if ranks and is_known[name]}
+
+
+def ranks_of(listed: str | Sequence[Any]) -> list[int]:
+    """Return ranks that are a list, its text `[0, 1]`, or the text `0,1`."""
+    if not isinstance(listed, str):
+        return [int(rank) for rank in listed]
+    return [int(rank) for rank in (parse_json(listed) if listed.startswith("[") else listed.split(","))]
+
+
+def is_of_torchcomms(config: Mapping[str, Any]) -> bool:
+    """Whether the hook of torchcomms wrote the dump: it lists the members of a group without brackets."""
+    listed = (group.get("ranks") for group in config.values() if isinstance(group, dict))
+    return any(isinstance(ranks, str) and ranks[:1].isdigit() for ranks in listed)
 
 
 def threads_of(entries: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]] | None:

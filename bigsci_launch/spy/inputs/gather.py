@@ -11,21 +11,33 @@ from typing import Any
 
 from bigsci_launch.errors import EvidenceError
 from bigsci_launch.spy.evidence.bundle import Bundle, read_bundle
-from bigsci_launch.spy.evidence.numbering import NumberedBy
+from bigsci_launch.spy.evidence.numbering import RANKS_NOT_NAMED, NumberedBy, OtherProcess, list_processes
 from bigsci_launch.spy.evidence.ranks import FILES
 from bigsci_launch.spy.inputs.flight_recorder import SOURCE as RECORDER
 from bigsci_launch.spy.inputs.flight_recorder import read_recorder_json, read_recorder_pickle
+from bigsci_launch.spy.inputs.layout import unpack
 from bigsci_launch.spy.inputs.looks import moment_of, natural, order_looks, says_look
+from bigsci_launch.spy.inputs.nccl_inspector import read_inspector_lines
 from bigsci_launch.spy.inputs.nccl_ras import read_ras, repair
-from bigsci_launch.spy.inputs.pyspy_text import read_pyspy_text
+from bigsci_launch.spy.inputs.nccl_ras_text import read_ras_text
+from bigsci_launch.spy.inputs.pyspy_json import read_pyspy_json
 from bigsci_launch.spy.inputs.reading import Damaged, Found, NotThis, Reading
+from bigsci_launch.spy.inputs.roles import tell_apart
+from bigsci_launch.spy.inputs.stack_text import read_stack_text
+from bigsci_launch.spy.inputs.unread import LOOKED_AT, Unread, describe
 from bigsci_launch.typed_path import open_typed
 
 MAX_FILE_BYTES = 1 << 28
+MOST_REASONS = 3
+MOST_DESCRIBED = 32
 PARALLEL_BYTES = 1 << 25
 """One process reads this much in half a second."""
-READABLE = "a bundle of `bsl spy`, output of `py-spy dump`, dumps of torch's flight recorder, or JSON output of ncclras"
+READABLE = (
+    "a bundle of `bsl spy`, stacks (of py-spy, faulthandler, gdb, pystack or `ray stack`), dumps of torch's flight "
+    "recorder, output of ncclras, or lines of NCCL's Inspector"
+)
 HINT = f"--bundle reads {READABLE}: files, or a folder of them"
+OF_LOGS = "these look like logs: `bsl why {path}` reads them, and says why the job ended; "
 
 
 def open_evidence(paths: Sequence[Path]) -> Bundle:
@@ -49,11 +61,29 @@ def _open(paths: Sequence[Path]) -> Bundle:
     if bundles:
         return read_bundle(bundles[0])
     found = [each for path in dict.fromkeys(paths) for each in read_path(path)]
-    readings = [reading for each in found for reading in each.readings]
+    readings, strangers = tell_apart([reading for each in found for reading in each.readings])
+    others = [*(other for each in found for other in each.others), *strangers]
     if not readings:
-        raise EvidenceError(f"{paths[0]}: it contains no rank", hint=HINT)
+        raise _no_rank(paths[0], others)
     problems = [problem for each in found for problem in each.problems]
-    return make_bundle(str(paths[0]), readings, problems)
+    return make_bundle(str(paths[0]), readings, problems, others)
+
+
+def _no_rank(path: Path, others: Sequence[OtherProcess]) -> EvidenceError:
+    """Return the error for files without ranks. It says what their processes are: `torch's launcher (process 4711)`."""
+    reasons: dict[str, list[int]] = {}
+    for other in others:
+        reasons.setdefault(other.why.removeprefix("it is "), []).append(other.pid)
+    kinds = [
+        f"{why} ({'process' if len(pids) == 1 else 'processes'} {list_processes(pids)})"
+        for why, pids in reasons.items()
+    ]
+    if not kinds:
+        return EvidenceError(f"{path}: it contains no rank", hint=HINT)
+    words = ", ".join(kinds[:MOST_REASONS])
+    return EvidenceError(
+        f"{path}: it contains no rank, only {words}", hint="dump the stacks of the processes that train"
+    )
 
 
 def read_path(path: Path) -> list[Found]:
@@ -63,15 +93,29 @@ def read_path(path: Path) -> list[Found]:
     if not path.is_dir():
         found = read_file(path) if path.is_file() and path.stat().st_size <= MAX_FILE_BYTES else None
         if found is None:
-            raise EvidenceError(f"{path}: not evidence that `bsl spy` can read", hint=HINT)
+            raise _unread(path, [path], "not evidence that `bsl spy` can read")
         return [found]
     looks = [folder for folder in path.iterdir() if folder.is_dir() and says_look(folder.name)]
     inside = sorted(file for folder in (path, *looks) for file in folder.iterdir())
     files = [file for file in inside if file.is_file() and file.stat().st_size <= MAX_FILE_BYTES]
     all_found = [found for found in read_files(files) if found is not None]
     if not all_found:
-        raise EvidenceError(f"{path}: not a bundle of `bsl spy`, and no file in it is evidence", hint=HINT)
+        raise _unread(path, files, "not a bundle of `bsl spy`, and no file in it is evidence")
     return all_found
+
+
+def _unread(path: Path, files: Sequence[Path], words: str) -> EvidenceError:
+    """Return the error for a path without evidence: it says what one of its files is, a log if there is one."""
+    found = [(file, describe(_beginning(file))) for file in files[:MOST_DESCRIBED] if file.is_file()]
+    file, shown = next((each for each in found if each[1].is_log), found[0] if found else (path, Unread("")))
+    about = f"{'it' if file == path else file.name} {shown.words}" if shown.words else ""
+    hint = OF_LOGS.format(path=path) + HINT if shown.is_log else HINT
+    return EvidenceError(f"{path}: {words}{': ' if about else ''}{about}", hint=hint)
+
+
+def _beginning(file: Path) -> bytes:
+    with open_typed(file) as stream:
+        return unpack(stream.read(LOOKED_AT), LOOKED_AT)
 
 
 def read_files(files: Sequence[Path]) -> list[Found | None]:
@@ -90,8 +134,8 @@ def read_file(path: Path) -> Found | None:
         EvidenceError: it is evidence that cannot be used.
     """
     with open_typed(path) as stream:
-        data = stream.read()
-    for read in (read_recorder_pickle, read_json, read_pyspy_text):
+        data = unpack(stream.read(), MAX_FILE_BYTES)
+    for read in (read_recorder_pickle, read_json, read_inspector_lines, read_ras_text, read_stack_text):
         try:
             found, moment = read(path, data), moment_of(path)
             return replace(found, readings=tuple(replace(reading, moment=moment) for reading in found.readings))
@@ -103,11 +147,13 @@ def read_file(path: Path) -> Found | None:
 
 
 def read_json(path: Path, data: bytes) -> Found:
-    """Read a JSON document of the flight recorder or of RAS.
+    """Read a JSON document of py-spy, of the flight recorder or of RAS.
 
     Raises:
-        NotThis: it is neither. Damaged: it is one of them, but broken.
+        NotThis: it is none of them. Damaged: it is one of them, but broken.
     """
+    if data.lstrip()[:1] == b"[":
+        return read_pyspy_json(path, data)
     if data.lstrip()[:1] != b"{":
         raise NotThis
     try:
@@ -122,7 +168,9 @@ def read_json(path: Path, data: bytes) -> Found:
         return read_ras(document)
 
 
-def make_bundle(label: str, readings: Iterable[Reading], problems: Sequence[str]) -> Bundle:
+def make_bundle(
+    label: str, readings: Iterable[Reading], problems: Sequence[str], others: Sequence[OtherProcess] = ()
+) -> Bundle:
     """Return a bundle of the documents that the node agent would have written."""
     merged: dict[int, list[Reading]] = {}
     looks = looks_of(readings)
@@ -136,8 +184,10 @@ def make_bundle(label: str, readings: Iterable[Reading], problems: Sequence[str]
     for rank, several in sorted(merged.items()):
         nodes.setdefault(next((each.node for each in several if each.node), ""), []).append(as_rank(rank, several))
     if assumed:
-        problems = [*problems, "the files do not name ranks: ranks were numbered in the order of nodes and processes"]
-    documents = [as_node(node, ranks) for node, ranks in nodes.items()]
+        problems = [*problems, RANKS_NOT_NAMED]
+    for other in others:
+        nodes.setdefault(other.node, [])
+    documents = [as_node(node, ranks, [each for each in others if each.node == node]) for node, ranks in nodes.items()]
     documents[0]["problems"] = list(problems)
     world_size = max([max(merged) + 1, *(size for each in numbered for size in group_sizes(each))])
     collection = {"job": label, "topology": None, "world_size": world_size, "may_lack_ranks": not assumed}
@@ -150,8 +200,10 @@ def group_sizes(reading: Reading) -> list[int]:
     return [max(ranks) + 1 for ranks in members.values()]
 
 
-def as_node(node: str, ranks: list[dict[str, Any]]) -> dict[str, Any]:
-    return {"node": node, "clock_ticks_per_s": 100, "found_by": FILES, "problems": [], "ranks": ranks}
+def as_node(node: str, ranks: list[dict[str, Any]], others: Sequence[OtherProcess]) -> dict[str, Any]:
+    document = {"node": node, "clock_ticks_per_s": 100, "found_by": FILES, "problems": [], "ranks": ranks}
+    listed = [{"pid": each.pid, "comm": each.comm, "role": each.role, "why": each.why} for each in others]
+    return {**document, "others": listed} if listed else document
 
 
 def as_rank(rank: int, several: Sequence[Reading]) -> dict[str, Any]:

@@ -76,7 +76,7 @@ def node_of(path: Path) -> str:
         name = pattern.sub("", name)
     stem = re.sub(r"[-_]{2,}", "-", name.partition(".")[0]).strip("-_")
     head, _, tail = stem.replace("_", "-").partition("-")
-    if stem != path.name.partition(".")[0] and KIND.fullmatch(stem):
+    if KIND.fullmatch(stem):
         return ""
     return tail if tail and head.isalpha() else stem
 

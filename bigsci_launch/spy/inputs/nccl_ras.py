@@ -6,7 +6,7 @@ cuda_dev, status, collective_counts: {AllReduce: 4, ..}}], missing_ranks: [{rank
 `missing_ranks`.
 
 RAS reports neither the order of collectives nor stacks. A rank that is behind the others in a communicator has not
-started the collective that they are in: for the ranks ahead, the newest collective counts as unfinished.
+started the collective that they are in: where a stack shows that a rank ahead is in a collective, it is the newest one.
 """
 
 from __future__ import annotations
@@ -24,6 +24,10 @@ Document = Mapping[str, Any]
 RasProcess = tuple[str, int, int]
 """Host, pid, CUDA device: the identity of a rank across its communicators."""
 
+SOURCE = "NCCL RAS"
+NO_STACKS = "NCCL's RAS reports no stacks"
+SILENT = "it does not answer NCCL's RAS"
+DEAD = "NCCL's RAS considers it dead, after a minute without an answer"
 LARGEST_DUMP = 1 << 30
 """Bytes of what torch recorded, with the stacks of thousands of calls."""
 FORGOTTEN_COMMA = re.compile(r'([\d"el}\]])(\s*\n\s*)("[^"\n]*"\s*:)')
@@ -85,33 +89,35 @@ def read_process(
 ) -> Reading:  # fmt: skip
     """Return the reading of one process, over all its communicators."""
     tokens: list[list[str]] = []
+    counts: dict[str, dict[str, int]] = {}
     last: dict[str, int] = {}
     unfinished: list[int] = []
     members: dict[str, list[int]] = {}
-    why, is_dead = None, False
+    why = None
     for communicator in communicators:
         name = str(communicator["hash"])
         mine = next((each for each in communicator["ranks"] if process_of(each) == process), None)
         missing = next((each for each in communicator.get("missing_ranks") or [] if process_of(each) == process), None)
         if missing is not None:
-            is_dead = is_dead or bool(missing["status"].get("considered_dead"))
-            why = "NCCL's RAS considers it dead" if is_dead else "it does not answer NCCL's RAS"
-        if mine is None or not sum(mine["collective_counts"].values()):
+            why = DEAD if missing["status"].get("considered_dead") or why == DEAD else SILENT
+        if mine is None:
+            continue
+        counts[name] = {as_operation(each): int(number) for each, number in mine["collective_counts"].items()}
+        members[name] = sorted(rank_of[process_of(each)] for each in members_of(communicator))
+        if not sum(counts[name].values()):
             continue
         behind = furthest_behind(communicator)
         if is_ahead(mine, behind):
             unfinished.append(len(tokens))
         tokens.append([name, "", newest_operation(mine, behind), "[]", "[]"])
-        last[name] = sum(mine["collective_counts"].values())
-        members[name] = sorted(rank_of[process_of(each)] for each in members_of(communicator))
+        last[name] = sum(counts[name].values())
     recorder = {
         "first_record": 0, "tokens": tokens, "stream": list(range(len(tokens))), "last_sequence": last,
-        "open": unfinished, "members": members,
+        "open": unfinished, "members": members, "counts": {"verb": "launched", "of_rank": counts},
     }  # fmt: skip
     return Reading(
-        "NCCL RAS", process[0], rank, None, process[1] or None, None, recorder if tokens else None,
-        why or "NCCL's RAS reports no stacks", is_dead,
-    )  # fmt: skip
+        SOURCE, process[0], rank, pid=process[1] or None, recorder=recorder if counts else None, why=why or NO_STACKS
+    )
 
 
 def furthest_behind(communicator: Document) -> Document:
@@ -128,4 +134,9 @@ def newest_operation(record: Document, behind: Document) -> str:
     """Return what the rank has started and the rank behind has not, in torch's names; else all that it has started."""
     counts = record["collective_counts"]
     begun = [name for name in counts if counts[name] > behind.get(name, 0)] or [name for name in counts if counts[name]]
-    return " or ".join(re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower() for name in begun)
+    return " or ".join(map(as_operation, begun))
+
+
+def as_operation(name: str) -> str:
+    """Return torch's name for an operation of NCCL: `all_reduce` for `AllReduce`."""
+    return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower()

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from bigsci_launch.spy.evidence.numbering import NumberedBy
+from bigsci_launch.spy.evidence.numbering import NumberedBy, OtherProcess
 from bigsci_launch.spy.inputs.looks import NO_TIME, LookTime
 
 
@@ -17,7 +17,8 @@ class Reading:
     `rank` and `local_rank` are None if the file does not give them; `node` is empty if its name is not known.
     `threads` has the format of a bundle's `stack`, or is None if there are none; `recorder` has the bundle's format.
     `why` is the reason why a process that exists could not be read; `is_gone` means that it has ended. `command` is its
-    command line, empty if it is not shown; `numbered_by` says where `rank` is from, `moment` when it was read.
+    command line, empty if it is not shown, and `parent` the process that started it, None if that is not shown.
+    `numbered_by` says where `rank` is from, `moment` when it was read.
     """
 
     source: str
@@ -32,6 +33,7 @@ class Reading:
     command: str = ""
     numbered_by: NumberedBy = NumberedBy.FILES
     moment: LookTime = NO_TIME
+    parent: int | None = None
 
     @property
     def process(self) -> object:
@@ -43,10 +45,11 @@ class Reading:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """The readings of one file, and the problems found in it."""
+    """The readings of one file, the problems found in it, and its processes that are certainly no ranks."""
 
     readings: tuple[Reading, ...]
     problems: tuple[str, ...] = ()
+    others: tuple[OtherProcess, ...] = ()
 
 
 class NotThis(Exception):

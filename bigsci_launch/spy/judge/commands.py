@@ -8,6 +8,11 @@ from bigsci_launch.scheduler.choice import SCHEDULERS
 from bigsci_launch.spy.evidence.ranks import Evidence
 
 _ON_NODE = re.compile(r"(?P<command>.+)  # on (?P<node>[^\s:,]+)(?:[:,] (?P<note>.+))?")
+ASK_RECORDER = "bsl spy --flight-recorder=fork  # torch's record of collectives shows who left"
+ASK_DEVICES = (
+    "nvidia-smi --query-gpu=index,utilization.gpu,power.draw --format=csv  # on each node: a device that waits in a "
+    "collective is at 100 % with little power"
+)
 _OF_BSL = ("bsl spy", "bsl trace last")
 
 

@@ -71,6 +71,10 @@ class Reason(Enum):
     IN_EACH_CIRCLE = "every circle of waits goes through it", 0.95
     ODD_ONE_OUT = "the odd one out", 0.94
     ODD_STACK = "its stack differs from most", 0.68
+    DISAGREES = "it disagrees with others about a collective", None
+    EQUAL_SIDE = "one of several sides of the same size", None
+    COUNTED = "its number of collectives differs", None
+    UNFINISHED = "it does not return from a collective", None
     NOT_READ = "it could not be read", None
 
     def __init__(self, words: str, hit_rate: float | None) -> None:
@@ -84,6 +88,13 @@ class Pointer:
     rank: int
     why: str
     reason: Reason
+    was_measured: bool = False
+    """Whether the evidence is of the kind for which rates were counted: stacks of living processes."""
+
+    @property
+    def hit_rate(self) -> float | None:
+        """How often such a pointer was right; None if that was not measured."""
+        return self.reason.hit_rate if self.was_measured else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +169,7 @@ def where_shared(evidence: Evidence, ranks: Collection[int]) -> str:
     ranks = frozenset(ranks)
     if len(ranks) < 2:
         return ""
-    nodes = {seen.node for seen in evidence.ranks if seen.rank in ranks and seen.node}
-    on_node = [seen.rank for seen in evidence.ranks if seen.node in nodes] if len(nodes) == 1 else []
+    nodes = {seen.node for seen in evidence.ranks if seen.rank in ranks}
+    on_node = [seen.rank for seen in evidence.ranks if seen.node in nodes] if len(nodes) == 1 and all(nodes) else []
     node = f"{'all of' if len(on_node) == len(ranks) else 'on'} node {next(iter(nodes))}" if on_node else ""
     return ", ".join(part for part in (node, evidence.part(ranks)) if part)

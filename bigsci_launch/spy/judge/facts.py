@@ -96,6 +96,11 @@ def _thread_in(seen: RankEvidence, sample: Sample) -> ThreadStack | None:
     return decisive_thread(sample.threads, seen.pid or 0) if sample.threads else None
 
 
+def is_only_counted(seen: RankEvidence) -> bool:
+    """Whether nothing is known of the rank but how many collectives it has launched or finished."""
+    return seen.recorder is not None and seen.recorder.counts is not None and not seen.threads
+
+
 # ------------------------------------------------------------------------------------------- CPU and bytes
 
 

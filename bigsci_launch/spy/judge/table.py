@@ -7,12 +7,14 @@ from bigsci_launch.spy.judge.rules import (
     alike,
     away,
     circle,
+    counted,
     failures,
     left_behind,
     moving,
     network,
     not_read,
     rendezvous,
+    unfinished,
     work,
 )
 
@@ -123,6 +125,13 @@ RULES = (
         silent_on="zoo/H00-4-ranks-culprit-0",
     ),
     make_rule(
+        work.prepares_alone,
+        beats="stays-away may-be-victims",
+        source="transformers, accelerate, ms-swift: a barrier on entry, so that rank 0 fills a cache that all read",
+        shown_by="test: one-prepares-data",
+        silent_on="test: one-prepares-data-and-sleeps",
+    ),
+    make_rule(
         network.link_carries_nothing,
         beats="not-read stays-away unfinished",
         source="tcp(7): retransmissions; a living kernel acknowledges for a stopped process too",
@@ -221,6 +230,13 @@ RULES = (
         silent_on="zoo/H10-4-ranks-culprit-0",
     ),
     make_rule(
+        unfinished.finished_by_others,
+        beats="operations-differ",
+        source="MPI, NCCL: no rank leaves a collective without a root before all have begun it",
+        shown_by="test: one-does-not-return",
+        silent_on="zoo/H03-majority-4-ranks-culprit-1",
+    ),
+    make_rule(
         circle.operations_differ,
         beats="unfinished",
         source="torch: all members issue the same collectives of a group in the same order",
@@ -275,6 +291,20 @@ RULES = (
         source="stacks show no process groups (accelerate#3104)",
         shown_by="unprepared/H10-4-ranks-culprit-0",
         silent_on="zoo/H17-4-ranks-culprit-3",
+    ),
+    make_rule(
+        counted.counts_differ,
+        beats="",
+        source="NCCL's RAS: launches are counted on the host, before any of them waits",
+        shown_by="test: one-has-launched-less",
+        silent_on="test: all-have-launched-as-much",
+    ),
+    make_rule(
+        counted.counts_alike,
+        beats="",
+        source="NCCL's RAS: launches are counted on the host, before any of them waits",
+        shown_by="test: all-have-launched-as-much",
+        silent_on="test: one-has-launched-less",
     ),
     make_rule(
         alike.all_together,

@@ -10,9 +10,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import ceil
 
+from bigsci_launch.spy.evidence.numbering import RANKS_NOT_NAMED
 from bigsci_launch.spy.evidence.ranks import Evidence
 from bigsci_launch.spy.judge.case import JobCase
-from bigsci_launch.spy.judge.commands import on_node, typed
+from bigsci_launch.spy.judge.commands import ASK_RECORDER, on_node, typed
 from bigsci_launch.spy.judge.conclusion import Conclusion, GracePeriod, Strength
 from bigsci_launch.spy.judge.corroboration import corroborate, refine_class
 from bigsci_launch.spy.judge.facts import deciding_thread_ran, elapsed_s, is_motion_known, may_be_at_work
@@ -22,7 +23,6 @@ from bigsci_launch.spy.judge.rules.process import explain_stall, held_s
 from bigsci_launch.spy.judge.table import RULES
 from bigsci_launch.spy.taxonomy import State
 
-ASK_RECORDER = "bsl spy --flight-recorder=fork  # torch's record of collectives shows who left"
 MAX_SETTLE_S = 600
 """The longest that `--settle` takes."""
 LEAST_EQUAL_STACKS = 3
@@ -162,16 +162,27 @@ def _complete(conclusion: Conclusion, case: JobCase) -> Conclusion:
     if unreadable:
         missing.append(f"the stacks of {evidence.names(unreadable)}")
         missing += evidence.problems[:2]
+    if evidence.topology is None:
+        missing += [problem for problem in evidence.problems if RANKS_NOT_NAMED in problem]
     if conclusion.state in (State.HANG, State.WAITING, State.UNKNOWN):
         missing += _missing_recorders(case)
         if evidence.topology is None:
-            missing.append("coordinates, and which ranks form a group: give --topology tp=..,pp=..,dp=..")
+            groups = "" if _list_groups(case) else ", and which ranks form a group"
+            missing.append(f"coordinates{groups}: give --topology tp=..,pp=..,dp=..")
     said = conclusion.evidence
     if conclusion.state in (State.HANG, State.WAITING, State.UNKNOWN):
         said = (*said, *_printed(evidence))
     next_steps = conclusion.next or _next_commands(conclusion, evidence)
     next_steps = tuple(typed(line, evidence) for line in next_steps)
     return replace(conclusion, evidence=said, missing=tuple(dict.fromkeys(missing)), next=next_steps)
+
+
+def _list_groups(case: JobCase) -> bool:
+    """Whether the recorders list the members of every group that they have used."""
+    recorders = [seen.recorder for seen in case.alive if seen.recorder]
+    return bool(recorders) and all(
+        recorder.members and recorder.members.keys() >= recorder.last_sequence.keys() for recorder in recorders
+    )
 
 
 def _printed(evidence: Evidence) -> tuple[str, ...]:

@@ -30,7 +30,7 @@ from bigsci_launch.spy.evidence.known_code import (
 )
 from bigsci_launch.spy.evidence.ranks import Evidence, RankEvidence
 from bigsci_launch.spy.evidence.stacks import Frame, ThreadStack
-from bigsci_launch.spy.judge.facts import is_busy, waits_in, waits_in_library
+from bigsci_launch.spy.judge.facts import is_busy, is_only_counted, waits_in, waits_in_library
 
 SETUP_OPERATIONS = ("init_process_group", "new_group")
 ROOTED = frozenset({"broadcast", "reduce", "scatter", "gather"})
@@ -266,14 +266,14 @@ def find_wait(seen: RankEvidence, evidence: Evidence) -> Wait | None:
     if seen.is_gone or is_halted(seen):
         return None
     operation = thread.operation if thread else None
-    calls = seen.recorder.open_calls if seen.recorder else ()
+    calls = seen.recorder.open_calls if seen.recorder and not is_only_counted(seen) else ()
     message = seen.ring.open_message(thread.tid if thread else None) if seen.ring else None
     if message is not None and not operation and not calls and waits_for_handle(seen) is not False:
         return _wait_for_message(seen, thread, message)
     if operation in POINT_TO_POINT or operation in SETUP_OPERATIONS or (operation and not calls):
         return _wait_from_stack(seen, thread, operation, evidence)
     if calls and (operation or waits_for_handle(seen) is not False):
-        return _wait_from_call(seen, thread, calls[-1] if operation else calls[0], evidence)
+        return wait_from_call(seen, thread, calls[-1] if operation else calls[0], evidence)
     return None
 
 
@@ -342,7 +342,8 @@ def _said_scope(thread: ThreadStack, operation: str, evidence: Evidence) -> str 
     return scope_within(scope, evidence.topology) if scope else None
 
 
-def _wait_from_call(seen: RankEvidence, thread: ThreadStack | None, call: Call, evidence: Evidence) -> Wait:
+def wait_from_call(seen: RankEvidence, thread: ThreadStack | None, call: Call, evidence: Evidence) -> Wait:
+    """Return the wait for a recorded collective; without `thread`, its place in the code is not known."""
     members = recorded_members(seen, call.token.group, evidence)
     scope = scope_of(members, evidence.world_size, evidence.topology) if members else None
     said = _said_scope(thread, call.token.operation, evidence) if thread else None

@@ -37,8 +37,8 @@ MAX_NATIVE_FRAMES = 40
 PARTNER_ARGUMENTS = ("src", "dst", "group_src", "group_dst", "tag")
 AGENT_MODULES = (
     "safe_files", "node_processes", "node_sockets", "node_kernel", "node_motion", "node_environment", "node_scheduler",
-    "node_identity", "node_peek", "node_numbers", "node_ranks", "node_recorder", "ring_file", "node_ring", "calls_file",
-    "node_calls", "node_workers", "node_injection", "node_stacks", "node_agent",
+    "node_roles", "node_identity", "node_peek", "node_numbers", "node_ranks", "node_recorder", "ring_file",
+    "node_ring", "calls_file", "node_calls", "node_workers", "node_injection", "node_stacks", "node_agent",
 )  # fmt: skip
 # The submitting machine's Python if the node has it, else the node's own: the agent needs no package.
 START_AGENT = 'p=$1; [ -x "$p" ] || p=python3; exec "$p" -I -S -'

@@ -14,12 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from bigsci_launch.errors import BslError
-from bigsci_launch.iteration_line import parse_iterations
 from bigsci_launch.runs.attempts import read_exit
 from bigsci_launch.runs.events import read_last_events
 from bigsci_launch.runs.generations.read import read_generations
 from bigsci_launch.runs.layout import AttemptDir, rank_files, read_json
+from bigsci_launch.runs.step_forms import forms_of
 from bigsci_launch.safe_files import open_stream
+from bigsci_launch.step_lines import parse_steps
 
 LOG_TAIL_BYTES = 65536
 EVENT_TAIL_BYTES = 8192
@@ -75,13 +76,14 @@ def log_sizes(attempt: AttemptDir | None) -> dict[int, int]:
 def read_printed(attempt: AttemptDir | None, before: Mapping[int, int]) -> list[RankRecord]:
     """Return what ranks have printed since their logs had the sizes `before`: {rank, lines, last, step}.
 
-    `step` is the last one whose line is in the format of trainers, or None.
+    `step` is the last one that they have printed, or None.
     """
     found = []
+    forms = forms_of(attempt) if attempt is not None else ()
     for rank, size in sorted(log_sizes(attempt).items()):
         if attempt is not None and size > before.get(rank, size):
             lines = [text for _, text in _stamped_lines(attempt.log_file(rank), before[rank]) if text.strip()]
-            steps = [line.step for line in parse_iterations("\n".join(lines))]
+            steps = [step for step, _ in parse_steps("\n".join(lines), forms)]
             if lines:
                 step = steps[-1] if steps else None
                 found.append({"rank": rank, "lines": len(lines), "last": lines[-1].strip()[:MAX_LINE], "step": step})

@@ -105,7 +105,7 @@ def _who(rank: int, evidence: Evidence) -> dict[str, Any]:
 
 
 def _pointer(pointer: Pointer, evidence: Evidence) -> dict[str, Any]:
-    reason = {"reason": pointer.reason.words, "hit_rate": pointer.reason.hit_rate}
+    reason = {"reason": pointer.reason.words, "hit_rate": pointer.hit_rate}
     return {**_who(pointer.rank, evidence), **reason, "why": pointer.why}
 
 

@@ -191,7 +191,7 @@ def _look_first(evidence: Evidence, conclusion: Conclusion) -> list[str]:
     if conclusion.suspects or not conclusion.look_first:
         return []
     first, *rest = conclusion.look_first
-    rate = first.reason.hit_rate
+    rate = first.hit_rate
     known = f"; pointers of this kind were right in {rate:.0%} of the measured cases" if rate is not None else ""
     others = "".join(f", then {evidence.short_name(pointer.rank)}" for pointer in rest[: MAX_POINTERS - 1])
     return [f"{evidence.name(first.rank)} first{others}: {first.why}{known}"]

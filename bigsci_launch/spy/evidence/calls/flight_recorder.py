@@ -1,6 +1,7 @@
 """What torch's flight recorder holds about one rank: its collectives, in order, with group and sequence number.
 
 On gloo the recorder lists collectives but no point-to-point calls, and no member lists: those come from the run.
+NCCL's RAS and Inspector know less: how many collectives a rank has launched or finished, and not in which order.
 """
 
 from __future__ import annotations
@@ -12,6 +13,16 @@ from typing import Any
 
 from bigsci_launch.spy.evidence.groups import share
 from bigsci_launch.topology import expand_ranks
+
+UNEVEN_OPERATIONS = frozenset(
+    {
+        *("all_to_all", "all_to_allv", "all_to_all_single", "all_to_all_v_single", "alltoall", "alltoallv"),
+        *("alltoall_base", "all_gather", "all_gather_v", "allgather", "allgatherv", "reduce_scatter"),
+        *("reduce_scatter_v", "gather", "scatter"),
+    }
+)
+"""Operations in which each rank may give another size: those with sizes for each peer, and those of lists of tensors.
+The names of torch's backends and of torchcomms."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +37,7 @@ class Token:
     @property
     def shape(self) -> tuple[str, str, str]:
         """What all members of the group must agree on."""
-        return (self.operation, self.sizes, self.types)
+        return (self.operation, "" if self.operation in UNEVEN_OPERATIONS else self.sizes, self.types)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +50,20 @@ class Call:
 
     def __str__(self) -> str:
         return f"{self.token.operation} number {self.sequence}"
+
+
+@dataclass(frozen=True, slots=True)
+class CallCounts:
+    """How many collectives of each operation a rank has launched, or finished, in each group: {group: {operation:
+    number}}.
+
+    `verb` is one of these two words. `of_others` are other members, whose ranks are not known: {group: {operation:
+    {number: how many of them}}}.
+    """
+
+    verb: str
+    of_rank: Mapping[str, Mapping[str, int]]
+    of_others: Mapping[str, Mapping[str, Mapping[int, int]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +83,10 @@ class Recorder:
     members: Mapping[str, tuple[int, ...]]
     lists_all: bool = True
     """Whether it lists every collective of the rank, also those that C++ began."""
+    counts: CallCounts | None = None
+    """What is known in place of a list of calls; None if there is a list."""
+    open_messages: int | None = None
+    """How many messages between two ranks have not ended; None if messages are not recorded."""
 
     def call(self, position: int) -> Call:
         """Return the entry at `position` with its number. The numbers of a group's entries have no gaps."""
@@ -100,6 +129,7 @@ def parse_recorder(document: Mapping[str, Any], *, lists_all: bool = True) -> Re
         ValueError: it refers to a collective or a group that is not in it.
     """
     members = document.get("members") or {}
+    counts = parse_counts(document["counts"]) if document.get("counts") else None
     return _require_whole(
         Recorder(
             first_record=int(document["first_record"]),
@@ -110,8 +140,28 @@ def parse_recorder(document: Mapping[str, Any], *, lists_all: bool = True) -> Re
             last_sequence={group: int(number) for group, number in document["last_sequence"].items()},
             open_positions=tuple(int(position) for position in document["open"]),
             members={group: _parse_members(ranks) for group, ranks in members.items()},
-            lists_all=lists_all,
+            lists_all=lists_all and counts is None,
+            counts=counts,
+            open_messages=document.get("open_messages"),
         )
+    )
+
+
+def parse_counts(document: Mapping[str, Any]) -> CallCounts:
+    """Parse what a reader of counts writes: {verb, of_rank, of_others}. A number that is a key is text there."""
+    return CallCounts(
+        verb=str(document["verb"]),
+        of_rank={
+            group: {operation: int(number) for operation, number in counts.items()}
+            for group, counts in document["of_rank"].items()
+        },
+        of_others={
+            group: {
+                operation: {int(number): int(many) for number, many in tally.items()}
+                for operation, tally in tallies.items()
+            }
+            for group, tallies in (document.get("of_others") or {}).items()
+        },
     )
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from bigsci_launch.spy.evidence.known_code import bare_name
 from bigsci_launch.spy.judge.case import JobCase
+from bigsci_launch.spy.judge.commands import ASK_DEVICES, ASK_RECORDER
 from bigsci_launch.spy.judge.conclusion import Conclusion, GracePeriod, Side, Strength, Suspect
 from bigsci_launch.spy.judge.facts import deciding_thread_ran, is_busy, waits_for_work
 from bigsci_launch.spy.judge.rules.away import ask_native, certain_stalls
@@ -53,9 +55,8 @@ def one_place(case: JobCase) -> Conclusion | None:
     where = f"{found.frames[0]}"
     if _stands_still(case):
         return _conclude_still(case, (Side(found.ranks, where),))
-    all_are = f"all {counted(found.ranks, 'is')} in {where}, and none is in a collective"
-    claim = all_are if len(found.ranks) > 1 else f"the rank that was read is in {where}"
-    return Conclusion(State.UNKNOWN, claim, Strength.NOTHING, sides=(Side(found.ranks, where),))
+    who = f"all {counted(found.ranks, 'is')}" if len(found.ranks) > 1 else "the rank that was read is"
+    return _conclude_unknown(case, f"{who} in {where}", (Side(found.ranks, where),))
 
 
 def in_places(case: JobCase) -> Conclusion | None:
@@ -65,8 +66,25 @@ def in_places(case: JobCase) -> Conclusion | None:
     sides = tuple(Side(found.ranks, str(found.frames[0])) for found in case.classes)
     if _stands_still(case):
         return _conclude_still(case, sides)
-    claim = f"the ranks are in {len(case.classes)} different places, none of them in a collective"
-    return Conclusion(State.UNKNOWN, claim, Strength.NOTHING, sides=sides)
+    return _conclude_unknown(case, f"the ranks are in {len(case.classes)} different places", sides)
+
+
+def _conclude_unknown(case: JobCase, claim: str, sides: tuple[Side, ...]) -> Conclusion:
+    """The verdict on ranks whose stacks show no collective: whether they are in one depends on what is below."""
+    read = [seen for seen in case.alive if seen.threads]
+    if all(case.communicates(seen) is False for seen in read):
+        none = ", and none is in a collective" if len(read) > 1 else ""
+        return Conclusion(State.UNKNOWN, f"{claim}{none}", Strength.NOTHING, sides=sides)
+    calls = {bare_name(call.function) for seen in read if seen.thread and (call := seen.thread.native_call)}
+    below = f" below {min(calls)}" if len(calls) == 1 else ""
+    return Conclusion(
+        State.UNKNOWN,
+        f"{claim}, and no stack shows a collective: one that is asynchronous, or on a device, has no frame{below}",
+        Strength.NOTHING,
+        sides=sides,
+        missing=("what they wait for: native frames, a recorder or the devices would show it",),
+        next=(*ask_native(read), *(() if any(seen.recorder for seen in read) else (ASK_RECORDER,)), ASK_DEVICES),
+    )
 
 
 def _stands_still(case: JobCase) -> bool:
@@ -123,6 +141,6 @@ def odd_one_out(case: JobCase) -> Conclusion | None:
         hang_class=stalls[0].hang_class,
         suspects=tuple(Suspect(stall.rank, stall.words) for stall in stalls),
         sides=tuple(Side(found.ranks, str(found.frames[0])) for found in case.classes),
-        evidence=("the only evidence is that they differ: no rank is in a collective that would show who waits",),
+        evidence=("the only evidence is that they differ: no stack shows a collective, and so who waits for whom",),
         grace=stalls[0].grace,
     )

@@ -221,4 +221,9 @@ def cannot_be_read(case: JobCase) -> Conclusion | None:
         sides=(*sides_of(case.graph, tuple(case.graph.waits)), Side(ranks, "not read")),
         evidence=tuple(f"{case.evidence.names(ranks)}: {words}" for words in why[:3]),
         missing=("the stack: py-spy may lack the right to trace, may not be installed, or may need a second try",),
+        next=tuple(
+            on_node(seen.node, f"grep State /proc/{seen.pid}/status", "D: it waits in the kernel, as for storage")
+            for seen in roots[:2]
+            if seen.pid and seen.node and seen.last is not None and seen.last.state == UNKNOWN_STATE
+        ),
     )

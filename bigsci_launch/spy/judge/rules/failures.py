@@ -266,7 +266,8 @@ def _conclude_silent(case: JobCase, failed: Sequence[RankEvidence]) -> Conclusio
     some = evidence.names(ranks) if num_left else f"all {len(ranks)} ranks"
     who = evidence.name(ranks[0]) if len(ranks) == 1 else some
     left = f"; {num_left} of {evidence.world_size} ranks still run" if num_left else ""
-    waits = f", {waiting} in a collective" if graph.waits else ", none of them in a collective" if num_left else ""
+    none = "none of them" if all(case.communicates(seen) is False for seen in case.alive) else "and no stack shows one"
+    waits = f", {waiting} in a collective" if graph.waits else f", {none} in a collective" if num_left else ""
     return Conclusion(
         state=State.CRASHED if graph.waits else State.UNKNOWN,
         claim=f"{who} {agree('has', ranks)} {what}{left}{waits}",

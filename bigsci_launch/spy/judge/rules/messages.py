@@ -16,6 +16,8 @@ from bigsci_launch.spy.evidence.ranks import Evidence, RankEvidence
 from bigsci_launch.spy.judge.conclusion import (
     Conclusion,
     GracePeriod,
+    Pointer,
+    Reason,
     Side,
     Strength,
     Suspect,
@@ -31,6 +33,8 @@ from bigsci_launch.topology.naming import agree
 from bigsci_launch.topology.parts import part_of
 
 MAX_NAMED_ALONE = 4
+ALL_HAVE_COME = "all members have reached this collective"
+UNACKNOWLEDGED = "unacknowledged bytes on the connections between the nodes"
 
 
 def sides_of(graph: WaitGraph, ranks: Sequence[int]) -> tuple[Side, ...]:
@@ -41,7 +45,7 @@ def sides_of(graph: WaitGraph, ranks: Sequence[int]) -> tuple[Side, ...]:
         # A few ranks that wait for each other are listed one by one; a whole stage that receives is one side.
         partner = wait.partner if len(ranks) <= MAX_NAMED_ALONE else None
         found.setdefault((wait.operation, wait.scope, str(wait.site or ""), partner, wait.path), []).append(wait)
-    words = _tell_apart([(_where(waits), waits[0].path) for waits in found.values()])
+    words = _tell_apart([(where_of(waits), waits[0].path) for waits in found.values()])
     sides = (
         Side(tuple(sorted(wait.rank for wait in waits)), where)
         for waits, where in zip(found.values(), words, strict=True)
@@ -61,7 +65,7 @@ def _tell_apart(places: Sequence[tuple[str, str]]) -> list[str]:
     return told
 
 
-def _where(waits: Sequence[Wait]) -> str:
+def where_of(waits: Sequence[Wait]) -> str:
     """`all_reduce number 41 of the tensor-parallel group (ranks 4-5) at backward (tensor.py:68)`."""
     first = waits[0]
     is_one_group = all(wait.members == first.members for wait in waits)
@@ -181,7 +185,7 @@ def conclude_news(evidence: Evidence, graph: WaitGraph, departures: Departures) 
     ranks = tuple(sorted(wait.rank for wait in new))
     return Conclusion(
         state=State.HANG,
-        claim=f"{name_and_verb(evidence, ranks, 'is in')} {_where(new)}, which "
+        claim=f"{name_and_verb(evidence, ranks, 'is in')} {where_of(new)}, which "
         f"{name_and_verb(evidence, absent, 'has')} not reached; the evidence does not show whether it was left out or "
         "should not have been started",
         strength=Strength.GUESS,
@@ -313,6 +317,11 @@ def conclude_roots(evidence: Evidence, wait: Wait, roots: Mapping[int, tuple[int
             *(() if is_known else (f"which ranks this {wait.operation} spans",)),
             "which root is right: the recorder does not store it",
         ),
+        look_first=tuple(
+            Pointer(rank, f"it names rank {root} as the root of {wait}", Reason.DISAGREES)
+            for root, ranks in by_size
+            for rank in ranks
+        ),
     )
 
 
@@ -331,15 +340,24 @@ def conclude_unfinished(evidence: Evidence, graph: WaitGraph) -> Conclusion | No
     cause = "they may disagree about its root, or a connection fails" if is_rooted else "a connection or a device fails"
     return Conclusion(
         state=State.HANG,
-        claim=f"{name_and_verb(evidence, inside, 'does')} not return from {_where(still)}{done}: {cause}",
+        claim=f"{name_and_verb(evidence, inside, 'does')} not return from {where_of(still)}{done}: {cause}",
         strength=Strength.GUESS,
         hang_class=HangClass.ROOT_DIFFERS if is_rooted else HangClass.LINK_DOWN,
         sides=sides_of(graph, tuple(graph.waits)),
-        evidence=("all members have reached this collective", f"{len(graph.waits)} ranks wait for it, directly or not"),
+        evidence=(ALL_HAVE_COME, f"{len(graph.waits)} ranks wait for it, directly or not"),
         missing=(
             *(("the root that each rank named: its stack does not show it",) if is_rooted else ()),
-            "unacknowledged bytes on the connections between the nodes",
+            UNACKNOWLEDGED,
         ),
+        look_first=point_to_unfinished(still),
+    )
+
+
+def point_to_unfinished(waits: Iterable[Wait]) -> tuple[Pointer, ...]:
+    """Where to look if these do not end."""
+    return tuple(
+        Pointer(wait.rank, f"it does not return from {where_of([wait])}", Reason.UNFINISHED)
+        for wait in sorted(waits, key=lambda wait: wait.rank)
     )
 
 

@@ -6,11 +6,12 @@ accused of staying away if the recorders show who left the schedule, or if sever
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from bigsci_launch.spy.evidence.ranks import ELSEWHERE, NO_FILE, RankEvidence
 from bigsci_launch.spy.judge.case import JobCase
-from bigsci_launch.spy.judge.conclusion import Conclusion, Strength
+from bigsci_launch.spy.judge.conclusion import Conclusion, Pointer, Reason, Strength
 from bigsci_launch.spy.judge.facts import UNKNOWN_STATE
 from bigsci_launch.spy.judge.rules.away import is_certain
 from bigsci_launch.spy.judge.rules.circle import departed
@@ -20,6 +21,8 @@ from bigsci_launch.spy.taxonomy import State
 from bigsci_launch.topology.naming import agree, counted
 
 NOT_LISTED = "their stacks: they may wait for messages from each other, which recorders do not list"
+LISTED = "their stacks: they have begun nothing that has not ended, neither a collective nor a message"
+IN_MESSAGES = "their stacks: recorders list messages between two ranks that have not ended"
 WHERE_TO_LOOK = {
     ELSEWHERE: "their stacks: point --pid at their launchers too, or look at the whole job (--jobid)",
     NO_FILE: "their files: a missing file is not held against a rank",
@@ -52,8 +55,22 @@ def not_read(case: JobCase) -> Conclusion | None:
         strength=Strength.NOTHING,
         sides=sides_of(case.graph, tuple(case.graph.waits)),
         evidence=() if reason else ("none of their recorded collectives is still open",),
-        missing=(WHERE_TO_LOOK[reason] if reason else NOT_LISTED,),
+        missing=(WHERE_TO_LOOK[reason] if reason else _what_is_missing([by_rank[rank] for rank in roots]),),
+        look_first=() if reason else tuple(_pointers(case, roots, waiting)),
     )
+
+
+def _what_is_missing(roots: Sequence[RankEvidence]) -> str:
+    """What their stacks would show. NCCL's recorders list messages between two ranks, too."""
+    opened = [seen.recorder.open_messages for seen in roots if seen.recorder]
+    if not opened or None in opened:
+        return NOT_LISTED
+    return IN_MESSAGES if any(opened) else LISTED
+
+
+def _pointers(case: JobCase, roots: Sequence[int], waiting: str) -> Iterator[Pointer]:
+    for rank in roots:
+        yield Pointer(rank, f"it has not reached the collectives that {waiting} in", Reason.AWAITED_MAYBE)
 
 
 def _unseen_roots(case: JobCase) -> tuple[int, ...]:

@@ -33,6 +33,7 @@ from bigsci_launch.spy.judge.last_calls import UNKNOWN_SETTER, wanted_key
 from bigsci_launch.spy.judge.rule import TableRule, beaten_names, make_rule
 from bigsci_launch.spy.taxonomy import HangClass
 
+OUTSIDE = ", outside any collective"
 CRASH_SIGNALS = ("SIGSEGV", "SIGABRT", "SIGBUS", "SIGILL", "SIGFPE", "SIGTRAP", "SIGSYS")
 POLL_CALLS = {7: "poll", 271: "ppoll"}
 STORM_PER_S = 200.0
@@ -70,7 +71,7 @@ def explain_stall(seen: RankEvidence) -> Stall:
 
 def _no_reason(seen: RankEvidence) -> Stall:
     """The stall of a rank whose place alone is known."""
-    words = f"waits in {seen.place}, outside any collective"
+    words = f"waits in {seen.place}{OUTSIDE}"
     return Stall(seen.rank, HangClass.BLOCKED_IN_C, words, Strength.DERIVED, is_sign=False)
 
 
@@ -295,7 +296,7 @@ def _starved_of_batches(seen: RankEvidence) -> Stall | None:
     worker = reading_worker(seen)
     if worker is None:
         hang_class = HangClass.BATCH_THREAD_STUCK if in_queue else HangClass.DATA_LOADER_STUCK
-        return Stall(seen.rank, hang_class, f"{words}, outside any collective", Strength.DERIVED)
+        return Stall(seen.rank, hang_class, f"{words}{OUTSIDE}", Strength.DERIVED)
     words += f" of its worker {worker.pid}, which is in {worker.reading}"
     look = on_node(seen.node, f"py-spy dump --subprocesses --pid {seen.pid}")
     return Stall(seen.rank, HangClass.DATA_LOADER_STUCK, words, Strength.DERIVED, next=look)
@@ -400,7 +401,7 @@ def _serves(seen: RankEvidence) -> Stall | None:
     server = next((frame for frame in frames if is_server(frame.function, frame.file)), None)
     if server is None or seen.last is None or seen.last.state in ("T", "t", "D"):
         return None
-    words = f"waits for requests in {server}, called from {seen.place}, outside any collective"
+    words = f"waits for requests in {server}, called from {seen.place}{OUTSIDE}"
     missing = "whether it should have received a request"
     return Stall(seen.rank, HangClass.BLOCKED_IN_C, words, Strength.GUESS, missing, grace=GracePeriod.COMPUTES)
 
@@ -422,7 +423,7 @@ def held_s(seen: RankEvidence) -> float:
 
 def _of_known(known: KnownWait, seen: RankEvidence) -> Stall:
     call = f", {seen.last.system_call}" if seen.last and seen.last.system_call else ""
-    words = f"{known.words} in {seen.place}{call}, outside any collective"
+    words = f"{known.words} in {seen.place}{call}{OUTSIDE}"
     strength = Strength.DIRECT if known in KERNEL_WAITS else Strength.AGREED
     is_sign = bool(known.file or known.function) or known in KERNEL_WAITS
     return Stall(seen.rank, known.hang_class, words, strength, grace=_grace_of(known), is_sign=is_sign)

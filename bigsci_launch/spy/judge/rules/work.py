@@ -10,11 +10,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from bigsci_launch.spy.evidence.known_code import bare_name, phase_of
+from bigsci_launch.spy.evidence.known_code import bare_name, is_meant_barrier, phase_of
 from bigsci_launch.spy.evidence.ranks import RankEvidence
 from bigsci_launch.spy.evidence.samples import Child
+from bigsci_launch.spy.evidence.stacks import Frame
 from bigsci_launch.spy.judge.case import JobCase
-from bigsci_launch.spy.judge.conclusion import Conclusion, Strength, Suspect
+from bigsci_launch.spy.judge.conclusion import Conclusion, Pointer, Reason, Strength, Suspect
 from bigsci_launch.spy.judge.facts import (
     INNER_FRAMES,
     MOVED_BYTES,
@@ -24,6 +25,7 @@ from bigsci_launch.spy.judge.facts import (
     faults_per_s,
     file_bytes_per_s,
     is_busy,
+    is_motion_known,
     moves_bytes,
     named_frames,
     outer_frames_moved,
@@ -243,7 +245,9 @@ def conclude_computing(case: JobCase, ranks: Sequence[int]) -> Conclusion:
     """The verdict when several ranks compute, as they do in every step."""
     evidence = case.evidence
     if len(ranks) == evidence.world_size:
-        words = f"all {count_ranks(ranks)} compute, and none is in a communication"
+        is_known = not any(seen.thread and seen.thread.native_call for seen in evidence.ranks)
+        none = "none is in a communication" if is_known else "no stack shows a communication"
+        words = f"all {count_ranks(ranks)} compute, and {none}"
     else:
         them = "it" if len(ranks) == 1 else "them"
         words = f"{evidence.names(ranks)} {agree('computes', ranks)}, and the others wait for {them}"
@@ -282,6 +286,59 @@ def conclude_work(case: JobCase, works: Sequence[RankWork]) -> Conclusion:
         missing=tuple(dict.fromkeys(work.missing for work in works if work.missing)),
         next=("bsl spy  # again in a minute: the same place without progress means a hang",),
     )
+
+
+def prepares_alone(case: JobCase) -> Conclusion | None:
+    """Ranks wait at a barrier that is there so that one may work, and that one does such work. Nothing shows whether it
+    makes progress."""
+    graph, evidence = case.graph, case.evidence
+    calls = {seen.rank: call for seen in case.roots if (call := _work_call(seen))}
+    barriers = {rank: barrier for rank in graph.waits if (barrier := _meant_barrier(case.by_rank[rank]))}
+    are_all = 0 < len(calls) == len(case.roots) and 0 < len(barriers) == len(graph.waits)
+    if not are_all or any(is_motion_known(seen) for seen in case.roots):
+        return None
+    ranks = tuple(calls)
+    first, barrier = calls[ranks[0]], next(iter(barriers.values()))
+    hang_class = phase_of(first.function, first.file)
+    does = agree(_WORDS_OF_WORK[hang_class] if hang_class else "is", ranks)
+    who = evidence.name(ranks[0]) if len(ranks) == 1 else evidence.names(ranks)
+    waiting = tuple(graph.waits)
+    who_waits = evidence.name(waiting[0]) if len(waiting) == 1 else evidence.names(waiting)
+    return Conclusion(
+        state=State.WAITING,
+        claim=f"{who} {does} in {first}, and {who_waits} {agree('waits', waiting)} in {bare_name(barrier.function)}, "
+        "whose barrier is there for that: it may still end by itself",
+        strength=Strength.GUESS,
+        hang_class=hang_class,
+        missing=("whether it makes progress: its bytes, its CPU time and its children show that",),
+        next=("bsl spy  # again in a minute: the same place without progress means a hang",),
+        look_first=tuple(
+            Pointer(rank, f"others wait for it: it is in {call}", Reason.AWAITED) for rank, call in calls.items()
+        ),
+    )
+
+
+_WORDS_OF_WORK = {
+    HangClass.PREPARES_ALONE: "prepares data",
+    HangClass.SAVE_IN_PROGRESS: "saves",
+    HangClass.BARRIER_MEANT: "evaluates",
+}
+
+
+def _work_call(seen: RankEvidence) -> Frame | None:
+    """The outermost of the innermost known calls that do work for which others may be meant to wait."""
+    found: Frame | None = None
+    for frame in seen.thread.frames if seen.thread else ():
+        is_work = phase_of(frame.function, frame.file) in _WORDS_OF_WORK
+        if found is not None and not is_work:
+            break
+        found = frame if is_work else None
+    return found
+
+
+def _meant_barrier(seen: RankEvidence) -> Frame | None:
+    frames = seen.thread.frames if seen.thread else ()
+    return next((frame for frame in frames if is_meant_barrier(frame.function, frame.file)), None)
 
 
 def leaving(case: JobCase) -> Conclusion | None:

@@ -11,12 +11,13 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import NamedTuple
 
 from bigsci_launch.spy.evidence.calls.flight_recorder import Token
 from bigsci_launch.spy.evidence.groups import scope_of
 from bigsci_launch.spy.evidence.ranks import Evidence, RankEvidence
+from bigsci_launch.spy.judge.schedule.sizes import ended_unevenly
 from bigsci_launch.spy.judge.waits import SETUP_OPERATIONS, recorded_members
 
 CONTEXTS = (256, 96, 32, 8, 4)
@@ -90,13 +91,23 @@ def find_departures(evidence: Evidence) -> Departures:
     views = [PeerView(group, streams, firsts) for group in groups if not streams.keys().isdisjoint(group)]
     past = [found for view in views for rank in view.group for found in view.unusual(surprises[rank])[-1:]]
     peers = [found for view in views for found in view.odd_ones() if not view.is_due_to_others(found, surprises)]
+    differs = partial(_differs_in_kind, evidence=evidence)
     return Departures(
-        from_past={found.rank: _with_groups(found, streams, evidence) for found in past},
-        from_peers={found.rank: _with_groups(found, streams, evidence) for found in peers},
+        from_past={found.rank: _with_groups(found, streams, evidence) for found in filter(differs, past)},
+        from_peers={found.rank: _with_groups(found, streams, evidence) for found in filter(differs, peers)},
         compared=frozenset(streams),
         surprised=frozenset(rank for rank, found in surprises.items() if found),
         is_whole=not any(firsts.values()),
     )
+
+
+def _differs_in_kind(found: Departure, evidence: Evidence) -> bool:
+    """Whether the rank departed by more than a size that may differ from rank to rank."""
+    if found.did._replace(sizes="") != found.expected._replace(sizes=""):
+        return True
+    recorders = {seen.rank: seen.recorder for seen in evidence.ranks if seen.recorder}
+    call = recorders[found.rank].call(found.position)
+    return not ended_unevenly(recorders.values(), found.did.operation, (call.token.group, call.sequence))
 
 
 def _with_groups(departure: Departure, streams: Mapping[int, Sequence[Collective]], evidence: Evidence) -> Departure:

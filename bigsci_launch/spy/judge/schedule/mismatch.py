@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from bigsci_launch.spy.evidence.ranks import Evidence, RankEvidence
 from bigsci_launch.spy.judge.schedule.departure import Departures, find_departures, is_as_before
 from bigsci_launch.spy.judge.schedule.rounds import find_missed
+from bigsci_launch.spy.judge.schedule.sizes import ended_unevenly
 from bigsci_launch.spy.judge.waits import WaitGraph
 
 
@@ -26,15 +27,22 @@ def find_mismatch(evidence: Evidence, graph: WaitGraph) -> Mismatch | None:
     calls = ((wait.call, wait.members) for wait in graph.waits.values() if wait.call)
     waits = dict.fromkeys((call.token.group, call.sequence, members) for call, members in calls)
     for group, sequence, members in waits:
-        found: dict[str, list[tuple[int, int]]] = {}
+        found: dict[tuple[str, str, str], list[tuple[int, int]]] = {}
         for member in members or ():
             recorder = by_rank[member].recorder if member in by_rank else None
             call = recorder.find(group, sequence) if recorder else None
             if call is not None:
-                found.setdefault(" ".join(call.token.shape), []).append((member, call.position))
-        if len(found) > 1:
-            return _mismatch_of(found, by_rank)
+                found.setdefault(call.token.shape, []).append((member, call.position))
+        if len(found) > 1 and not _may_differ(set(found), evidence, (group, sequence)):
+            return _mismatch_of({" ".join(filter(None, shape)): calls for shape, calls in found.items()}, by_rank)
     return None
+
+
+def _may_differ(shapes: set[tuple[str, str, str]], evidence: Evidence, but: tuple[str, int]) -> bool:
+    """Whether these differ in sizes alone, which the operation allows, as other collectives in the same dumps show."""
+    kinds = {(operation, types) for operation, _, types in shapes}
+    recorders = (seen.recorder for seen in evidence.ranks if seen.recorder)
+    return len(kinds) == 1 and ended_unevenly(recorders, next(iter(kinds))[0], but)
 
 
 def _mismatch_of(found: Mapping[str, list[tuple[int, int]]], by_rank: Mapping[int, RankEvidence]) -> Mismatch:

@@ -40,7 +40,7 @@ def test_the_main_thread_comes_first_and_the_threads_of_the_ring_are_left_out(te
     found = parse_written_stacks(ring(text))
     assert found is not None and found.age_s == 35.0
     assert [[str(frame) for frame in thread.frames] for thread in found.threads] == [
-        ["save (my train.py:10)", "<module> (my train.py:0)"],
+        ["save (my train.py:10)", "<module> (my train.py)"],
         ["wait (threading.py:302)", "get (queue.py:170)"],
     ]
     assert has_parts(found.place, "save (my train.py:10)", "faulthandler", "35 s")

@@ -72,9 +72,10 @@ def test_a_rank_that_does_not_answer_is_known_of(tmp_path: Path) -> None:
     gone = [missing(1, 1), missing(2, 2, dead=True)]
     (tmp_path / "ras.json").write_text(report(communicator("0xa", ranks, gone)))
     evidence = open_evidence([tmp_path]).evidence()
-    assert "RAS" in (evidence.ranks[1].why_unreadable or "")
-    assert evidence.ranks[2].is_gone
-    assert not evidence.ranks[1].is_gone
+    assert "does not answer" in (evidence.ranks[1].why_unreadable or "")
+    assert "dead" in (evidence.ranks[2].why_unreadable or "")
+    assert not any(seen.is_gone for seen in evidence.ranks), "a process that cannot be reached may live"
+    assert [pointer.rank for pointer in judge(evidence).look_first] == [1, 2]
 
 
 def test_the_comma_that_nccl_forgets(tmp_path: Path) -> None:

@@ -334,6 +334,50 @@ def a_rank_holds_a_lock(held_by: int = 102) -> Evidence:
     return Bundle({"topology": None}, (node,)).evidence()
 
 
+def one_does_not_return(sizes: str = "[[8]]") -> Evidence:
+    """Rank 0 is still in a collective that rank 1 has finished; all have begun the next one of a larger group."""
+    calls = ["t t! e!", "t t e!", "u u e!", "u u e!"]
+    members = {"t": (0, 1), "u": (2, 3), "e": range(4)}
+    ranks = [rank_of(rank, None, state="?", calls=each, members=members) for rank, each in enumerate(calls)]
+    for rank in ranks:
+        rank["samples"][-1]["recorder"]["open_messages"] = 0
+        rank["samples"][-1]["recorder"]["tokens"][1][3] = sizes if rank["rank"] > 1 else "[[8]]"
+    return job(ranks)
+
+
+def one_does_not_return_and_sizes_differ() -> Evidence:
+    return one_does_not_return("[[7]]")
+
+
+def one_has_launched_less(fewest: int = 4) -> Evidence:
+    """What NCCL's RAS counts: no list of calls, and no stack."""
+    ranks = [rank_of(rank, None, state="?", calls="w", members={"w": range(3)}) for rank in range(3)]
+    for rank in ranks:
+        of_rank = {"0xa": {"all_reduce": fewest if rank["rank"] == 1 else 5, "broadcast": 1}}
+        rank["samples"][-1]["recorder"]["counts"] = {"verb": "launched", "of_rank": of_rank}
+    return job(ranks)
+
+
+def all_have_launched_as_much() -> Evidence:
+    return one_has_launched_less(5)
+
+
+def one_prepares_data(inner: str = "_map_single", looks: int = 1) -> Evidence:
+    """As stored stacks show it: nothing is known of what the rank does between two looks."""
+    data = "/venv/datasets/arrow_dataset.py"
+    work = f"{inner}@{data}:7 < map@{data}:3 < main@/src/train.py:3"
+    barrier = "barrier@c10d:10 < main_process_first@/venv/transformers/training_args.py:5 < main@/src/train.py:2"
+    return job([rank_of(0, [work] * looks), rank_of(1, [barrier] * looks)])
+
+
+def one_prepares_data_and_sleeps() -> Evidence:
+    return one_prepares_data(looks=2)
+
+
+def one_prepares_data_in_workers() -> Evidence:
+    return one_prepares_data("_recv@/venv/multiprocess/connection.py:4 < _map_single")
+
+
 CASES: dict[str, Callable[[], Evidence]] = {
     case.__name__.replace("_", "-"): case
     for case in (
@@ -347,6 +391,8 @@ CASES: dict[str, Callable[[], Evidence]] = {
         one_died_and_the_rest_stand_apart, in_the_kernel_with_the_interpreters_lock,
         a_key_of_a_known_rank, all_told_to_end_with_rings, all_told_and_lost_a_peer,
         cancelled_without_a_record, prints_a_step_in_one_place, prints_something_in_one_place,
-        one_is_a_step_behind, one_is_a_step_behind_in_the_next_phase,
+        one_is_a_step_behind, one_is_a_step_behind_in_the_next_phase, one_does_not_return,
+        one_does_not_return_and_sizes_differ, one_has_launched_less, all_have_launched_as_much, one_prepares_data,
+        one_prepares_data_and_sleeps, one_prepares_data_in_workers,
     )
 }  # fmt: skip

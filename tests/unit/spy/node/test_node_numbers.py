@@ -69,10 +69,10 @@ def test_ranks_of_spawn_have_the_index_of_torch_and_not_the_shells_rank(agent: M
     assert not is_settled(agent, known)
     frames = {"named": []}
     peeks = {
-        10: {"frames": {**frames, "starts": True}},
+        10: {"frames": {**frames, "role": ("launcher", "it waits for ranks")}},
         13: {"frames": {**frames, "spawned": 1}},
         12: {"frames": {**frames, "spawned": 0}},
-        14: {"frames": {**frames, "helps": "a worker of a data loader"}},
+        14: {"frames": {**frames, "role": ("helper", "it is a worker of a data loader")}},
     }
     assert ranks(agent, known, peeks) == {0: 12, 1: 13}
 
@@ -205,7 +205,7 @@ def test_a_forked_worker_has_the_stack_of_its_rank_below_its_own(agent: ModuleTy
     loop = frame("_worker_loop", "/site/torch/utils/data/_utils/worker.py", {"worker_id": 0, "num_workers": 2})
     worker = [loop, frame("_bootstrap", "/lib/multiprocessing/process.py", {}), *rank]
     found = agent.node_peek.arguments_of([{"os_thread_id": 7, "frames": worker}], 7)
-    assert found["named"] == [] and found["helps"]
+    assert found["named"] == [] and found["role"][0] == "helper"
 
 
 def test_functions_of_a_group_number_no_rank_but_those_that_join_the_world_do(agent: ModuleType) -> None:

@@ -8,8 +8,8 @@ import pytest
 
 from bigsci_launch.spy.inputs.gather import open_evidence
 from bigsci_launch.spy.inputs.looks import node_of
-from bigsci_launch.spy.inputs.pyspy_text import read_pyspy_text
 from bigsci_launch.spy.inputs.reading import NotThis
+from bigsci_launch.spy.inputs.stack_text import read_stack_text
 from tests.support.texts import has_parts
 
 LEFT = """Thread {pid} (active): "MainThread"
@@ -49,7 +49,7 @@ def process(pid: int, stack: str, options: str = "") -> str:
 
 def test_processes_threads_and_frames(tmp_path: Path) -> None:
     path = tmp_path / "trace-r7i3n0.out"
-    found = read_pyspy_text(path, (process(10, LEFT) + process(11, INSIDE)).encode())
+    found = read_stack_text(path, (process(10, LEFT) + process(11, INSIDE)).encode())
     assert [(reading.node, reading.pid) for reading in found.readings] == [("r7i3n0", 10), ("r7i3n0", 11)]
     threads = found.readings[1].threads or []
     assert [(thread["tid"], thread["name"], thread["owns_gil"]) for thread in threads] == [
@@ -64,12 +64,12 @@ def test_processes_threads_and_frames(tmp_path: Path) -> None:
 
 def test_launchers_and_data_loader_workers_are_no_ranks(tmp_path: Path) -> None:
     text = LAUNCHER + process(10, LEFT) + WORKER
-    assert [reading.pid for reading in read_pyspy_text(tmp_path / "t", text.encode()).readings] == [10]
+    assert [reading.pid for reading in read_stack_text(tmp_path / "t", text.encode()).readings] == [10]
 
 
 def test_an_excerpt_without_processes(tmp_path: Path) -> None:
     text = LEFT.format(pid=835990) + "\nsome words\n\n" + INSIDE.format(pid=835995)
-    found = read_pyspy_text(tmp_path / "trace.txt", text.encode()).readings
+    found = read_stack_text(tmp_path / "trace.txt", text.encode()).readings
     assert [reading.pid for reading in found] == [835990, 835995]
 
 
@@ -85,7 +85,7 @@ Thread 7 (idle): "MainThread"
             a: 5
     <module> (train.py:9)
 """
-    found = read_pyspy_text(tmp_path / "t", text.encode())
+    found = read_stack_text(tmp_path / "t", text.encode())
     frames = (found.readings[0].threads or [])[0]["frames"]
     assert [(frame["function"], frame["line"]) for frame in frames] == [("load", 3), ("<module>", 9)]
     assert [has_parts(problem, "py-spy: ", "process executable name") for problem in found.problems] == [True]
@@ -94,7 +94,7 @@ Thread 7 (idle): "MainThread"
 @pytest.mark.parametrize("text", ["", "Thread of a story\n", "Process 7: x\n", 'Thread 7 (idle): "MainThread"\n'])
 def test_other_text_is_none(tmp_path: Path, text: str) -> None:
     with pytest.raises(NotThis):
-        read_pyspy_text(tmp_path / "t", text.encode())
+        read_stack_text(tmp_path / "t", text.encode())
 
 
 @pytest.mark.parametrize(

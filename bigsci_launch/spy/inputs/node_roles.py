@@ -1,0 +1,1 @@
+../../assets/diagnostics/node_roles.py
