@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from bigsci_launch.errors import ConfigError
-
-PLACE = ("assets", "diagnostics")
+from bigsci_launch.safe_files import read_file
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,14 +36,22 @@ def read_entries(folder: str) -> list[Entry]:
 
 
 def entry_files(folder: str) -> list[tuple[str, str]]:
-    """Return name and text of each file in `folder`; in the program of a job script, those of its archive."""
-    from importlib.resources import files  # most starts of that program need neither this nor the parser
+    """Return name and text of each file in `folder`; in the program of a job script, those of its archive.
 
-    from bigsci_launch.content import content_folders
+    Raises:
+        ConfigError: a file cannot be read.
+    """
+    from bigsci_launch.content import knowledge_files  # most starts of that program do not need it
 
-    packed = files("bigsci_launch").joinpath(*PLACE, folder)
-    own = content_folders(folder, Path(str(packed)))[:-1] if isinstance(packed, Path) else []
-    return [found for each in (*own, packed) for found in _texts(each)]
+    return [(str(file), _text(file)) for file in knowledge_files(folder, ".ini")]
+
+
+def _text(file: Any) -> str:
+    try:
+        content = read_file(file, follow=True) if isinstance(file, Path) else file.read_bytes()
+        return str(content, "utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{file} cannot be read: {error}") from error
 
 
 def parse_entries(text: str, file: str) -> Iterator[Entry]:
@@ -59,10 +66,3 @@ def parse_entries(text: str, file: str) -> Iterator[Entry]:
         raise ConfigError(f"{file} is no INI file: {' '.join(str(error).split())}") from error
     for name in parser.sections():
         yield Entry(file, name, dict(parser[name]))
-
-
-def _texts(folder: Any) -> Iterator[tuple[str, str]]:
-    if folder.is_dir():
-        for each in sorted(folder.iterdir(), key=lambda each: each.name):
-            if each.name.endswith(".ini"):
-                yield str(each), each.read_text(encoding="utf-8")

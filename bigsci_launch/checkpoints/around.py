@@ -12,9 +12,10 @@ from bigsci_launch.checkpoints.verify import recorded_digests
 from bigsci_launch.errors import BslError, CheckpointError
 from bigsci_launch.runs.attempts import run_of
 from bigsci_launch.runs.find import runs_root
-from bigsci_launch.runs.layout import RunDir, attempt_of_log, checkpoint_of_dump
+from bigsci_launch.runs.layout import AttemptDir, RunDir, attempt_of_log, checkpoint_of_dump
+from bigsci_launch.runs.step_forms import forms_of
 from bigsci_launch.weights.answer import Question, answer_question
-from bigsci_launch.weights.explain.seam import causes_in, measure_seam, read_log
+from bigsci_launch.weights.explain.seam import LossLog, causes_in, measure_seam, read_log
 from bigsci_launch.weights.files.sources import Weights
 from bigsci_launch.weights.locate.choice import SideName
 from bigsci_launch.weights.locate.locate import open_weights
@@ -73,8 +74,8 @@ def with_seam(question: Question, logs: tuple[Path, Path]) -> Question:
     Raises:
         BslError: a log cannot be read, has no steps, or the second one begins before the first.
     """
-    seam = measure_seam(read_log(logs[0]), read_log(logs[1]))
-    attempt = attempt_of_log(logs[1])
+    first, attempt = (attempt_of_log(log) for log in logs)
+    seam = measure_seam(_read_log(logs[0], first), _read_log(logs[1], attempt))
     restart = None if attempt is None else find_restart(run_of(attempt), attempt)
     if restart is None:
         return replace(question, seam=seam)
@@ -82,6 +83,10 @@ def with_seam(question: Question, logs: tuple[Path, Path]) -> Question:
     if question.sides or not seam.loss.is_changed:
         return question
     return replace(question, sides=_sides_around(restart, seam.loss.step, UNASKED_BYTES), may_fail=True)
+
+
+def _read_log(log: Path, attempt: AttemptDir | None) -> LossLog:
+    return read_log(log, None if attempt is None else forms_of(attempt))
 
 
 def _sides_around(restart: Restart, step: int, most_bytes: int) -> tuple[Weights, ...]:

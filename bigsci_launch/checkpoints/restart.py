@@ -16,10 +16,11 @@ from typing import Any, Literal
 
 from bigsci_launch.checkpoints.folder import read_record
 from bigsci_launch.errors import BslError, RunDirError
-from bigsci_launch.iteration_line import parse_iterations
 from bigsci_launch.loss_jump import FIRST, RECENT, LossJump, describe_jump, measure_jump
 from bigsci_launch.runs.layout import AttemptDir, RunDir, rank_files
+from bigsci_launch.runs.step_forms import forms_of
 from bigsci_launch.safe_files import open_stream, parse_json
+from bigsci_launch.step_lines import parse_steps
 
 MAX_CAUSES = 6
 SAME_STEP = {"learning_rate": "learning rate", "global_batch_size": "global batch size"}
@@ -230,9 +231,10 @@ def read_losses(attempt: AttemptDir, part: Part) -> Losses | None:
         records = {record["step"]: record for record in reported}
         losses = {step: record["loss"] for step, record in records.items()}
         return Losses(attempt, losses, attempt.log_file(first), records)
+    forms = forms_of(attempt)
     for path in newest_logs(attempt):
-        printed = parse_iterations(_read(path, part).decode("utf-8", "replace"))
-        if losses := {line.step: line.loss for line in printed if line.loss is not None}:
+        printed = parse_steps(_read(path, part).decode("utf-8", "replace"), forms)
+        if losses := {step: line.loss for step, line in printed if line.loss is not None}:
             return Losses(attempt, losses, path)
     return None
 

@@ -1,6 +1,7 @@
 """What an attempt of a rehearsal has shown so far: steps, evaluations, saves, and the step from which it resumed.
 
-`bsl train` records all of them. Another program shows what it prints, if it prints as Megatron-LM does.
+`bsl train` records all of them. Another program shows what it prints: steps in one of the known forms or its own,
+evaluations, saves and loads as Megatron-LM prints them.
 """
 
 from __future__ import annotations
@@ -13,12 +14,13 @@ from typing import Any
 
 from bigsci_launch.checkpoints.folder import CheckpointsDir
 from bigsci_launch.errors import RunDirError
-from bigsci_launch.iteration_line import parse_iterations
 from bigsci_launch.runs.events import read_events
 from bigsci_launch.runs.layout import AttemptDir, RunDir, rank_files, read_json
 from bigsci_launch.runs.log_reader import LogReader
 from bigsci_launch.runs.logs import BATCH
+from bigsci_launch.runs.step_forms import forms_of
 from bigsci_launch.safe_files import read_file
+from bigsci_launch.step_lines import StepLine, StepReader
 
 _EVALUATED = re.compile(r"validation loss at iteration (\d+)")
 _SAVED = re.compile(r"successfully saved checkpoint (?:at|from) iteration\s+(\d+)")
@@ -88,6 +90,8 @@ class EvidenceReader:
         self._run = run
         self._attempt = attempt
         self._logs: dict[int, LogReader] = {BATCH: LogReader(attempt.job_output, BATCH)}
+        self._forms = forms_of(attempt)
+        self._steps: dict[int, StepReader] = {}
         self._printed = _Printed()
         self._saved_before = self._saved_iteration()
 
@@ -111,12 +115,13 @@ class EvidenceReader:
     def _read_logs(self) -> None:
         for rank, path in rank_files(self._attempt.logs, ".log").items():
             self._logs.setdefault(rank, LogReader(path, rank))
-        for reader in self._logs.values():
+        for rank, reader in self._logs.items():
+            steps = self._steps.setdefault(rank, StepReader(self._forms))
             for line in reader.new_lines():
-                self._note(line.text)
+                self._note(line.text, steps.read(line.text))
 
-    def _note(self, text: str) -> None:
-        for seen in parse_iterations(text):
+    def _note(self, text: str, seen: StepLine | None) -> None:
+        if seen is not None and seen.step is not None and not seen.is_evaluation:
             exact = None if seen.loss is None else repr(seen.loss)
             self._printed.steps[seen.step] = StepSeen(seen.step, seen.loss, exact, seen.seconds)
         for match in _EVALUATED.finditer(text):

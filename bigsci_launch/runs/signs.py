@@ -14,13 +14,14 @@ from pathlib import Path
 from typing import Any, Literal
 
 from bigsci_launch.errors import RunDirError
-from bigsci_launch.iteration_line import IterationLine, parse_iterations
 from bigsci_launch.runs.events import read_last_events, read_tail
 from bigsci_launch.runs.generations.read import read_generations
 from bigsci_launch.runs.generations.records import Generations
 from bigsci_launch.runs.layout import AttemptDir, rank_files, read_json
 from bigsci_launch.runs.log_reader import STAMPED
+from bigsci_launch.runs.step_forms import forms_of
 from bigsci_launch.scheduler.job import NodeInfo
+from bigsci_launch.step_lines import StepForm, StepLine, StepReader
 from bigsci_launch.topology import Coordinate
 from bigsci_launch.units import CLOCK_SLACK_S, age_s
 
@@ -89,6 +90,8 @@ class StepRecord:
     every_s: float | None = None
     clock_differs: bool = False
     """Whether `time` is by a clock that is known to be wrong."""
+    stride: int | None = None
+    """Steps between two lines that were printed; None for records, and if there is only one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,23 +247,35 @@ def _printed_step(attempt: AttemptDir) -> StepRecord | None:
     """Return the newest step in the logs that were written last: a log from before a restart may have a later one."""
     paths = [*rank_files(attempt.logs, ".log").values(), attempt.job_output]
     newest = sorted(((written(path) or 0.0, path) for path in paths), reverse=True)[:MAX_LOGS_READ]
+    forms = forms_of(attempt)
     for moment, path in newest:
-        if moment and (lines := _iterations(path, moment)):
-            (before, _), (last, when) = lines[max(0, len(lines) - 2)], lines[-1]
-            every = (last.step - before.step) * last.seconds if last.seconds is not None else None
+        if moment and (printed := _steps_at_the_end(path, moment, forms)):
+            step, line, when = printed[-1]
+            before = next((each for each, _, _ in reversed(printed) if each != step), step)
+            stride = step - before
             return StepRecord(
-                last.step, when, last.seconds, None, last.loss, None, "log", last.total_steps, every or None
+                step=step,
+                time=when,
+                seconds=line.seconds,
+                tflops=None,
+                loss=line.loss,
+                consumed_samples=None,
+                source="log",
+                total_steps=line.total_steps,
+                every_s=stride * line.seconds or None if line.seconds is not None else None,
+                stride=stride or None,
             )
     return None
 
 
-def _iterations(path: Path, moment: float) -> list[tuple[IterationLine, float]]:
+def _steps_at_the_end(path: Path, moment: float, forms: Sequence[StepForm]) -> list[tuple[int, StepLine, float]]:
     """Return the steps at the end of a log, oldest first, each with its time; without a stamp, that is `moment`."""
-    found: list[tuple[IterationLine, float]] = []
+    found, reader = [], StepReader(forms)
     for line in read_tail(path, TAIL_BYTES, follow=True).decode("utf-8", "replace").splitlines():
-        stamped = STAMPED.fullmatch(line)
-        when = stamp_time(stamped["stamp"]) if stamped else moment
-        found += [(iteration, when) for iteration in parse_iterations(line)]
+        seen = reader.read(line)
+        if seen is not None and seen.step is not None and not seen.is_evaluation:
+            stamped = STAMPED.fullmatch(line)
+            found.append((seen.step, seen, stamp_time(stamped["stamp"]) if stamped else moment))
     return found
 
 

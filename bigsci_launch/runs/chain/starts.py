@@ -8,13 +8,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from bigsci_launch.file_names import LATEST, step_of_tag
-from bigsci_launch.iteration_line import parse_iterations
 from bigsci_launch.runs.chain.decision import ChainStart, Mark
 from bigsci_launch.runs.chain.records import ChainRecord
 from bigsci_launch.runs.events import read_last_events, read_tail
 from bigsci_launch.runs.layout import AttemptDir, RunDir, rank_files, read_record, write_json
+from bigsci_launch.runs.step_forms import forms_of
 from bigsci_launch.runs.watching.ended import read_ended_by
 from bigsci_launch.safe_files import read_file
+from bigsci_launch.step_lines import parse_steps
 
 TAIL_BYTES = 2**16
 MAX_LOGS = 16
@@ -56,8 +57,13 @@ def steps_of(attempt: AttemptDir, *, has_records: bool) -> tuple[int | None, int
         return max((step for path in events for step in recorded_steps(path)), default=0), None
     logs = [*rank_files(attempt.logs, ".log").values(), attempt.job_output]
     tails = (read_tail(path, TAIL_BYTES, follow=True).decode("utf-8", "replace") for path in newest_files(logs))
-    found = [line for text in tails for line in parse_iterations(text)]
-    return max(((line.step, line.total_steps or 0) for line in found), default=(None, None))
+    forms = forms_of(attempt)
+    found = sorted({(step, line.total_steps or 0) for text in tails for step, line in parse_steps(text, forms)})
+    if not found:
+        return None, None
+    (before, _), (step, total) = found[max(0, len(found) - 2)], found[-1]
+    is_next = step < total < step + (step - before)  # it prints every tenth step: those after the last ten are not seen
+    return step, (step if is_next else total) or None
 
 
 def recorded_steps(path: Path) -> list[int]:

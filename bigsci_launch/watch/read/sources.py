@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from bigsci_launch.errors import RunDirError
 from bigsci_launch.runs.layout import AttemptDir, rank_files
+from bigsci_launch.runs.step_forms import forms_of
+from bigsci_launch.step_lines import StepForm
 from bigsci_launch.watch.judge.log_event import LogEvent
 from bigsci_launch.watch.read.log_lines import OUTPUT, LineReader
 from bigsci_launch.watch.read.records import read_generation_record, read_record
@@ -61,15 +64,22 @@ class Tail:
 class LogTail(Tail):
     """Log events in the log of any program; those lines that say nothing are one log event of `output` at the end."""
 
-    def __init__(self, path: Path, rank: int | None = None, history: int = MOST_BYTES) -> None:
+    def __init__(
+        self,
+        path: Path,
+        rank: int | None = None,
+        history: int = MOST_BYTES,
+        forms: Sequence[StepForm] | None = None,
+    ) -> None:
         super().__init__(path, rank, history)
-        self._lines = LineReader(rank)
+        self._forms = forms
+        self._lines = LineReader(rank, forms)
         self._may_begin = rank in (None, 0)
         """Whether arguments may be printed at its beginning: the first rank of Megatron does."""
 
     def _see(self, growth: Growth) -> list[LogEvent]:
         if growth.is_new_file:
-            self._lines = LineReader(self.rank)
+            self._lines = LineReader(self.rank, self._forms)
         settings = self._settings() if self._may_begin and growth.num_skipped else []
         self._may_begin = self._may_begin and not growth.grown
         seen = [log_event for line in growth.lines if (log_event := self._lines.read(line)) is not None]
@@ -113,6 +123,7 @@ class AttemptTail:
 
     def __init__(self, attempt: AttemptDir) -> None:
         self._attempt = attempt
+        self._forms = forms_of(attempt)
         self._tails: dict[Path, Tail] = {}
         self._num_with_history = 0
         self._records_steps = False
@@ -144,11 +155,11 @@ class AttemptTail:
         for rank, path in _files(self._attempt.events, ".jsonl", troubles).items():
             self._tails.setdefault(path, RecordTail(path, rank, PEEK_BYTES))
         for rank, path in _files(self._attempt.logs, ".log", troubles).items():
-            self._tails.setdefault(path, LogTail(path, rank, PEEK_BYTES))
+            self._tails.setdefault(path, LogTail(path, rank, PEEK_BYTES, self._forms))
         if (controller := self._attempt.generations) not in self._tails and controller.exists():
             self._tails[controller] = GenerationTail(controller, None, MOST_BYTES)
         if (batch := self._attempt.job_output) not in self._tails and batch.exists():
-            self._tails[batch] = LogTail(batch, None, PEEK_BYTES)
+            self._tails[batch] = LogTail(batch, None, PEEK_BYTES, self._forms)
         return troubles
 
     def _read(self, tail: Tail) -> list[LogEvent]:

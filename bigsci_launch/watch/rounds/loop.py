@@ -217,5 +217,7 @@ def _sentence(seen: WatchRound, findings: tuple[RunFinding, ...], blind: tuple[s
         return f"the job waits in the queue: {seen.view.job.reason or seen.view.job.state.value}"
     silence = seen.silence
     usual = "" if silence.usual_s is None else f", usually {format_age(silence.usual_s)}"
+    if silence.step is None and silence.phase == "start":
+        return f"no step has been seen; the newest sign of life came {format_age(silence.lasts_s)} ago"
     step = "no step yet" if silence.step is None else f"step {silence.step}"
     return f"{step}, in {silence.phase} for {format_age(silence.lasts_s)}{usual}"

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from bigsci_launch.checkpoints.restart import STEP, files_of_steps, newest_logs
-from bigsci_launch.iteration_line import parse_iterations
 from bigsci_launch.runs.layout import AttemptDir, RunDir
+from bigsci_launch.runs.step_forms import forms_of
 from bigsci_launch.safe_files import open_stream, parse_json
+from bigsci_launch.step_lines import StepForm, StepReader
 
 BLOCK_BYTES = 8 << 20
 LONGEST_LINE = 1 << 16
@@ -63,8 +64,9 @@ def points_of_records(records: Iterable[Mapping[str, Any]]) -> tuple[StepPoint, 
 
 def read_printed(attempt: AttemptDir, tail_bytes: int | None = None) -> tuple[StepPoint, ...]:
     """Return the steps in the newest log that has any; with `tail_bytes`, only those near its end."""
+    forms = forms_of(attempt)
     for path in newest_logs(attempt):
-        if found := _by_step(_printed(path, tail_bytes)):
+        if found := _by_step(_printed(path, tail_bytes, forms)):
             return found
     return ()
 
@@ -97,10 +99,11 @@ def _number(value: Any) -> float | None:
     return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
 
 
-def _printed(path: Path, tail_bytes: int | None) -> Iterator[StepPoint]:
+def _printed(path: Path, tail_bytes: int | None, forms: Sequence[StepForm]) -> Iterator[StepPoint]:
+    reader = StepReader(forms)
     for block in _blocks(path, tail_bytes):
-        if b"iteration" in block:
-            for line in parse_iterations(block.decode("utf-8", "replace")):
+        for line in reader.steps_in(block.decode("utf-8", "replace")):
+            if line.step is not None and not line.is_evaluation:
                 yield StepPoint(line.step, line.loss, line.grad_norm, line.seconds)
 
 

@@ -31,6 +31,7 @@ BAD_REASONS = (
     "hung_at_exit",
     "hang",
     "node_check",
+    "out_of_memory",
     "unknown",
 )
 

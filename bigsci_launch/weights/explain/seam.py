@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from bigsci_launch.errors import CheckpointError
-from bigsci_launch.iteration_line import IterationLine, parse_iterations
 from bigsci_launch.loss_jump import RECENT, LossJump, describe_jump, figures_of, measure_jump
+from bigsci_launch.step_lines import StepForm, StepLine, StepReader
 from bigsci_launch.typed_path import open_typed
 from bigsci_launch.units import finite
 from bigsci_launch.weights.compare.comparison import Comparison, WeightsFinding, names_text
@@ -26,35 +26,57 @@ class Seam:
     seconds_after: float | None
 
 
-def read_log(path: Path) -> dict[int, IterationLine]:
-    """Read the steps of a log. If a step was printed twice, the later line counts.
+@dataclass(frozen=True, slots=True)
+class LossLog:
+    """The losses of a log by step; a later line for the same step counts. Without numbers of steps, they are by report:
+    the first one is 1, and `epochs` says how far the run was at each, None if that is not printed."""
+
+    path: Path
+    lines: Mapping[int, StepLine]
+    is_numbered: bool = True
+
+    @property
+    def epochs(self) -> list[float] | None:
+        found = [line.epochs for line in self.lines.values() if line.epochs is not None]
+        return found if len(found) == len(self.lines) else None
+
+
+def read_log(path: Path, forms: Sequence[StepForm] | None = None) -> LossLog:
+    """Read the losses of a log.
 
     Raises:
-        CheckpointError: the file cannot be read, or contains no step line.
+        CheckpointError: the file cannot be read, or contains no loss in a known form.
     """
     try:
         with open_typed(path) as stream:
             text = stream.read().decode("utf-8", "replace")
     except OSError as error:
         raise CheckpointError(f"{path}: {os_reason(error)}") from error
-    found = {line.step: line for line in parse_iterations(text) if line.loss is not None}
+    found = [line for line in StepReader(forms).steps_in(text) if line.loss is not None and not line.is_evaluation]
     if not found:
         raise CheckpointError(
-            f"{path}: has no step lines", hint="expected lines such as `iteration 10/ 20 | ... | lm loss: 3.5E+00 |`"
+            f"{path}: has no step lines",
+            hint="expected lines of a known trainer, such as `iteration 10/ 20 | ... | lm loss: 3.5E+00 |`; for "
+            "another program, monitor.step_line in the run file says how its steps are printed",
         )
-    return found
+    numbered = {line.step: line for line in found if line.step is not None}
+    return LossLog(path, numbered) if numbered else LossLog(path, dict(enumerate(found, 1)), is_numbered=False)
 
 
-def measure_seam(before: Mapping[int, IterationLine], after: Mapping[int, IterationLine]) -> Seam:
-    """Measure the seam between two logs, neither of which is empty.
+def measure_seam(before: LossLog, after: LossLog) -> Seam:
+    """Measure the seam between two logs.
 
     Raises:
-        BslError: the second log begins before the first.
+        BslError: the second log begins before the first, or where it begins is not known.
     """
-    jump = measure_jump(_losses(before), _losses(after))
-    history = [before[at] for at in sorted(before) if at < jump.step]
+    if before.is_numbered != after.is_numbered:
+        without = after if before.is_numbered else before
+        raise CheckpointError(f"{without.path}: its losses have no step, those of the other log do")
+    later = after.lines if after.is_numbered else _number_reports(before, after)
+    jump = measure_jump(_losses(before.lines), _losses(later), "step" if after.is_numbered else "report")
+    history = [before.lines[at] for at in sorted(before.lines) if at < jump.step]
     seconds_before = [item.seconds for item in history[-RECENT:] if item.seconds is not None]
-    seconds_after = [item.seconds for item in after.values() if item.seconds is not None]
+    seconds_after = [item.seconds for item in later.values() if item.seconds is not None]
     return Seam(
         loss=jump,
         seconds_before=statistics.median(seconds_before) if seconds_before else None,
@@ -62,8 +84,21 @@ def measure_seam(before: Mapping[int, IterationLine], after: Mapping[int, Iterat
     )
 
 
-def _losses(log: Mapping[int, IterationLine]) -> dict[int, float]:
-    return {step: line.loss for step, line in log.items() if line.loss is not None}
+def _number_reports(before: LossLog, after: LossLog) -> dict[int, StepLine]:
+    """Return the reports of the second log with the numbers that they would have in the first, by their epochs."""
+    epochs, later = before.epochs, after.epochs
+    if epochs is None or later is None:
+        raise CheckpointError(f"{after.path}: neither steps nor epochs say where it continues {before.path}")
+    begin = sum(each < later[0] for each in epochs)
+    if begin < len(epochs) and epochs.count(later[0]) != 1:
+        raise CheckpointError(
+            f"{after.path}: epoch {later[0]:g} does not say which report of {before.path} is the same"
+        )
+    return {begin + at: line for at, line in after.lines.items()}
+
+
+def _losses(lines: Mapping[int, StepLine]) -> dict[int, float]:
+    return {at: line.loss for at, line in lines.items() if line.loss is not None}
 
 
 def seam_finding(jump: LossJump, *, is_equal: bool | None, causes: Sequence[str] = ()) -> WeightsFinding:

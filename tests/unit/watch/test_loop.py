@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import socket
 import time
 from pathlib import Path
 
@@ -10,6 +12,7 @@ from click.testing import CliRunner
 
 from bigsci_launch.cli.watch import watch
 from bigsci_launch.errors import CollectError, SlurmUnavailable
+from bigsci_launch.procfs import start_ticks
 from bigsci_launch.runs.attempts import JobRecord, write_job
 from bigsci_launch.runs.layout import RunDir, write_json
 from bigsci_launch.runs.watching.heartbeat import Health
@@ -71,3 +74,13 @@ def test_one_look_at_a_job_without_slurm_could_not_see(tmp_path: Path, monkeypat
     assert done.exception.exit_code == 4
     done = CliRunner().invoke(watch, ["--jobid", "4711"])
     assert isinstance(done.exception, SlurmUnavailable)
+
+
+def test_a_run_whose_lines_are_not_known_is_not_said_to_be_in_its_start(run: RunDir) -> None:
+    attempt = run.attempt("0002")
+    attempt.exit.unlink()
+    here = Launcher(os.getpid(), start_ticks(os.getpid()) or 0, socket.gethostname())
+    write_job(attempt, JobRecord("local", time.time(), launcher=here))
+    attempt.log_file(0).write_text("at 7 of 9\n")
+    status = status_at(run)
+    assert has_parts(status.sentence, "no step") and "start" not in status.sentence

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 
-from bigsci_launch.iteration_line import MILLISECONDS, SECONDS, parse_iterations
+from bigsci_launch.iteration_line import MILLISECONDS, SECONDS
 from bigsci_launch.plan.calibrate.logs.arguments import NEEDED, columns_of
 from bigsci_launch.plan.calibrate.logs.steps import AS_A_ROW, WARM_UP_STEPS, typical_step
+from bigsci_launch.step_lines import parse_steps
 
 STEP_SIGNS = (SECONDS, MILLISECONDS)
 
@@ -28,7 +29,7 @@ def read_megatron(text: str) -> dict[str, str]:
     Raises:
         ValueError: the log leaves something out, or the run is not modelled.
     """
-    steps = [(line.global_batch_size, line.seconds) for line in parse_iterations(text) if line.seconds is not None]
+    steps = [(line.batch_size, line.seconds) for _, line in parse_steps(text) if line.seconds is not None]
     typical = typical_step(steps)
     if typical is None:
         raise ValueError(f"no `elapsed time per iteration` after the first {WARM_UP_STEPS} steps")

@@ -15,9 +15,9 @@ from click.testing import CliRunner
 
 from bigsci_launch.cli.main import bsl
 from bigsci_launch.errors import BslError
-from bigsci_launch.iteration_line import IterationLine
 from bigsci_launch.runs.layout import RunDir, attempt_of_log, write_json
-from bigsci_launch.weights.explain.seam import measure_seam, read_log, seam_finding
+from bigsci_launch.step_lines import StepLine
+from bigsci_launch.weights.explain.seam import LossLog, measure_seam, read_log, seam_finding
 
 MEGATRON = (
     " iteration     {step:4d}/    2000 | consumed samples: 40 | consumed tokens: 81920 | "
@@ -35,6 +35,10 @@ def write(path: Path, losses: dict[int, float], line: str = MEGATRON) -> Path:
     return path
 
 
+def made(losses: dict[int, float]) -> LossLog:
+    return LossLog(Path("a.log"), {step: StepLine(step, loss) for step, loss in losses.items()})
+
+
 def curve(first: int, last: int, noise: float = 0.02, seed: int = 0) -> dict[int, float]:
     random = np.random.default_rng(seed)
     return {step: 10 * step**-0.2 + noise * random.standard_normal() for step in range(first, last + 1)}
@@ -42,16 +46,16 @@ def curve(first: int, last: int, noise: float = 0.02, seed: int = 0) -> dict[int
 
 @pytest.mark.parametrize(("line", "seconds"), [(MEGATRON, 123.69), (CURRENT, 0.2505)])
 def test_both_formats_and_both_units_are_read(tmp_path: Path, line: str, seconds: float) -> None:
-    found = read_log(write(tmp_path / "log", {5: 3.25, 6: float("nan")}, line))
+    found = read_log(write(tmp_path / "log", {5: 3.25, 6: float("nan")}, line)).lines
     assert (found[5].loss, found[5].seconds) == (3.25, pytest.approx(seconds))
-    assert math.isnan(found[6].loss)
+    assert found[6].loss is not None and math.isnan(found[6].loss)
 
 
 def test_a_line_printed_again_after_a_requeue_counts_once(tmp_path: Path) -> None:
     path = tmp_path / "log"
     skipped = " iteration 6/ 2000 | learning rate: 1.000E-04 | number of skipped iterations:   1 |\n"
     path.write_text(MEGATRON.format(step=5, loss=3.0) + MEGATRON.format(step=5, loss=2.0) + skipped)
-    assert {step: iteration.loss for step, iteration in read_log(path).items()} == {5: 2.0}
+    assert {step: iteration.loss for step, iteration in read_log(path).lines.items()} == {5: 2.0}
 
 
 def test_a_smooth_restart_is_no_jump_and_a_spike_is(tmp_path: Path, diff: Any) -> None:
@@ -107,14 +111,43 @@ def test_equal_weights_and_another_loss_point_at_data_and_rng(
 
 
 def test_a_loss_that_is_no_number_is_a_jump() -> None:
-    before = {step: IterationLine(step, 3.0 + step % 2, None, None) for step in range(1, 20)}
-    seam = measure_seam(before, {20: IterationLine(20, float("nan"), None, None)})
+    seam = measure_seam(made({step: 3.0 + step % 2 for step in range(1, 20)}), made({20: float("nan")}))
     assert seam.loss.is_jump
     assert seam_finding(seam.loss, is_equal=None).is_fault
 
 
+REPORT = "{{'loss': {loss}, 'grad_norm': 1.5, 'learning_rate': 4.99e-05, 'epoch': {step}.5}}\n"
+
+
+@pytest.mark.parametrize(
+    ("losses", "report", "verdict", "num_equal"),
+    [
+        ({13: 1.05, 14: 1.1}, 13, "no jump", 0),
+        ({13: 4.0, 14: 3.9}, 13, "spike", 0),
+        ({12: 1.05, 13: 1.0}, 12, "equal", 1),
+    ],
+)
+def test_reports_without_steps_continue_where_their_epochs_do(
+    tmp_path: Path, losses: dict[int, float], report: int, verdict: str, num_equal: int
+) -> None:
+    whole = {step: 1.0 + 0.05 * (step % 3 == 0) - 0.001 * (step % 2) for step in range(1, 13)}
+    before = read_log(write(tmp_path / "a.log", whole, REPORT))
+    seam = measure_seam(before, read_log(write(tmp_path / "b.log", losses, REPORT))).loss
+    assert (seam.unit, seam.step, seam.verdict, seam.num_equal) == ("report", report, verdict, num_equal)
+    assert f"report {report}" in seam_finding(seam, is_equal=None).claim or verdict == "equal"
+
+
+def test_reports_that_do_not_say_where_they_belong_are_an_error(tmp_path: Path) -> None:
+    logs = [read_log(write(tmp_path / f"{name}.log", {1: 3.0, 2: 3.0}, REPORT)) for name in "ab"]
+    for lines, words in (({1: StepLine(None, 3.0, epochs=1.7)}, "epoch 1.7"), ({1: StepLine(None, 3.0)}, "epochs")):
+        with pytest.raises(BslError, match=words):
+            measure_seam(logs[0], LossLog(tmp_path, lines, is_numbered=False))
+    with pytest.raises(BslError, match="have no step"):
+        measure_seam(made({1: 3.0}), logs[1])
+
+
 def test_too_few_steps_are_said_to_be_too_few() -> None:
-    seam = measure_seam({1: IterationLine(1, 3.0, None, None)}, {2: IterationLine(2, 9.0, None, None)})
+    seam = measure_seam(made({1: 3.0}), made({2: 9.0}))
     assert (seam.loss.spread, seam.loss.is_jump, seam.loss.verdict) == (None, False, "unknown")
 
 
