@@ -57,6 +57,8 @@ class LossJump:
     rise_spreads: float | None = None
     lost_at: int | None = None
     """The first step of B whose loss is not finite, among its first ones; None if all are."""
+    unit: Literal["step", "report"] = "step"
+    """What is counted: `report` where the logs have losses without the numbers of their steps."""
 
     @property
     def spreads(self) -> float | None:
@@ -110,7 +112,9 @@ class LossJump:
         return "no jump" if self.is_overlap or is_known else "unknown"
 
 
-def measure_jump(before: Mapping[int, float], after: Mapping[int, float]) -> LossJump:
+def measure_jump(
+    before: Mapping[int, float], after: Mapping[int, float], unit: Literal["step", "report"] = "step"
+) -> LossJump:
     """Measure the jump between the losses of two attempts by step, neither of which is empty.
 
     Raises:
@@ -139,6 +143,7 @@ def measure_jump(before: Mapping[int, float], after: Mapping[int, float]) -> Los
         rise=rise,
         rise_spreads=rise_spreads,
         lost_at=next((at for at in sorted(after)[:FIRST] if not math.isfinite(after[at])), None),
+        unit=unit,
     )
 
 
@@ -168,19 +173,21 @@ def _spread(changes: Sequence[float]) -> float | None:
 def describe_jump(jump: LossJump, *, source: str = "in the first log") -> str:
     """Return what is known of the jump, as one sentence without a full stop; `source` is where A's steps are."""
     if jump.is_exact:
-        return f"the losses of {jump.num_overlapping} steps from {jump.step} on are equal to the last printed digit"
-    against = source if jump.is_overlap else "one step earlier plus the trend"
+        return (
+            f"the losses of {jump.num_overlapping} {jump.unit}s from {jump.step} on are equal to the last printed digit"
+        )
+    against = source if jump.is_overlap else f"one {jump.unit} earlier plus the trend"
     head = (
-        f"at the restart, step {jump.step}, the loss is {jump.after:.6g}, {jump.jump:+.4g} against "
+        f"at the restart, {jump.unit} {jump.step}, the loss is {jump.after:.6g}, {jump.jump:+.4g} against "
         f"{jump.before:.6g} {against}"
     )
     name = "restart spike: " if jump.is_jump else ""
     if not math.isfinite(jump.before):
         return f"{head}: the loss was not finite before the restart"
     if jump.lost_at is not None:
-        return f"{name}{head}; at step {jump.lost_at} it is not finite"
+        return f"{name}{head}; at {jump.unit} {jump.lost_at} it is not finite"
     if jump.spreads is None:
-        return f"{head} (too few earlier steps to estimate its usual movement)"
+        return f"{head} (too few earlier {jump.unit}s to estimate its usual movement)"
     return f"{name}{head}, {abs(jump.spreads):.1f} times the recent spread of {jump.spread:.3g}: {_verdict(jump)}"
 
 
@@ -188,9 +195,9 @@ def _verdict(jump: LossJump) -> str:
     if jump.spreads is not None and jump.spreads >= jump.limit:
         return "a jump"
     if jump.is_rise:
-        return f"the mean of {FIRST} steps rises by {jump.rise_spreads:.1f} times its usual movement: a jump"
+        return f"the mean of {FIRST} {jump.unit}s rises by {jump.rise_spreads:.1f} times its usual movement: a jump"
     if jump.is_other:
-        return "less than its usual movement, but the step is the same: the restart changed the run"
+        return f"less than its usual movement, but the {jump.unit} is the same: the restart changed the run"
     return "within its usual movement" if abs(jump.spreads or 0) < jump.limit else "a drop"
 
 

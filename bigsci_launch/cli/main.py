@@ -32,6 +32,7 @@ from bigsci_launch.cli.submit import submit
 from bigsci_launch.cli.trace import trace
 from bigsci_launch.cli.train import train
 from bigsci_launch.cli.watch import watch
+from bigsci_launch.cli.why import why
 from bigsci_launch.errors import BslError, ConfigError
 
 
@@ -118,6 +119,7 @@ bsl.add_command(submit)
 bsl.add_command(trace)
 bsl.add_command(train)
 bsl.add_command(watch)
+bsl.add_command(why)
 
 
 def main() -> None:

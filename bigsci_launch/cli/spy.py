@@ -61,7 +61,7 @@ MARK_STYLES: dict[str, dict[str, Any]] = {
     "--bundle",
     type=click.Path(path_type=Path),
     metavar="PATH...",
-    help="Analyse evidence on disk: a stored bundle, py-spy text, flight recorder dumps, or ncclras JSON.",
+    help="Analyse evidence on disk: a bundle, stacks of py-spy and others, flight recorder dumps, output of ncclras.",
 )
 @click.option(
     "--topology",

@@ -24,6 +24,7 @@ from bigsci_launch.runs.chain.records import write_chain
 from bigsci_launch.runs.control.request import put_request, trace_request
 from bigsci_launch.runs.layout import AttemptDir, RunDir, write_json
 from bigsci_launch.runs.ownership import user_name
+from bigsci_launch.step_lines import check_forms
 
 FOR_GROUP = 0o640
 """Mode of files that hold values of a run file, or what may be an unrecognised secret."""
@@ -34,6 +35,7 @@ SENT = "node_"
 def freeze(request: JobRequest, loaded: LoadedRun, command: Sequence[str]) -> None:
     """Write everything that the attempt needs into its directory, so that later edits do not change a queued job."""
     attempt = request.attempt
+    check_forms()
     make_own_folder(attempt.path)
     for folder in attempt.folders:
         make_own_folder(folder)
@@ -43,6 +45,8 @@ def freeze(request: JobRequest, loaded: LoadedRun, command: Sequence[str]) -> No
             safe_files.write_file(attempt.queued_mark, f"behind {request.chain.after}\n")
         write_chain(attempt, request.chain)
     private = within_umask(FOR_GROUP)
+    if (step_line := loaded.config.monitor.step_line) is not None:
+        safe_files.write_file(attempt.step_line, step_line, within_umask(0o644))
     safe_files.write_file(attempt.config, dump_resolved(loaded.config), private)
     write_json(attempt.origins, loaded.origins, within_umask(0o644))
     if (trace := loaded.config.monitor.trace) is not None:

@@ -47,6 +47,7 @@ STATE_OF_REASON = {
     "hung_at_exit": JobState.FAILED,
     "hang": JobState.FAILED,
     "node_check": JobState.FAILED,
+    "out_of_memory": JobState.OUT_OF_MEMORY,
     "unknown": JobState.FAILED,
 }
 

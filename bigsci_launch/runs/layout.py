@@ -25,6 +25,7 @@ RUN/
     answers/                  requests that the controller of `survive` has granted or refused
     ended.json                who ended the ranks from outside, and why
     accepted.json             which changes since the checkpoint was saved `bsl submit --force` accepted
+    step_line                 `monitor.step_line` of the run file, if it has one
     bad_nodes.json            nodes that the attempt has shown to be bad, and whether that is final
     recover/                  what the controller of `survive` writes: generations.jsonl, strangers.json
     pids/rank-0003.json       where rank 3 runs: host, PID, coordinate
@@ -34,8 +35,7 @@ RUN/
     exits/rank-0003.json      exit code or signal of rank 3
     recorder/rank-0003.sock   socket on which rank 3 sends its recorded collectives; rank-0003.json: its groups;
                               nccl_trace_rank_3: written by torch when a collective of NCCL timed out
-    rings/rank-0003.ring      the last calls of rank 3, if it ended badly; rank-0003.stacks: its stacks, if it
-                              wrote some
+    rings/rank-0003.ring      the last calls of rank 3, if it ended badly; rank-0003.stacks: stacks that it wrote
   checkpoints/                global_step20/, latest, latest_checkpointed_iteration.txt
   dumps/                      per-rank weight dumps: step-000005-before/rank-0003.safetensors
   spy/                        evidence bundles
@@ -189,12 +189,15 @@ class AttemptDir:
 
     @property
     def cancel_mark(self) -> Path:
-        """Exists if `bsl cancel` ended the attempt; its requeues share it."""
         return self.path.parent / self.base_name / "cancelled"
 
     @property
     def accepted(self) -> Path:
         return self.path.parent / self.base_name / "accepted.json"
+
+    @property
+    def step_line(self) -> Path:
+        return self.path.parent / self.base_name / "step_line"
 
     @property
     def bad_nodes(self) -> Path:
@@ -373,10 +376,8 @@ class RunDir:
         return AttemptDir(self.attempts_folder / name)
 
     def attempts(self) -> list[AttemptDir]:
-        """Return every attempt, oldest first; requeues follow the attempt that they belong to.
-
-        One that is still queued behind another is left out: nothing of it has happened yet.
-        """
+        """Return every attempt, oldest first; requeues follow the attempt that they belong to. What is still queued
+        behind another one is left out."""
         return [attempt for attempt in self._all_attempts() if not _exists(attempt.queued_mark)]
 
     def queued_attempts(self) -> list[AttemptDir]:

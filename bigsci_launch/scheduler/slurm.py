@@ -43,7 +43,7 @@ NAMES_TIMEOUT_S = 5.0
 _CLUSTER_NAME = re.compile(r"^ClusterName\s*=\s*(\S+)", re.MULTILINE)
 _CLUSTER_HEADING = "CLUSTER: "
 _CANCELLED_BY = re.compile(r"^CANCELLED by (\d+)", re.MULTILINE)
-_STDOUT = re.compile(r"\bStdOut=(/.*?)(?= [A-Z]\w+=|$)", re.MULTILINE)
+_OUTPUT = re.compile(r"\b(Std(?:Out|Err))=(/.*?)(?= [A-Z]\w+=|$)", re.MULTILINE)
 _ADDRESS = re.compile(r"^NodeName=(\S+) .*?\bNodeAddr=(\S+)", re.MULTILINE)
 _SHELL = re.compile(r"[|<>]")
 _NO_SUCH_JOB = re.compile(r"Invalid job id", re.IGNORECASE)
@@ -143,9 +143,21 @@ def query_output(job_id: str) -> Path | None:
     Raises:
         SlurmUnavailable: as `run_slurm`.
     """
+    return next((path for name, path in _query_outputs(job_id) if name == "StdOut"), None)
+
+
+def query_outputs(job_id: str) -> list[Path]:
+    """Return the files of its output and of its errors, which are often the same.
+
+    Raises:
+        SlurmUnavailable: as `run_slurm`.
+    """
+    return list(dict.fromkeys(path for _, path in _query_outputs(job_id)))
+
+
+def _query_outputs(job_id: str) -> list[tuple[str, Path]]:
     completed = run_slurm(["scontrol", "show", "job", "-o", job_id], check=False)
-    found = _STDOUT.search(completed.stdout)
-    return Path(found[1]) if found is not None and "%" not in found[1] else None
+    return [(name, Path(path)) for name, path in _OUTPUT.findall(completed.stdout) if "%" not in path]
 
 
 @dataclass(frozen=True, slots=True)

@@ -54,7 +54,9 @@ def ending_advice(ended: EndRecord, run: str, start: NextStart = "unknown") -> s
     logs = f"bsl logs {run}" + (f" --rank {failure.get('rank')}" if failure is not None else "")
     if any(words in (ended.get("cause") or "") for words in FULL_DISK):
         return f"make room there, and submit it again   ({START[start]})"
-    if failure is not None and failure.get("rank") is None:
+    if reason == "out_of_memory":
+        return f"{logs}   (and ask for more memory, or use fewer workers of the data loader: Slurm killed by memory)"
+    if reason != "node_failure" and failure is not None and failure.get("rank") is None:
         return f"submit it again: {failure.get('node')} is left out   (bsl nodes)"
     if reason == "hang" and ended.get("spy_bundle"):
         return f"bsl spy --bundle {ended['spy_bundle']}   (the stacks while it hung)"

@@ -175,7 +175,24 @@ def _ending(status: RunStatus) -> list[tuple[str, str]]:
         return [("ended", "no evidence that it started: its script printed nothing, and no rank left a record")]
     if status.exit is None:
         return [("ended", unknown_end(last_own_line(status.attempt)))]
-    return ending_facts(status.exit) + source_facts(status.exit, status.job, status.cancelled_by)
+    (name, reason), *more = ending_facts(status.exit)
+    facts = [(name, reason + _steps_not_made(status)), *more]
+    return facts + source_facts(status.exit, status.job, status.cancelled_by)
+
+
+def _steps_not_made(status: RunStatus) -> str:
+    """Return that a program which ended well has not printed its last step; empty if it has, or if that is unknown.
+
+    What prints every tenth step need not print the last one.
+    """
+    last, ended = status.last_step, status.exit or {}
+    if last is None or last.stride is None or last.total_steps is None or ended.get("reason") != "finished":
+        return ""
+    return (
+        ""
+        if last.step + last.stride > last.total_steps
+        else f": not its last step, the last that it printed is {last.step} of {last.total_steps}"
+    )
 
 
 def _is_known_to_have_ended(status: RunStatus) -> bool:

@@ -88,7 +88,7 @@ options | sbatch's options, as in the script's header
 step_options | srun's options
 environment[].name | a variable that the site or the run sets
 environment[].value | its value; `<secret>` unless it is known to hold none; null: that of the submitting environment
-environment[].reason | why it is set
+environment[].reason | why it is set; null if nothing says so
 program | argv of every rank
 exit_margin | {margin_s, how}: how long before the time limit Slurm signals the job; null on a local site
 rank_map[].node_rank | number of the node in the job
@@ -125,6 +125,23 @@ phases | list of {name, outcome, seconds, found}: `ok`, `failed`, `not checked` 
 measured | {step_s, save_s, eval_s, teardown_s, stop_s, slower_by}: seconds, and how much longer a step of the run takes
 advice | what the measured times mean for the run file, one sentence each
 """,
+    "bsl why --json": """
+schema_version | 1
+about | what was asked about: `run NAME`, `job ID`, or the files
+kind | why it ended, such as `hang`, `out_of_memory`, `running` or `unknown`; of a run, a reason of `exit.json`
+is_certain | whether the words prove the kind; if not, it is the most likely one
+sentence | why it ended, in words
+first_failure.is_known | whether a first failing rank, task or node is named
+first_failure.text | who failed first, or why that is not known
+first_failure.ranks | global ranks
+first_failure.tasks | tasks of srun, where nothing says that they are ranks
+first_failure.local_rank | the rank on its node; null if only the global one is known
+first_failure.node | the node
+evidence | list of {file, line, said, word, speaker, kind, rank, node}: lines that show it; `word` is their entry
+notes | list of sentences: what else supports the answer, and what was not read
+next | what to do now; null if there is nothing
+read | the files that were read, and `Slurm` if it was asked
+""",
     "bsl status --json": """
 schema_version | 1
 run | {name, directory}; null for a job that bsl did not submit; only `job` is present then
@@ -159,6 +176,7 @@ step.loss | its loss
 step.consumed_samples | samples consumed so far
 step.source | `record`, or `log` for a line that a program without records has printed
 step.every_s | seconds between two such lines; null if they are not known
+step.stride | steps between two such lines; null if there is only one, and for records
 step.total_steps | steps of the whole run
 step.clock_differs | whether `time` is by a clock that is known to be wrong
 step.age_s | seconds since it was reported; null if a clock is known to be wrong

@@ -23,6 +23,12 @@ sys.path.pop(0)
 ALONE = {
     "bsl submit --dry-run --json": ["submit configs/minicluster.yaml --dry-run --json"],
     "bsl list --json": ["list --json"],
+    "bsl why --json": [
+        "config sites > /dev/null; echo 'srun: error: n1: task 3: Out Of Memory' > job.out; bsl why job.out --json",
+        """submit configs/demo.yaml --local --set run.name=ended"""
+        """ --set 'run.command=["sh", "-c", "echo CUDA error: out of memory; exit 1"]' > /dev/null;"""
+        """ bsl why ended --json""",
+    ],
     "bsl rehearse --json": ["""rehearse configs/demo.yaml --set 'run.command=["true"]' --json"""],
     "bsl config check --json": [
         "config check configs/demo.yaml --json",

@@ -15,7 +15,9 @@ from collections.abc import Iterator
 from importlib.resources import files
 from pathlib import Path
 
-from bigsci_launch.entries import PLACE, entry_files
+from bigsci_launch.content import PLACE
+from bigsci_launch.endings.words import read_words
+from bigsci_launch.entries import entry_files
 
 NAME = "bsl-job.pyz"
 ENTRY = "bigsci_launch.launch.job.program"
@@ -28,7 +30,12 @@ _UNCHECKED = (1).to_bytes(4, "little")
 
 
 def job_program() -> bytes:
-    """Return the contents of `bsl-job.pyz`."""
+    """Return the contents of `bsl-job.pyz`.
+
+    Raises:
+        ConfigError: a word of the user's own table is wrong, which must not come out when the job ends.
+    """
+    read_words()
     packed = io.BytesIO()
     with zipfile.ZipFile(packed, "w") as archive:
         for name, source in {"__main__.py": _MAIN, **modules_of(ENTRY)}.items():

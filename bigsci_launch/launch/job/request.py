@@ -31,12 +31,12 @@ ULIMIT_LETTERS = {"core": "c", "memlock": "l", "nofile": "n", "nproc": "u", "sta
 
 @dataclass(frozen=True, slots=True)
 class Variable:
-    """A variable of the ranks' environment, and the reason for it."""
+    """A variable of the ranks' environment, and the reason for it if one is given."""
 
     name: str
     value: str | None
     """None: that of the environment of `bsl submit`, which the job has; nothing of it is stored."""
-    reason: str
+    reason: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,17 +5,22 @@ Unknowns are not guessed: where the ranks that complain do not leave a single pl
 
 from __future__ import annotations
 
+import math
+from datetime import datetime
 from typing import Any, NamedTuple
 
-from bigsci_launch.lost_peer import TIMED_OUT
+from bigsci_launch.endings.conclude import Culprit, named_by, sentence_of
+from bigsci_launch.lost_peer import TIMED_OUT, loss_in
 from bigsci_launch.runs.ending.failures import failure_of, identity, make_failure
 from bigsci_launch.runs.ending.output import JobOutput, collective_of, collective_text
 from bigsci_launch.runs.ending.records import Ranks, Record, error_text, has_ended
 from bigsci_launch.runs.layout import AttemptDir, read_record
 from bigsci_launch.topology.naming import agree, name_ranks
 
-NOTHING: Record = {"pid": {}, "exit": {}, "error": {}, "event": {}, "about_others": []}
+NOTHING: Record = {"pid": {}, "exit": {}, "error": {}, "event": {}, "about_others": [], "accuses": []}
 """What is known of a rank that left nothing."""
+SLURM_LOST = "Slurm lost the node {}"
+OUT_OF_MEMORY = "was killed: out of memory, says Slurm"
 EXIT_LAG_S = 5.0
 """A rank that leaves closes its connections first and ends some seconds later; the others may fail in between."""
 
@@ -78,6 +83,47 @@ def find_failed_check(attempt: AttemptDir) -> EndFinding | None:
     failures = [{**make_failure(-1, NOTHING, node["why"], None), "rank": None, "node": node["node"]} for node in failed]
     evidence = [f"{node['node']}: {node['why']}" for node in failed[1:]]
     return EndFinding("node_check", failures[0], [], evidence=evidence)
+
+
+def find_said_by_slurm(output: JobOutput, ranks: Ranks, failures: list[Record]) -> EndFinding | None:
+    """Return the end that Slurm's own words in the output of the job prove; None if it says nothing of the kind.
+
+    Out of memory explains ranks that were killed; an error that another rank had raised before is the first failure.
+    """
+    failed = sorted(failure["rank"] for failure in failures)
+    kinds = {each.kind for each in output.told if each.word.speaker == "witness"}
+    if "node_failure" in kinds:
+        lost = [{**make_failure(-1, NOTHING, SLURM_LOST.format(node), None), "rank": None, "node": node}
+                for node in output.lost_nodes]  # fmt: skip
+        return EndFinding("node_failure", next(iter(lost), None), failed, cause=None if lost else "Slurm lost a node")
+    taken = [kind for kind in ("preempted", "requeued") if kind in kinds]
+    if taken:
+        return EndFinding(taken[0], None, failed)
+    memory = [each for each in output.told if each.kind == "out_of_memory"]
+    own = next((failure for failure in failures if not failure["is_about_others"]), None)
+    limit = next((each for each in output.told if each.kind == "time_limit"), None)
+    if limit is not None and (own is None or (own["time"] or 0.0) > _local_time(limit.named.get("time", ""))):
+        return EndFinding("time_limit", None, failed)
+    hanging = next((each for each in output.told if each.kind == "unkillable"), None)
+    if hanging is not None and own is None:
+        why = make_failure(-1, NOTHING, sentence_of(hanging, Culprit()), None)
+        return EndFinding("node_failure", {**why, "rank": None, "node": hanging.named.get("node")}, failed)
+    if not memory or (own is not None and own["signal"] != "SIGKILL"):
+        return None
+    best = next((each for each in memory if each.tasks), memory[0])
+    killed = [number for number in best.tasks if number in ranks]
+    first = make_failure(killed[0], ranks[killed[0]], OUT_OF_MEMORY, None) if len(killed) == 1 else None
+    evidence = [f"{name_ranks(killed)} were killed at once: none of them was the first"] if len(killed) > 1 else []
+    cause = sentence_of(best, named_by(best, memory))
+    return EndFinding("out_of_memory", first, failed, evidence=evidence, status_of=own, cause=cause)
+
+
+def _local_time(text: str) -> float:
+    """Return a time as Slurm prints it, in seconds since the epoch; infinity if it is none."""
+    try:
+        return datetime.fromisoformat(text).timestamp()
+    except (ValueError, OverflowError, OSError):
+        return math.inf
 
 
 def find_stragglers(ranks: Ranks, output: JobOutput) -> EndFinding | None:
@@ -184,8 +230,11 @@ def find_hang(world_size: int, ranks: Ranks, failures: list[Record]) -> EndFindi
     timed_out = {
         number: texts
         for number, rank in ranks.items()
-        if (texts := [text for text in rank["about_others"] if TIMED_OUT.search(text)])
+        if (texts := [text for text in rank["about_others"] if loss_in(text) in TIMED_OUT])
     }
+    accused = sorted({number for rank in ranks.values() for number in rank["accuses"] if number < world_size})
+    if accused:
+        return find_accused(accused, ranks, failures)
     if not timed_out:
         return None
     complained = {number for number, rank in ranks.items() if rank["about_others"]}
@@ -198,11 +247,24 @@ def find_hang(world_size: int, ranks: Ranks, failures: list[Record]) -> EndFindi
     if not are_known:
         evidence.append(unknown_text(quiet, complained))
         return EndFinding("hang", None, failed, [], collectives, evidence, status_of)
-    why = f"did not take part in a collective: {name_ranks(sorted(complained))} waited for it"
+    is_store = all(each["backend"] == "store" for each in collectives)
+    what = "did not come to the rendezvous" if is_store else "did not take part in a collective"
+    why = f"{what}: {name_ranks(sorted(complained))} waited for it"
     first = make_failure(quiet[0], ranks.get(quiet[0], NOTHING), why, None)
     if len(quiet) > 1:
         evidence.append(f"{name_ranks(quiet)}, all on {first['node']}, reported no timeout")
     return EndFinding("hang", first, failed, suspects, collectives, evidence, status_of)
+
+
+def find_accused(accused: list[int], ranks: Ranks, failures: list[Record]) -> EndFinding:
+    """Return the hang whose witness, a monitored barrier, names the ranks that did not come."""
+    by = [number for number, rank in ranks.items() if rank["accuses"]]
+    why = f"did not reach the monitored barrier in which {name_ranks(by)} waited"
+    first = make_failure(accused[0], ranks.get(accused[0], NOTHING), why, None)
+    suspects = [identity(number, ranks.get(number, NOTHING)) for number in accused]
+    evidence = [f"{name_ranks(accused)} did not reach it"] if len(accused) > 1 else []
+    failed, status_of = sorted(failure["rank"] for failure in failures), next(iter(failures), None)
+    return EndFinding("hang", first, failed, suspects, [], evidence, status_of)
 
 
 def unknown_text(quiet: list[int], complained: set[int]) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from bigsci_launch.lost_peer import AFTERMATH, TIMED_OUT, says_lost_peer
+from bigsci_launch.lost_peer import TIMED_OUT, loss_in, says_lost_peer
 from bigsci_launch.runs.ending.records import Ranks, Record, error_text, node_of
 from bigsci_launch.topology.coordinates import Coordinate
 from bigsci_launch.topology.naming import name_ranks
@@ -67,9 +67,9 @@ def is_about_others(rank: Record, words: str) -> bool:
         return True  # TERM may reach the program before its runner, which then does not see it
     if error:
         return bool(error.get("lost_peer")) or says_lost_peer(words)
-    watchdog_spoke = rank["was_told"] or any(
-        TIMED_OUT.search(text) or AFTERMATH.search(text) for text in rank["about_others"]
-    )
+    if rank["failed_itself"]:
+        return False
+    watchdog_spoke = rank["was_told"] or any(loss_in(text) in (*TIMED_OUT, "aborted") for text in rank["about_others"])
     if end.get("signal") is not None:
         return watchdog_spoke and end["signal"] == ABORT
     return watchdog_spoke or says_lost_peer(words)
@@ -77,7 +77,7 @@ def is_about_others(rank: Record, words: str) -> bool:
 
 def last_words(rank: Record) -> str | None:
     """Return what a rank that a signal ended said last: of other ranks, of the fatal error, or else its last line."""
-    timed_out = [text for text in rank["about_others"] if TIMED_OUT.search(text)]
+    timed_out = [text for text in rank["about_others"] if loss_in(text) in TIMED_OUT]
     return next(iter(timed_out), None) or rank["fatal"] or rank["said"] or None
 
 

@@ -12,30 +12,21 @@ from contextlib import suppress
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from bigsci_launch.endings.lines import Speaker
+from bigsci_launch.endings.statements import Statement, read_statements
+from bigsci_launch.endings.words import read_words
 from bigsci_launch.file_names import rank_of_name
 from bigsci_launch.safe_files import parse_json
 from bigsci_launch.scheduler.hostlist import expand_hostlist
 from bigsci_launch.topology.ranks import expand_ranks
 
 # What the store at which ranks meet reports, before there is a group.
-STORE = re.compile(r"wait timeout after (\d+) ?ms, keys: ", re.IGNORECASE)
-# What NCCL prints in a rank that was informed of a time-out. The rank that hangs prints it too.
-WATCHDOG_SPOKE = re.compile(
-    r"dump signal due to a collective timeout|due to collective timeout or exception", re.IGNORECASE
-)
-# One of these is in each text that `lost_peer` and WATCHDOG_SPOKE find. Logs are long, and looking for them is fast.
-HINTS = (b"connection", b"pipe", b"closed", b"remote", b"closure", b"route", b"network", b"recv", b"watchdog",
-         b"timed out", b"nccl", b"inconsistency", b"collective timeout", b"wait timeout")  # fmt: skip
-FATAL = re.compile(r"Fatal Python error|terminate called|what\(\):|Assertion .*failed|double free|CUDA error")
-# The last line of a traceback of Python: the class of the exception, and what it says.
-RAISED = re.compile(r"^(\w+\.)*\w*(Error|Exception|Interrupt|Exit)\b(: |$)")
+STORE = re.compile(r"wait timeout after (\d+) ?ms, keys: |store based barrier|waiting for clients", re.IGNORECASE)
 GROUP = re.compile(r"\[(PG [^\]]*?) Rank \d+\]")
 STEP = r"(?:StepId=|step:)\S+"
 FIRST_LEFT = re.compile(r"^srun: (?:\S+: )*first task exited (\d+)s ago", re.IGNORECASE)
 TASKS = re.compile(rf"^srun: (?:\S+: )*{STEP} tasks? ([0-9,-]+): (running|exited)$")
-STEP_CANCELLED = re.compile(r"\*\*\* STEP \S+ ON \S+ CANCELLED AT (?!.*DUE TO)")
 TASK_ENDED = re.compile(r"^srun: (?:\S+: )*(error: \S+: tasks? |Terminating|.*_step_signal: Terminating)")
-NODE_FAILURE = re.compile(r"^srun: error: Node failure on (\S+)")
 # The line of the local launcher, and of the controller of `survive`.
 STILL_RUN = re.compile(
     r"bsl: (?:giving up: )?ranks \[?([0-9,\- ]+)\]? still run ([0-9.]+) s after the first rank ended"
@@ -59,6 +50,8 @@ class JobOutput(NamedTuple):
     """What job.out shows about one attempt. Ranks are tasks of srun, which number them alike."""
 
     lines: tuple[str, ...] = ()
+    told: tuple[Statement, ...] = ()
+    """What the lines say about the end, by the table of words."""
     running: tuple[int, ...] = ()
     """Ranks that srun ended because they still ran long after the first had ended."""
     left: tuple[int, ...] = ()
@@ -75,18 +68,17 @@ def parse_output(text: str, attempt: str) -> JobOutput:
     """Return what a job's output shows about `attempt`; a requeued job appends to the output of its first start."""
     lines = lines_of_attempt(text, attempt)
     running, left, waited_s = read_stragglers(lines)
-    lost = [node for line in lines if (match := NODE_FAILURE.match(line)) for node in _nodes(match[1])]
-    return JobOutput(tuple(lines), running, left, waited_s, tuple(lost), read_unwritten(lines), read_no_room(lines))
+    told = read_statements("\n".join(lines), "job.out", Speaker(), read_words()).statements
+    lost = [node for each in told if each.kind == "node_failure" for node in _nodes(each.named.get("node", ""))]
+    unwritten, no_room = read_unwritten(lines), read_no_room(lines)
+    return JobOutput(tuple(lines), told, running, left, waited_s, tuple(lost), unwritten, no_room)
 
 
 def was_step_cancelled(output: JobOutput) -> bool:
     """Whether the step that runs the ranks was cancelled: Slurm prints that before srun reports a rank that ended."""
-    for line in output.lines:
-        if STEP_CANCELLED.search(line):
-            return True
-        if TASK_ENDED.search(line):
-            return False
-    return False
+    cancelled = [each.line for each in output.told if each.word.name == "slurm: step cancelled"]
+    ended = (number for number, line in enumerate(output.lines, 1) if TASK_ENDED.search(line))
+    return bool(cancelled) and min(cancelled) < next(ended, len(output.lines) + 1)
 
 
 def lines_of_attempt(text: str, attempt: str) -> list[str]:
@@ -143,12 +135,6 @@ def launch_cause(lines: tuple[str, ...]) -> str | None:
     return "; ".join(errors[-NUM_CAUSES:])[:CAUSE_LENGTH] or None
 
 
-def may_be_about_others(line: bytes) -> bool:
-    """Whether it is worth asking `is_about_others`."""
-    lower = line.lower()
-    return any(hint in lower for hint in HINTS)
-
-
 def collective_of(text: str) -> dict[str, Any]:
     """Return backend, group, operation, sequence number and limit of a collective that timed out; None if not said."""
     fields = {
@@ -162,7 +148,10 @@ def collective_of(text: str) -> dict[str, Any]:
     if gloo := re.search(r"Timed out waiting (\d+) ?ms for (recv|send) operation", text, re.IGNORECASE):
         fields["operation"], fields["timeout_ms"] = gloo[2].lower(), gloo[1]
     if store := STORE.search(text):
-        fields["operation"], fields["timeout_ms"] = "wait for a key of the store", store[1]
+        fields["operation"], fields["timeout_ms"] = (
+            "wait for a key of the store" if store[1] else "rendezvous",
+            store[1],
+        )
     group = GROUP.search(text)
     return {
         "backend": "nccl" if "watchdog" in text.lower() else "store" if store else "gloo",
@@ -183,6 +172,6 @@ def collective_text(collective: dict[str, Any]) -> str:
 
 def _nodes(hostlist: str) -> list[str]:
     try:
-        return expand_hostlist(hostlist)
+        return expand_hostlist(hostlist) if hostlist else []
     except ValueError:
         return [hostlist]

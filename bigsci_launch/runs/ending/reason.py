@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
+from bigsci_launch.endings.conclude import named_by, sentence_of
 from bigsci_launch.runs.ending.blame import (
     EndFinding,
     blame_accused,
@@ -24,6 +25,7 @@ from bigsci_launch.runs.ending.blame import (
     find_failed_check,
     find_hang,
     find_own_error,
+    find_said_by_slurm,
     find_stragglers,
     may_be_lost,
 )
@@ -107,7 +109,9 @@ def describe(end: SeenEnd) -> Record:
     ended = read_ended_by(end.attempt)
     if survived is not None and end.exit_code:
         finding = blame_accused(survived.given_up(finding, ranks), ranks)
-    notes = [*([told] if told else []), *limit_notes(end, finding.reason, ranks), *clock_notes(certain, CORRECTED)]
+    hanging = [sentence_of(each, named_by(each)) for each in output.told if each.kind == "unkillable"]
+    notes = [*([told] if told else []), *(hanging if finding.reason != "node_failure" else [])]
+    notes += [*limit_notes(end, finding.reason, ranks), *clock_notes(certain, CORRECTED)]
     if clocks != certain and rank_of(find_blamed(end, corrected(ranks, clocks), output)) != rank_of(finding):
         notes += clock_notes({node: clock for node, clock in clocks.items() if node not in certain}, UNCERTAIN)
     if ended is not None and ended.sentence not in finding.evidence and finding.reason != "finished":
@@ -174,11 +178,14 @@ def find_reason(end: SeenEnd, ranks: Ranks, output: JobOutput) -> EndFinding:
         return check
     if lost or end.slurm_reason == "NodeDown":
         return with_first("node_failure", [*lost, *failures], failed)
+    by_slurm = find_said_by_slurm(output, ranks, failures) if has_failed and ended is None else None
+    if by_slurm is not None:
+        return by_slurm
     if end.exit_code != 0 and any(not failure["is_about_others"] for failure in failures):
         return with_first("crashed", failures, failed)
     outside = find_outside(ended, end.exit_code, end.world_size, ranks) if ended is not None else None
     if end.terminated is not None:
-        reason = "preempted" if was_preempted(end, output) else reason_of_termination(end)
+        reason = "preempted" if was_preempted(end, output) else reason_of_termination(end, output)
         return outside if outside is not None and reason == "cancelled" else EndFinding(reason, None, failed)
     if end.exit_code == 0 and end_reasons(ranks) == {"finished"}:
         return EndFinding("finished", None, failed)
@@ -209,11 +216,16 @@ def with_first(reason: str, failures: list[Record], failed: list[int]) -> EndFin
     return EndFinding(reason, first, failed, status_of=first)
 
 
-def reason_of_termination(end: SeenEnd) -> str:
+def reason_of_termination(end: SeenEnd, output: JobOutput) -> str:
     """Return why the whole job got TERM."""
-    if end.slurm_reason == "TimeLimit":
+    if end.slurm_reason == "TimeLimit" or says(output, "time_limit"):
         return "time_limit"
-    return "requeued" if end.is_requeued else "cancelled"
+    return "requeued" if end.is_requeued or says(output, "requeued") else "cancelled"
+
+
+def says(output: JobOutput, kind: str) -> bool:
+    """Whether Slurm gives this reason in the output of the job."""
+    return any(each.kind == kind and each.word.speaker == "witness" for each in output.told)
 
 
 def limit_notes(end: SeenEnd, reason: str, ranks: Ranks) -> list[str]:
@@ -229,7 +241,7 @@ def limit_notes(end: SeenEnd, reason: str, ranks: Ranks) -> list[str]:
 
 def was_preempted(end: SeenEnd, output: JobOutput) -> bool:
     """Whether Slurm took the nodes for another job. With grace time, only the ranks get TERM, and may end well."""
-    if any("DUE TO PREEMPTION" in line for line in output.lines):
+    if says(output, "preempted"):
         return True
     try:
         moment = datetime.fromisoformat(end.preempted).timestamp()

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from bigsci_launch.lost_peer import says_lost_peer
-from bigsci_launch.runs.ending.output import FATAL, RAISED, WATCHDOG_SPOKE, JobOutput, may_be_about_others, parse_output
+from bigsci_launch.endings.conclude import Culprit, named_by, reason_of, sentence_of
+from bigsci_launch.endings.lines import Speaker
+from bigsci_launch.endings.statements import Statement, read_statements
+from bigsci_launch.endings.words import read_words
+from bigsci_launch.lost_peer import is_loss, says_lost_peer
+from bigsci_launch.runs.ending.output import JobOutput, parse_output
 from bigsci_launch.runs.events import read_last_events, read_tail
 from bigsci_launch.runs.layout import AttemptDir, rank_files, read_record
 
@@ -23,7 +27,6 @@ EVENT_TAIL_BYTES = 8192
 OUTPUT_BYTES = 2**22
 WORDS_LENGTH = 500
 STAMP = re.compile(rb"^(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(\.\d+)?Z ")
-TRACEBACK = b"Traceback (most recent call last)"
 CLOCK_TOLERANCE_S = 2.0
 """Clocks that differ by less count as equal: starting ranks, and telling them to end, takes about as long."""
 START_ROUNDING_S = 1.0
@@ -52,7 +55,9 @@ def read_rank(attempt: AttemptDir, rank: int, unwritten: Mapping[tuple[str, int]
 
     end, error = newest(attempt.exit_file(rank)), read_record(attempt.error_file(rank))
     lines = tail(attempt.log_file(rank), LOG_TAIL_BYTES)
-    about_others = words_about_others(lines, end.get("terminated"))
+    told = statements_of(lines, rank)
+    own = [each for each in told if not is_after(stamp_of(lines[each.line - 1]), end.get("terminated"))]
+    about_others = [plain(lines[each.line - 1]) for each in own if is_loss(each.word)]
     if error and says_lost_peer(error_text(error)) and not is_after(error.get("time"), end.get("terminated")):
         about_others.append(error_text(error))
     return {
@@ -60,18 +65,31 @@ def read_rank(attempt: AttemptDir, rank: int, unwritten: Mapping[tuple[str, int]
         "exit": end,
         "error": error,
         "event": next(reversed(read_last_events(attempt.event_file(rank), EVENT_TAIL_BYTES)), {}),
-        "said": last_line(lines),
-        "fatal": fatal_line(lines) if end.get("signal") else "",
+        "said": said_of(told, lines),
+        "fatal": fatal_line(told, lines) if end.get("signal") else "",
         "about_others": about_others,
-        "raised": raised_line(lines, end.get("terminated")),
-        "was_told": any(may_be_about_others(line) and WATCHDOG_SPOKE.search(plain(line)) for line in lines),
+        "failed_itself": (reason := reason_of(own)) is not None and reason.word.speaker == "cause",
+        "accuses": sorted({rank for each in own if each.kind == "hang" for rank in each.named_ranks}),
+        "raised": raised_line(own, lines, end.get("terminated")),
+        "was_told": any(each.word.speaker == "echo" and each.kind == "hang" for each in told),
     }
 
 
-def words_about_others(lines: list[bytes], terminated: float | None) -> list[str]:
-    """Return the lines in which the rank reports that others are gone or do not come, before it was asked to end."""
-    found = [line for line in lines if may_be_about_others(line) and says_lost_peer(plain(line))]
-    return [plain(line) for line in found if not is_after(stamp_of(line), terminated)]
+def statements_of(lines: list[bytes], rank: int) -> tuple[Statement, ...]:
+    """Return what the last lines of a rank say about its end, by the table of words."""
+    text = "\n".join(STAMP.sub(b"", line).decode(errors="replace") for line in lines)
+    return read_statements(text, "", Speaker(rank), read_words()).statements
+
+
+def said_of(told: Sequence[Statement], lines: list[bytes]) -> str:
+    """Return what explains the end of a rank, of all its last lines; else its last line."""
+    reason = reason_of(told)
+    if reason is None:
+        return last_line(lines)
+    if reason.word.speaker == "witness":
+        return sentence_of(reason, named_by(reason))
+    said = plain(lines[reason.line - 1])
+    return said if reason.word.is_sure else f"{said} ({sentence_of(reason, Culprit())})"
 
 
 def is_after(moment: float | None, terminated: float | None) -> bool:
@@ -179,26 +197,28 @@ def correct_rank(rank: Record, clocks: dict[str, NodeClock]) -> Record:
 
 
 def last_line(lines: list[bytes]) -> str:
-    """Return the last line that is not empty, without its time."""
-    return next((text for line in reversed(lines) if (text := plain(line))), "")
+    """Return the last line with a word or a number, without its time: rules and brackets say nothing."""
+    return next((text for line in reversed(lines) if any(map(str.isalnum, text := plain(line)))), "")
 
 
-def fatal_line(lines: list[bytes]) -> str:
+def fatal_line(told: Sequence[Statement], lines: list[bytes]) -> str:
     """Return the line in which C++ or Python says why it ends the process; it comes before long stacks."""
-    found = [text for line in lines if FATAL.search(text := plain(line))]
-    return next((text for text in found if text.startswith("what():")), next(iter(found), ""))
+    what = (text for line in lines if (text := plain(line)).startswith("what():"))
+    thrown = (each for each in told if each.word.speaker == "cause" or each.word.name == "python: thrown")
+    return next(what, None) or next((plain(lines[each.line - 1]) for each in thrown), "")
 
 
-def raised_line(lines: list[bytes], terminated: float | None) -> tuple[str, float | None]:
-    """Return the end of a traceback that is the last that the rank printed before it was told to end, and its time.
+def raised_line(own: Sequence[Statement], lines: list[bytes], terminated: float | None) -> tuple[str, float | None]:
+    """Return the error that is the last that the rank printed before it was told to end, and its time.
 
     Empty if there is none: a rank that printed on has survived its exception.
     """
-    own = [line for line in lines if plain(line) and not is_after(stamp_of(line), terminated)]
-    has_traceback = any(TRACEBACK in line for line in own)
-    if not has_traceback or not RAISED.match(plain(own[-1])) or says_lost_peer(plain(own[-1])):
+    before = [
+        number for number, line in enumerate(lines, 1) if plain(line) and not is_after(stamp_of(line), terminated)
+    ]
+    if not own or own[-1].word.speaker != "cause" or own[-1].line != before[-1]:
         return "", None
-    return plain(own[-1]), stamp_of(own[-1])
+    return plain(lines[own[-1].line - 1]), stamp_of(lines[own[-1].line - 1])
 
 
 def plain(line: bytes) -> str:

@@ -233,7 +233,7 @@ def test_unsafe_calls_are_found(line: str) -> None:
 PLAIN_READS = {
     "a file of the package": (
         *("gpus.py", "launch/freeze.py", "minicluster/settings.py", "spy/look/collect.py", "spy/show/page.py"),
-        *("weights/show/page.py", "calls_build.py", "launch/job/frozen.py"),
+        *("weights/show/page.py", "calls_build.py", "launch/job/frozen.py", "entries.py"),
     ),
     "a file of the kernel": (
         *("hang_lab/needs.py", "hang_lab/processes.py", "minicluster/daemons.py", "procfs.py", "scheduler/local.py"),

@@ -13,6 +13,7 @@ GROUND = {
     "content",
     "awake_clock",
     "door",
+    "endings",
     "entries",
     "errors",
     "file_names",
@@ -26,6 +27,7 @@ GROUND = {
     "progress",
     "safe_files",
     "safe_pickle",
+    "step_lines",
     "topology",
     "typed_path",
     "units",
@@ -42,6 +44,7 @@ MAY_USE: dict[str, set[str]] = {
     "runs": {"config", "scheduler"},
     "checkpoints": {"config", "runs", "weights"},
     "status": {"checkpoints", "runs", "scheduler"},
+    "why": {"runs", "scheduler"},
     "minicluster": {"scheduler"},
     "plan": {"charts", "checkpoints", "config", "pages", "runs", "scheduler"},
     "spy": {"config", "pages", "runs", "scheduler"},
@@ -56,7 +59,7 @@ MAY_USE: dict[str, set[str]] = {
     "demo": {"runs"},
     "cli": {
         *("checkpoints", "config", "data", "demo", "hang_lab", "launch", "minicluster", "nodes", "pages", "plan"),
-        *("rehearse", "runs", "scheduler", "spy", "status", "trace", "watch", "weights"),
+        *("rehearse", "runs", "scheduler", "spy", "status", "trace", "watch", "weights", "why"),
     },
 }
 """What each may import apart from the ground floor and itself. Nobody may use `cli` or `train`."""

@@ -25,7 +25,7 @@ def test_it_does_so_in_a_job_of_a_shell_too() -> None:
 
 def test_one_process_runs_a_file() -> None:
     """Fixtures of a module cost minutes. With a plugin that does not group, each process makes its own."""
-    files = ["tests/unit/test_units.py", "tests/unit/test_iteration_line.py"]
+    files = ["tests/unit/test_units.py", "tests/unit/test_step_lines.py"]
     argv = [sys.executable, "-m", "pytest", "-v", "-n", "2", "--no-loadscope-reorder", "-p", "no:cacheprovider", *files]
     done = subprocess.run(argv, cwd=TESTS.parent, capture_output=True, text=True, timeout=120, check=False)
     ran = set(re.findall(r"^\[(gw\d)\].* PASSED (\S+?)::", done.stdout, flags=re.MULTILINE))

@@ -223,8 +223,36 @@ def test_a_program_of_its_own_that_prints_is_alive(slurm: Any, trial: Any, check
     check_text(without_ages(invoke("status").stdout))
     step = json.loads(invoke("status", "--json").stdout)["step"]
     assert (step["step"], step["seconds"], step["loss"], step["source"], step["every_s"]) == (7, 1.0, 4.5, "log", 1.0)
+    assert step["stride"] == 1
     [run] = json.loads(invoke("list", "--json").stdout)["runs"]
     assert run["step"] == 7 and run["last_sign"] > trial.now - 60
+
+
+@pytest.mark.parametrize(("reason", "is_said"), [("finished", True), ("stopped", False)])
+def test_a_program_that_left_before_its_last_step_has_not_made_it(
+    slurm: Any, trial: Any, reason: str, is_said: bool
+) -> None:
+    slurm.answer("squeue", line("COMPLETED"))
+    trial.log(7, *(ITERATION.format(step, "1000.0") for step in (13, 14)))
+    trial.ended(reason, 0)
+    [ended] = [text for text in invoke("status").stdout.splitlines() if text.startswith("ended")]
+    assert has_parts(ended, reason, "exit code 0") and has_parts(ended, "14 of 100") is is_said
+
+
+def test_a_program_that_prints_some_steps_need_not_print_its_last(slurm: Any, trial: Any) -> None:
+    slurm.answer("squeue", line("COMPLETED"))
+    trial.log(7, *(ITERATION.format(step, "1000.0") for step in (80, 90, 95)[:2]), "done\n")
+    trial.ended("finished", 0)
+    assert "90 of 100" in invoke("status").stdout
+    trial.log(7, ITERATION.format(99, "1000.0"))
+    assert " of 100" not in invoke("status").stdout
+
+
+def test_steps_are_read_as_the_run_file_says(slurm: Any, trial: Any) -> None:
+    trial.attempt.step_line.write_text(r"at (?P<index>\d+): (?P<loss>\S+)")
+    trial.log(7, ITERATION.format(6, "1000.0"), "at 41: 2.5\n", ITERATION.format(7, "1000.0"))
+    step = json.loads(invoke("status", "--json").stdout)["step"]
+    assert (step["step"], step["loss"]) == (42, 2.5)
 
 
 def test_a_program_of_its_own_is_silent_if_nobody_prints(slurm: Any, trial: Any, check_text: CheckText) -> None:

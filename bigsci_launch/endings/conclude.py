@@ -1,0 +1,363 @@
+"""Why a job ended, from all that was said about it. Pure, and without a guess: what was not said is unknown.
+
+A victim is never named as the culprit, nor the first that a launcher saw end if it says itself that it is a victim.
+A rank that was killed after it complained was killed because it complained.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from signal import Signals
+
+from bigsci_launch.endings.statements import Statement
+from bigsci_launch.topology.naming import agree, name_ranks
+from bigsci_launch.topology.ranks import compress_ranks
+
+SLURM = ("node_failure", "preempted", "requeued", "time_limit", "cancelled")
+"""What Slurm decides, in the order in which it counts: a preemption may also requeue, a lost node may do both."""
+MAY_FOLLOW = ("time_limit", "cancelled")
+"""Ends of a job that often hung, or had failed, long before: then that is the reason."""
+PROOFS = tuple(("witness", kind) for kind in ("out_of_memory", "hardware", "disk", "launch_failed"))
+"""What a witness, such as the kernel, proves as well as the process itself."""
+VICTIMS = ("hang", "mismatch", "rendezvous", "network", "aborted")
+"""What victims say, in the order in which it explains the rest."""
+SURVIVED = 50
+"""A process that prints so many more lines has survived what it said."""
+APART_S = 1.0
+"""Clocks and prints are not better: two failures closer than this have no order."""
+LEAD_S = 60.0
+VIOLENT = ("SIGKILL", "SIGSEGV", "SIGBUS", "SIGILL", "SIGFPE")
+"""Signals by which no process ends because it lost a peer."""
+BY_WORDS = {
+    "killed": "SIGKILL",
+    "segmentation fault": "SIGSEGV",
+    "bus error": "SIGBUS",
+    "illegal instruction": "SIGILL",
+    "floating point exception": "SIGFPE",
+    "aborted": "SIGABRT",
+    "terminated": "SIGTERM",
+}
+TOLD_TO_END = ("slurm: step cancelled", "elastic: told to end", "python: interrupted")
+"""Echoes of an end from outside: the reason where nothing else was said."""
+MOST_EVIDENCE = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Culprit:
+    """The first failing ranks, tasks or node, as far as they are known."""
+
+    ranks: tuple[int, ...] = ()
+    tasks: tuple[int, ...] = ()
+    local_rank: int | None = None
+    node: str | None = None
+
+    def __bool__(self) -> bool:
+        return bool(self.ranks or self.tasks) or self.local_rank is not None or self.node is not None
+
+    def __str__(self) -> str:
+        where = f" on {self.node}" if self.node else ""
+        local = f"local rank {self.local_rank}" if self.local_rank is not None else ""
+        if self.ranks:
+            return name_ranks(self.ranks) + (f" ({local})" if local else "") + where
+        if self.tasks:
+            return f"task{'s' if len(self.tasks) > 1 else ''} {compress_ranks(self.tasks)}{where}"
+        if local:
+            return local + where
+        return f"node {self.node}" if self.node else "not known"
+
+
+@dataclass(frozen=True, slots=True)
+class JobEnding:
+    """Why a job ended. `kind` is `unknown` if nothing says it."""
+
+    kind: str
+    sentence: str
+    culprit: Culprit = Culprit()
+    why_not_known: str = ""
+    """Why no culprit is named."""
+    is_certain: bool = True
+    evidence: tuple[Statement, ...] = ()
+    next: str = ""
+
+
+def conclude(statements: Sequence[Statement], ranks: Collection[int] = (), size: int | None = None) -> JobEnding:
+    """Return why the job ended. `ranks` are those whose output was read, `size` how many there are."""
+    told = [each for each in statements if each.word.speaker != "echo"]
+    ranks = {
+        *ranks,
+        *(rank for each in statements if each.word.name.startswith("torchrun: ") for rank in each.named_ranks),
+    }
+    slurm = _of_slurm(told)
+    found = _own_failure(told) or _named_by_witness(told) or _victims(told, ranks, size) or _ended(told, statements)
+    if slurm is not None and not (found and _came_before(found, slurm)):
+        others = [each for each in told if each.kind == slurm.kind and each is not slurm]
+        why = "" if slurm.kind == "node_failure" else "no rank failed first: the job was ended from outside"
+        return _ending(slurm, [slurm, *others, *(found.evidence if found else ())], named_by(slurm, others), why)
+    return found or _nothing(statements)
+
+
+def _of_slurm(told: Iterable[Statement]) -> Statement | None:
+    found = [each for each in told if each.word.speaker == "witness" and each.kind in SLURM]
+    return min(found, key=lambda each: (SLURM.index(each.kind), "node" not in each.named), default=None)
+
+
+def _came_before(found: JobEnding, slurm: Statement) -> bool:
+    """Whether a failure explains an end that Slurm reports, because it came first and was not survived."""
+    first = found.evidence[0]
+    if slurm.kind not in MAY_FOLLOW or found.kind in ("network", "aborted", "unknown"):
+        return False
+    if first.file == slurm.file and first.line < slurm.line:
+        return first.moment is None or slurm.moment is None or first.moment <= slurm.moment
+    return first.moment is not None and slurm.moment is not None and first.moment < slurm.moment - LEAD_S
+
+
+def _own_failure(told: Sequence[Statement]) -> JobEnding | None:
+    """Return the first failure that a process reports of itself, or that a witness proves."""
+    failures = _failures(told)
+    if not failures:
+        return None
+    origins: dict[object, Statement] = {}
+    for each in failures:
+        speaker = each.by if each.by is not None else (each.speaker, each.file)
+        origins[speaker] = min(origins.get(speaker, each), each, key=_strength)
+    first = _first_of(list(origins.values()))
+    peers = [each for each in origins.values() if each is not first and _is_tied(each, first)]
+    named = named_by(first, [each for each in failures if each.kind == first.kind])
+    rest = [each for each in failures if each is not first]
+    if peers and not first.named_ranks and not first.tasks:
+        who = name_ranks(sorted({each.by for each in (first, *peers) if each.by is not None}))
+        why = f"{who} each report a failure of their own, and nothing says which was first"
+        return _ending(first, [first, *peers, *rest], Culprit(), why)
+    seen = _first_exit(told) if not named and first.kind == "crashed" else None
+    if seen is not None and not {*seen.named_ranks, *seen.tasks} & _complained(told):
+        return _ending(first, [first, seen, *rest], named_by(seen))
+    return _ending(first, [first, *rest], named)
+
+
+def _failures(told: Sequence[Statement]) -> list[Statement]:
+    """Return what processes report of themselves, or a witness proves, and what was not survived.
+
+    An exception that follows the loss of another rank is a consequence: only words that prove more count then.
+    """
+    live = [each for each in told if each.printed_after <= SURVIVED]
+    lost: dict[object, int] = {}
+    for each in live:
+        if each.word.speaker == "victim":
+            lost.setdefault((each.file, each.speaker), each.line)
+    own = [each for each in live if each.word.speaker == "cause" or (each.word.speaker, each.kind) in PROOFS]
+    return [
+        each
+        for each in own
+        if not (each.word.is_generic and lost.get((each.file, each.speaker), each.line) < each.line)
+    ]
+
+
+def _strength(each: Statement) -> tuple[int, bool]:
+    """What explains more comes first: a full disk explains an exception, and a word that names explains more."""
+    level = 2 if each.kind == "crashed" else 0 if each.word.is_sure else 1
+    is_generic = each.word.is_generic
+    return level + is_generic, not (each.named_ranks or each.tasks or "node" in each.named)
+
+
+def reason_of(statements: Sequence[Statement]) -> Statement | None:
+    """Return what explains the end of one process, of all that it said: its own failure, what it witnessed of another
+    one, or the one that it lost; None if it said nothing of the kind."""
+    own = _failures(statements)
+    seen = [each for each in (_first_exit(statements), *statements) if each and each.word.speaker == "witness"]
+    lost = [each for each in statements if each.word.speaker == "victim" and each.kind in VICTIMS]
+    lost = [each for each in lost if each.printed_after <= SURVIVED]
+    lost.sort(key=lambda each: VICTIMS.index(each.kind))
+    return min(own, key=_strength) if own else next(iter([*seen, *lost]), None)
+
+
+def _first_of(origins: list[Statement]) -> Statement:
+    """Return the earliest, if all have a time; else the one that explains most."""
+    if all(each.moment is not None for each in origins):
+        return min(origins, key=lambda each: (each.moment or 0.0, _strength(each)))
+    return min(origins, key=_strength)
+
+
+def _is_tied(each: Statement, first: Statement) -> bool:
+    if each.by is None or first.by is None or each.by == first.by:
+        return False
+    if each.moment is not None and first.moment is not None:
+        return abs(each.moment - first.moment) <= APART_S
+    return _strength(each)[0] == _strength(first)[0]
+
+
+def _named_by_witness(told: Iterable[Statement]) -> JobEnding | None:
+    """Return the rank that a witness of a hang names: one that did not reach a barrier, or stopped its heartbeats."""
+    found = [each for each in told if each.word.speaker == "witness" and (each.kind == "hang" or each.named_ranks)]
+    found = [each for each in found if each.code is None]
+    if not found:
+        return None
+    ranks = tuple(sorted({rank for each in found for rank in each.named_ranks}))
+    return _ending(found[0], found, Culprit(ranks=ranks, node=found[0].named.get("node")))
+
+
+def _victims(told: Sequence[Statement], ranks: Collection[int], size: int | None) -> JobEnding | None:
+    """Return what victims say: why they ended, and who is missing if that leaves one place."""
+    victims = [each for each in told if each.word.speaker == "victim" and each.kind in VICTIMS]
+    if not victims:
+        return None
+    first = min(victims, key=lambda each: VICTIMS.index(each.kind))
+    said = [each for each in victims if each.kind == first.kind]
+    complained = _complained(victims)
+    witness = _first_exit(told)
+    if witness is not None and _explains(witness, victims, complained):
+        return _ending(witness, [witness, *said], named_by(witness, ()))
+    kind = "network" if first.kind == "aborted" else first.kind
+    awaited = {rank for each in said for rank in each.named_ranks} - complained
+    culprit, why = (Culprit(tuple(awaited)), "") if len(awaited) == 1 else _missing(first, complained, ranks, size)
+    ending = _ending(first, _one_of_each(said) + ([witness] if witness else []), culprit, why)
+    return JobEnding(kind, ending.sentence, culprit, why, first.word.is_sure, ending.evidence, ending.next)
+
+
+def _complained(told: Iterable[Statement]) -> set[int]:
+    """Return the ranks that are victims, as they say themselves."""
+    return {each.by for each in told if each.word.speaker == "victim" and each.by is not None}
+
+
+def _explains(witness: Statement, victims: Sequence[Statement], complained: set[int]) -> bool:
+    """Whether the process that a launcher saw end first is no victim itself."""
+    signal = signal_of(witness)
+    if signal in VIOLENT:
+        return True
+    if signal is not None or len(complained) == 0 or any(each.by is None for each in victims):
+        return False
+    numbers = {*witness.named_ranks, *witness.tasks}
+    return bool(numbers) and not numbers & complained
+
+
+def _missing(first: Statement, complained: set[int], ranks: Collection[int], size: int | None) -> tuple[Culprit, str]:
+    """Return who did not take part: the ranks that did not complain, if they leave one place to look at."""
+    who = name_ranks(sorted(complained)) if complained else "a rank"
+    if first.kind == "mismatch":
+        return Culprit(), "the ranks disagree, and nothing says which is wrong"
+    if first.kind not in ("hang", "rendezvous"):
+        return Culprit(), f"{who} lost the connection to another rank, and nothing says which ended first"
+    came, due = first.named.get("came", ""), first.named.get("size", "")
+    if came.isdigit() and due.isdigit() and len(came) <= 6 and len(due) <= 6:
+        absent = sorted(set(range(int(due))) - complained)
+        if len(absent) == int(due) - int(came):
+            return Culprit(ranks=tuple(absent)), ""
+        if int(came) >= int(due):
+            return Culprit(), f"{came} came where {due} were due: others use the same store, or an earlier start did"
+        return Culprit(), f"{came} of {due} ranks came, and nothing says which did not"
+    quiet = sorted({*ranks, *range(size or 0)} - complained)
+    if len(quiet) == 1 and len(complained) > 1:
+        return Culprit(ranks=tuple(quiet)), ""
+    if complained and not quiet:
+        return Culprit(), f"{who} {agree('reports', sorted(complained))} it, and nothing says which rank hung"
+    return Culprit(), "nothing says which rank hung"
+
+
+def _ended(told: Sequence[Statement], statements: Sequence[Statement]) -> JobEnding | None:
+    """Return the first process that a launcher saw end, where nothing else was said."""
+    witness = _first_exit(told)
+    cancelled = [each for each in statements if each.word.name in TOLD_TO_END]
+    if witness is None:
+        others = [each for each in told if each.kind == "unkillable"]
+        if others or cancelled:
+            first = (others or cancelled)[0]
+            return _ending(first, [first], named_by(first, ()) if others else Culprit())
+        return None
+    before = [each for each in cancelled if each.file == witness.file and each.line < witness.line]
+    if before and signal_of(witness) in ("SIGKILL", "SIGTERM"):
+        return _ending(before[0], [before[0], witness], Culprit(), "all were ended with the step")
+    return _ending(witness, [witness, *(each for each in told if each is not witness)], named_by(witness, ()))
+
+
+def _first_exit(told: Iterable[Statement]) -> Statement | None:
+    """Return the process that a launcher saw end first; of several launchers, the earliest."""
+    found = [each for each in told if each.word.speaker == "witness" and each.kind == "crashed"]
+    found = [each for each in found if signal_of(each) != "SIGTERM"] or found
+    naming = {each.file for each in found if each.named_ranks}
+    found = [each for each in found if each.named_ranks or each.file not in naming]  # a table says it better
+    found = [each for each in found if each.named] or found
+    if not found:
+        return None
+    in_time = all(each.moment is not None for each in found)
+    return min(found, key=lambda each: each.moment or 0.0) if in_time else found[0]
+
+
+def signal_of(each: Statement) -> str | None:
+    """Return the signal that ended the process which a statement names: `exitcode: -6`, 134, `Aborted`."""
+    words = each.named.get("what", "").lower().partition(" (")[0]
+    if words.upper() in Signals.__members__:
+        return words.upper()
+    if words in BY_WORDS:
+        return BY_WORDS[words]
+    code = each.code
+    if code is None:
+        return None
+    number = -code if code < 0 else code - 128
+    return Signals(number).name if number in list(Signals) else None
+
+
+def named_by(first: Statement, others: Iterable[Statement] = ()) -> Culprit:
+    """Return who a statement names, else who says it: the first of the same kind that names a rank or a node."""
+    for each in (first, *others):
+        if each.word.speaker == "witness":
+            culprit = Culprit(each.named_ranks, each.tasks, _local(each), each.named.get("node") or each.speaker.node)
+        elif each.word.speaker == "cause":
+            by = (each.by,) if each.by is not None else ()
+            culprit = Culprit(each.named_ranks or by, (), each.speaker.local_rank, each.speaker.node)
+        else:
+            culprit = Culprit()
+        if culprit:
+            return culprit
+    return Culprit()
+
+
+def _local(each: Statement) -> int | None:
+    text = each.named.get("local_rank", "")
+    return int(text) if text.isdigit() and len(text) < 6 else None
+
+
+def _one_of_each(said: Sequence[Statement]) -> list[Statement]:
+    """Return one statement for each rank, and all whose rank is unknown."""
+    seen: set[int] = set()
+    kept = []
+    for each in said:
+        if each.by is None or each.by not in seen:
+            kept.append(each)
+        if each.by is not None:
+            seen.add(each.by)
+    return kept
+
+
+def _ending(first: Statement, evidence: Sequence[Statement], culprit: Culprit, why: str = "") -> JobEnding:
+    return JobEnding(
+        kind=first.kind,
+        sentence=sentence_of(first, culprit),
+        culprit=culprit,
+        why_not_known="" if culprit else why or "nothing says which rank or node was first",
+        is_certain=first.word.is_sure,
+        evidence=tuple({(each.place, each.said): each for each in evidence}.values())[:MOST_EVIDENCE],
+        next=first.word.next,
+    )
+
+
+def sentence_of(each: Statement, culprit: Culprit) -> str:
+    """Return what a statement says, with the names that it holds."""
+    signal = signal_of(each)
+    how = signal or (f"with exit code {each.code}" if each.code is not None else "")
+    names = {"who": str(culprit) if culprit else "a process", "how": how, "came": "some", "size": "all"}
+    for name in ("node", "server", "what"):
+        names[name] = each.named.get(name, "unknown")
+    return each.word.says.format_map(_Named({**names, **each.named})).rstrip(", ")
+
+
+class _Named(dict[str, str]):
+    def __missing__(self, name: str) -> str:
+        return "unknown"
+
+
+def _nothing(statements: Sequence[Statement]) -> JobEnding:
+    finished = [each for each in statements if each.kind == "finished"]
+    if finished:
+        return _ending(finished[0], finished, Culprit())
+    said = "nothing that was read says why it ended"
+    return JobEnding("unknown", said, evidence=tuple(statements[-MOST_EVIDENCE:]), why_not_known=said)

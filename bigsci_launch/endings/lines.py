@@ -1,0 +1,83 @@
+"""Lines of logs as people keep them: without colours and stamps, and with who printed them. Pure."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+
+ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\-_])")
+STAMP = re.compile(
+    r"^\[?(?P<date>\d{4}-\d\d-\d\d)[T _](?P<time>\d\d:\d\d:\d\d)(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?\]?:? ?"
+)
+GLOG = re.compile(r"\b[EWIF](\d{1,2})(\d\d) (\d\d):(\d\d):(\d\d)(?:\.\d+)?\b")
+MOMENT = re.compile(r"(\d{4})-(\d\d)-(\d\d)[T _](\d\d):(\d\d):(\d\d)")
+RANK_LABEL = re.compile(r"^\[(?:rank|default):? ?(\d{1,6})\]:?\s?", re.IGNORECASE)
+TASK_LABEL = re.compile(r"^ {0,5}(\d{1,6}): ")
+NODE_LABEL = re.compile(r"^\[?([A-Za-z][\w.-]{0,60}?)(?:[ :/]+rank[ -]?(\d{1,6}))?(?:\]|:) (?=\S)")
+MPI_LABEL = re.compile(r"^\[\d+,(\d{1,6})\]<std(?:out|err)>:\s?")
+RAY_LABEL = re.compile(r"^\(\w+ pid=\d+(?:, ip=([\d.]+))?\)\s?")
+INLINE_RANK = re.compile(r"\bRank (\d{1,6})\]")
+NODES = re.compile(r"^(?:node|host|worker|gpu|n|nid|cn|dgx|r\d+)[\w-]*\d+(?:\.[\w.-]+)?$", re.IGNORECASE)
+"""What may stand in front of a line as the name of a node: words such as `Traceback:` and `ValueError:` may not."""
+DAY_S = 86400
+
+
+@dataclass(frozen=True, slots=True)
+class Speaker:
+    """Who prints, as far as a label, the name of the file or the line itself says it."""
+
+    rank: int | None = None
+    node: str | None = None
+    local_rank: int | None = None
+
+
+UNKNOWN = Speaker()
+
+
+@dataclass(frozen=True, slots=True)
+class PlainLine:
+    """A line without the labels in front of it. `moment` is in seconds of a year: glog gives no year."""
+
+    text: str
+    speaker: Speaker
+    moment: float | None = None
+
+
+def plain_line(line: str, speaker: Speaker) -> PlainLine:
+    """Return a line, and who printed it: its own label beats `speaker`, which is that of its file."""
+    text = ESCAPES.sub("", line).rstrip()
+    moment = None
+    for _ in range(4):  # `2024-01-01T00:00:00Z n1: 3: [rank3]: ...`
+        if match := STAMP.match(text):
+            moment = moment or moment_of(match[0])
+        elif match := MPI_LABEL.match(text):
+            speaker = replace(speaker, rank=int(match[1]))
+        elif match := RANK_LABEL.match(text):
+            is_local = text.lower().startswith("[default")
+            number = int(match[1])
+            speaker = replace(speaker, local_rank=number) if is_local else replace(speaker, rank=number)
+        elif match := TASK_LABEL.match(text):
+            speaker = replace(speaker, rank=int(match[1]))
+        elif match := RAY_LABEL.match(text):
+            speaker = replace(speaker, node=match[1] or speaker.node)
+        elif (match := NODE_LABEL.match(text)) and NODES.match(match[1]):
+            speaker = replace(speaker, node=match[1], rank=int(match[2]) if match[2] else speaker.rank)
+        else:
+            break
+        text = text[match.end() :]
+    if inline := INLINE_RANK.search(text[:400]):
+        speaker = replace(speaker, rank=int(inline[1]))
+    return PlainLine(text, speaker, moment if moment is not None else moment_of(text[:200]))
+
+
+def moment_of(text: str) -> float | None:
+    """Return the time in a text, in seconds since the year began, so that those with and without a year compare."""
+    if match := MOMENT.search(text):
+        return _seconds(*map(int, match.groups()[1:]))
+    if match := GLOG.search(text):
+        return _seconds(*map(int, match.groups()))
+    return None
+
+
+def _seconds(month: int, day: int, hour: int, minute: int, second: int) -> float:
+    return float((month * 31 + day) * DAY_S + hour * 3600 + minute * 60 + second)

@@ -1,0 +1,190 @@
+"""`bsl why`: what it reads of a folder, a log, a foreign job and a run, and how it answers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from bigsci_launch.cli.main import bsl
+from bigsci_launch.endings.lines import UNKNOWN, Speaker
+from bigsci_launch.errors import EvidenceError
+from bigsci_launch.why.find import kind_of, why_logs
+from bigsci_launch.why.sources import elastic_text, read_material, speaker_of
+from tests.support.texts import CheckText
+
+OOM = "srun: error: n1: task 3: Out Of Memory\n"
+ERROR_FILE = {
+    "message": {
+        "message": "ValueError: vocab size 50257 is not divisible by 4",
+        "extraInfo": {
+            "py_callstack": 'Traceback (most recent call last):\n  File "t.py", line 1, in main\n'
+            "ValueError: vocab size 50257 is not divisible by 4\n",
+            "timestamp": "1732672800",
+        },
+    }
+}
+
+
+def asked(*words: str, code: int = 0) -> Any:
+    done = CliRunner().invoke(bsl, ["why", *words, "--json"])
+    assert done.exit_code == code, done.output
+    return json.loads(done.stdout)
+
+
+@pytest.mark.parametrize(
+    ("name", "speaker"),
+    [
+        ("rank-3.log", Speaker(3)),
+        ("train_rank12.out", Speaker(12)),
+        ("node1-rank_0003.txt", Speaker(3)),
+        ("log.task-7", Speaker(7)),
+        ("run/attempt_0/2/stderr.log", Speaker(local_rank=2)),
+        ("run/attempt_0/2/error.json", Speaker(local_rank=2)),
+        ("slurm-1234.out", UNKNOWN),
+        ("frank3.log", UNKNOWN),
+    ],
+)
+def test_the_name_of_a_file_says_whose_output_it_is(name: str, speaker: Speaker) -> None:
+    assert speaker_of(Path(name)) == speaker
+
+
+def test_a_folder_of_torchruns_logs(tmp_path: Path) -> None:
+    for local_rank in range(2):
+        folder = tmp_path / "none_x1" / "attempt_0" / str(local_rank)
+        folder.mkdir(parents=True)
+        (folder / "stderr.log").write_text("RuntimeError: [pair.cc:534] Connection closed by peer [10.0.0.2]:1\n")
+    (folder / "stderr.log").write_text("loading\n")
+    (folder / "error.json").write_text(json.dumps(ERROR_FILE))
+    (folder / "model.pt").write_bytes(bytes(100))
+    found = why_logs([tmp_path])
+    assert (found.kind, found.local_rank, len(found.read)) == ("crashed", 1, 3)
+    assert found.evidence[0].said == "ValueError: vocab size 50257 is not divisible by 4"
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{", '{"a": 1}', '{"message": {"extraInfo": {}}}', '{"message": 3}'])
+def test_another_document_is_no_error_file(text: str) -> None:
+    assert not elastic_text(text)
+
+
+def test_lines_of_a_long_log_keep_their_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bigsci_launch.why.sources.TAIL_BYTES", 1000)
+    log = tmp_path / "job.out"
+    log.write_text("".join(f"step {number}\n" for number in range(1, 501)) + OOM)
+    found = read_material([log])
+    assert [each.line for each in found.statements] == [501]
+    assert found.notes
+    log.write_text(OOM)
+    assert not read_material([log]).notes
+
+
+def test_what_is_missing_is_said(tmp_path: Path) -> None:
+    with pytest.raises(EvidenceError, match="no such file"):
+        why_logs([tmp_path / "nothing.log"])
+    with pytest.raises(EvidenceError, match="no log"):
+        why_logs([tmp_path])
+    assert CliRunner().invoke(bsl, ["why", str(tmp_path)]).exit_code == 2
+
+
+def test_binary_files_and_loops_are_no_logs(tmp_path: Path) -> None:
+    (tmp_path / "a.log").write_bytes(b"\0" * 50 + OOM.encode())
+    (tmp_path / "again").symlink_to(tmp_path)
+    found = why_logs([tmp_path])
+    assert (found.kind, len(found.notes)) == ("unknown", 1)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.binary(max_size=400))
+def test_any_bytes_have_an_answer(tmp_path: Path, content: bytes) -> None:
+    for name in ("job.out", "error.json"):
+        (tmp_path / name).write_bytes(content)
+    assert why_logs([tmp_path]).kind
+
+
+def test_the_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, check_text: CheckText) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("job.out").write_text(f"step 1\n{OOM}")
+    check_text(CliRunner().invoke(bsl, ["why", "job.out"]).stdout)
+    found = asked("job.out")
+    assert (found["kind"], found["is_certain"]) == ("out_of_memory", True)
+    assert (found["first_failure"]["tasks"], found["first_failure"]["node"]) == ([3], "n1")
+    assert (found["evidence"][0]["file"], found["evidence"][0]["line"]) == ("job.out", 2)
+
+
+def test_what_is_not_said_is_unknown(tmp_path: Path) -> None:
+    log = tmp_path / "a.log"
+    log.write_text("step 1\n")
+    found = asked(str(log), code=1)
+    assert (found["kind"], found["first_failure"]["is_known"], found["evidence"]) == ("unknown", False, [])
+
+
+def job(state: str) -> str:
+    return f"12|{state}|me|debug|2|n[0-1]|None|2026-11-21T01:02:03|2026-11-21T01:09:03|1:00|N/A|train|(null)\n"
+
+
+@pytest.fixture
+def slurm(fake_slurm: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.chdir(tmp_path)
+    return fake_slurm("squeue", "scontrol")
+
+
+def test_a_job_of_another_launcher(slurm: Any, tmp_path: Path) -> None:
+    out, err = tmp_path / "a.out", tmp_path / "a.err"
+    out.write_text("step 1\n")
+    err.write_text(OOM)
+    slurm.answer("squeue", job("FAILED"))
+    slurm.answer("scontrol", f"JobId=12 JobName=train StdErr={err} StdIn=/dev/null StdOut={out} Power=\n")
+    found = asked("12")
+    assert (found["kind"], found["about"], found["first_failure"]["tasks"]) == ("out_of_memory", "job 12", [3])
+    assert sorted(found["read"]) == sorted(["Slurm", str(out), str(err)])
+
+
+@pytest.mark.parametrize(
+    ("state", "kind", "code"),
+    [
+        ("TIMEOUT", "time_limit", 0),
+        ("OUT_OF_MEMORY", "out_of_memory", 0),
+        ("NODE_FAIL", "node_failure", 0),
+        ("PREEMPTED", "preempted", 0),
+        ("CANCELLED", "cancelled", 0),
+        ("COMPLETED", "finished", 0),
+        ("FAILED", "crashed", 0),
+        ("RUNNING", "running", 1),
+    ],
+)
+def test_what_slurm_alone_knows(slurm: Any, state: str, kind: str, code: int) -> None:
+    slurm.answer("squeue", job(state))
+    slurm.answer("scontrol", stderr="slurm_load_jobs error: Invalid job id specified\n", rc=1)
+    found = asked("12", code=code)
+    assert (found["kind"], found["first_failure"]["is_known"]) == (kind, False)
+    assert bool(found["notes"]) == (state != "RUNNING")
+
+
+def test_the_usual_output_is_found_where_slurm_has_forgotten_it(slurm: Any) -> None:
+    slurm.answer("squeue", job("FAILED"))
+    slurm.answer("scontrol", rc=1)
+    Path("slurm-12.out").write_text("srun: error: n1: task 1: Segmentation fault (core dumped)\n")
+    found = asked("12")
+    assert (found["kind"], found["first_failure"]["text"]) == ("crashed", "task 1 on n1")
+
+
+@pytest.mark.parametrize(
+    ("reason", "error", "kind"),
+    [
+        ("crashed", "OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB", "out_of_memory"),
+        ("crashed", "OSError: [Errno 28] No space left on device: '/x'", "disk"),
+        ("crashed", "ValueError: loss is NaN", "crashed"),
+        ("crashed", "RuntimeError: Connection closed by peer", "crashed"),
+        ("hang", "did not take part", "hang"),
+        ("crashed", None, "crashed"),
+    ],
+)
+def test_a_run_has_the_kinds_of_any_other_log(reason: str, error: str | None, kind: str) -> None:
+    assert kind_of({"reason": reason, "first_failure": {"error": error}}) == kind
+    assert kind_of({"reason": reason, "first_failure": None}) == reason
