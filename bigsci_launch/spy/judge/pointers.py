@@ -25,6 +25,7 @@ def look_first(case: JobCase, conclusion: Conclusion) -> tuple[Pointer, ...]:
     found: dict[int, Pointer] = {}
     for pointer in _pointers(case, conclusion):
         found.setdefault(pointer.rank, pointer)
+    found = found or {pointer.rank: pointer for pointer in _equal_stacks(case)}
     # Rates were counted on stacks of processes; a dump of recorded calls belongs to none.
     has_stacks = any(seen.threads and seen.pid is not None for seen in case.alive)
     return tuple(replace(each, was_measured=has_stacks) for each in found.values())[:MAX_POINTERS]
@@ -109,6 +110,14 @@ def _odd_stacks(case: JobCase) -> Iterator[Pointer]:
         if is_minority(len(found.ranks), sizes[0], sum(sizes)):
             for rank in found.ranks:
                 yield Pointer(rank, f"the odd one out: it is in {found.frames[0]}", Reason.ODD_STACK)
+
+
+def _equal_stacks(case: JobCase) -> Iterator[Pointer]:
+    """One rank of each class, where all are equally large; those of rank 0 come last."""
+    sizes = {len(found.ranks) for found in case.classes}
+    for found in (*case.classes[1:], *case.classes[:1]) if len(sizes) == 1 < len(case.classes) else ():
+        words = f"one of {len(case.classes)} groups of the same size: it is in {found.frames[0]}"
+        yield Pointer(found.ranks[0], words, Reason.EQUAL_SIDE)
 
 
 def is_minority(size: int, largest: int, total: int) -> bool:

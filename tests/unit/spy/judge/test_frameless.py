@@ -73,6 +73,13 @@ def test_of_sides_of_the_same_size_none_is_odd(tmp_path: Path) -> None:
     assert found.look_first[0].hit_rate is None
 
 
+def test_of_two_stacks_without_a_collective_both_are_named(tmp_path: Path) -> None:
+    found = judge(evidence_of(tmp_path, ("forward (src/model.py:3)",), ("load (src/data.py:3)",)))
+    assert {(pointer.rank, pointer.reason) for pointer in found.look_first} == {
+        (0, Reason.EQUAL_SIDE), (1, Reason.EQUAL_SIDE),
+    }  # fmt: skip
+
+
 def test_a_minority_is_odd_and_its_rate_was_measured_on_stacks(tmp_path: Path) -> None:
     found = judge(evidence_of(tmp_path, REDUCE, SEND, REDUCE, REDUCE))
     pointer = next(each for each in found.look_first if each.rank == 1)
