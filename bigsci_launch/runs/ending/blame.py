@@ -20,7 +20,7 @@ from bigsci_launch.topology.naming import agree, name_ranks
 NOTHING: Record = {"pid": {}, "exit": {}, "error": {}, "event": {}, "about_others": [], "accuses": []}
 """What is known of a rank that left nothing."""
 SLURM_LOST = "Slurm lost the node {}"
-OUT_OF_MEMORY = "was killed: out of memory, says Slurm"
+OUT_OF_MEMORY = "was killed for lack of memory, according to Slurm"
 EXIT_LAG_S = 5.0
 """A rank that leaves closes its connections first and ends some seconds later; the others may fail in between."""
 
