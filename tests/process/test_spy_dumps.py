@@ -65,7 +65,7 @@ def run_times(pid: int) -> str:
 def test_a_dump_that_was_written_after_the_rank_stood_still(samples: list[dict[str, Any]], folder: Path) -> None:
     assert samples[0]["recorder"] == {
         "first_record": 7, "tokens": [["0", "default_pg", "all_reduce", "[[8]]", "['Float']"]], "stream": [0],
-        "last_sequence": {"0": 8}, "open": [0], "members": {"0": "0-3"},
+        "last_sequence": {"0": 8}, "open": [0], "open_messages": 0, "members": {"0": "0-3"},
     }  # fmt: skip
     assert samples[0]["recorder_file"] == f"{folder}/nccl_trace_rank_0"
 

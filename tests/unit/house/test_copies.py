@@ -26,6 +26,7 @@ from bigsci_launch import procfs
 from bigsci_launch.file_names import rank_name
 from bigsci_launch.runs.layout import AttemptDir, rank_files, write_json
 from bigsci_launch.scheduler.command import is_scrubbed
+from bigsci_launch.spy.evidence.calls.written_stacks import OF_THE_RING
 from bigsci_launch.spy.inputs.flight_recorder import read_recorder_json, read_recorder_pickle
 from bigsci_launch.topology import AXIS_NAMES, Topology
 
@@ -261,4 +262,5 @@ def test_what_the_runner_of_a_rank_knows_of_rings_is_known_alike(program: Progra
     asks, asked = program("rank_stacks"), program("ring_hook")
     assert (asks.STACKS_SIGNAL, asks.HEARTBEAT_THREAD) == (asked.STACKS_SIGNAL, asked.HEARTBEAT_THREAD)
     assert asks.LOOK_S * asks.NUM_LOOKS >= 3 * asked.HEARTBEAT_S
+    assert all(hasattr(asked, name) for name in OF_THE_RING)
     assert program("rank_recorder").DUMP_VARIABLES == program("node_identity").DUMP_VARIABLES

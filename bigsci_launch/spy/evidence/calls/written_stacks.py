@@ -10,7 +10,7 @@ from typing import Any
 from bigsci_launch.spy.evidence.stacks import Frame, ThreadStack, decisive_thread
 
 THREAD = re.compile(r"^(?:Current thread|Thread) 0x([0-9a-f]+)(?: \[(.*)\])? \(most recent call first\):$")
-OF_THE_RING = ("_beat", "_follow")
+OF_THE_RING = ("_heartbeat", "_follow")
 """Functions of ring_hook.py in which its threads are: the heartbeat, and the look for requests to trace calls."""
 FRAME = re.compile(r'^  File "(.*)", line (\d+|\?\?\?) in (.*)$')
 

@@ -17,7 +17,7 @@ OLD = """Thread 0x00007f248cfb36c0 (most recent call first):
   File "/usr/lib/python3.8/queue.py", line 170 in get
 
 Current thread 0x00007f248d7b46c0 (most recent call first):
-  File "/opt/bsl/diagnostics/ring_hook.py", line 124 in _beat
+  File "/opt/bsl/diagnostics/ring_hook.py", line 124 in _heartbeat
 
 Thread 0x00007f248d7b36c0 (most recent call first):
   File "/usr/lib/python3.8/threading.py", line 306 in wait
