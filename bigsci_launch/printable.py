@@ -6,6 +6,8 @@ import re
 
 _ACTIVE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 
+_ESCAPE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b\n]*(?:\x07|\x1b\\)?|[@-Z\\-_=>])")
+
 
 def printable(text: str) -> str:
     """Return a text whose characters do nothing to a terminal: all that people read passes here.
@@ -20,6 +22,11 @@ def printable(text: str) -> str:
 def one_line(text: str) -> str:
     """Return a text as `printable` does, with its line ends and tabs as escapes too."""
     return printable(text).replace("\n", "\\n").replace("\t", "\\t")
+
+
+def without_escapes(text: str) -> str:
+    """Return a text without the sequences with which a program sets colours, titles and the cursor of a terminal."""
+    return _ESCAPE.sub("", text) if "\x1b" in text else text
 
 
 def _as_escape(found: re.Match[str]) -> str:

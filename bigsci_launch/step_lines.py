@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from bigsci_launch.entries import read_entries
 from bigsci_launch.errors import ConfigError
+from bigsci_launch.printable import without_escapes
 
 FOLDER = "step_lines"
 LONGEST_LINE = 1 << 14
@@ -31,7 +32,6 @@ _KEYS = ("holds", "line", "earlier_holds", "earlier", "fallback", "evaluation", 
 _FACTORS = {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}
 _TOKEN = r"\s*([-+.,\w]+)"
 _ROUNDED = re.compile(r"([-+]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d+)?|[nN][aA][nN]|[-+]?inf)(?:([kKMBT])|m?s)?")
-_ESCAPE = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")
 
 
 class StepLine(NamedTuple):
@@ -211,11 +211,11 @@ class StepReader:
 
     def read(self, line: str) -> StepLine | None:
         """Return the step in a line; None if it has none."""
-        return self._read(without_colours(line) if "\x1b" in line else line)
+        return self._read(without_escapes(line))
 
     def steps_in(self, text: str) -> Iterator[StepLine]:
         """Yield the steps in a part of a log that begins and ends at lines."""
-        text = without_colours(text) if "\x1b" in text else text
+        text = without_escapes(text)
         text = text.replace("\r", "\n") if "\r" in text else text
         begin = 0
         while begin < len(text):
@@ -257,11 +257,6 @@ def parse_steps(text: str, forms: Sequence[StepForm] | None = None) -> Iterator[
     for found in StepReader(forms).steps_in(text):
         if found.step is not None and not found.is_evaluation:
             yield found.step, found
-
-
-def without_colours(text: str) -> str:
-    """Return the text without the escapes with which terminals set colours."""
-    return _ESCAPE.sub("", text)
 
 
 def _number_of(groups: Mapping[str, float]) -> tuple[int | None, int | None]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 
-ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\-_])")
+from bigsci_launch.printable import without_escapes
+
 STAMP = re.compile(
     r"^\[?(?P<date>\d{4}-\d\d-\d\d)[T _](?P<time>\d\d:\d\d:\d\d)(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?\]?:? ?"
 )
@@ -45,7 +46,7 @@ class PlainLine:
 
 def plain_line(line: str, speaker: Speaker) -> PlainLine:
     """Return a line, and who printed it: its own label beats `speaker`, which is that of its file."""
-    text = ESCAPES.sub("", line).rstrip()
+    text = without_escapes(line).rstrip()
     moment = None
     for _ in range(4):  # `2024-01-01T00:00:00Z n1: 3: [rank3]: ...`
         if match := STAMP.match(text):

@@ -7,8 +7,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from bigsci_launch.endings.lines import ESCAPES, UNKNOWN, PlainLine, Speaker, moment_of, plain_line
+from bigsci_launch.endings.lines import UNKNOWN, PlainLine, Speaker, moment_of, plain_line
 from bigsci_launch.endings.words import EndWord, EndWords, FoundWord
+from bigsci_launch.printable import without_escapes
 from bigsci_launch.topology.ranks import expand_ranks
 
 TRACEBACK = "Traceback (most recent call last)"
@@ -159,7 +160,7 @@ class _StatementReader:
 
 def plain_said(raw: str) -> str:
     """Return a line as it is quoted: with its label, without colours."""
-    return "".join(each if each.isprintable() else " " for each in ESCAPES.sub("", raw))
+    return "".join(each if each.isprintable() else " " for each in without_escapes(raw))
 
 
 def _block(numbered: Iterator[tuple[int, str]], word: EndWord, speaker: Speaker) -> list[PlainLine]:

@@ -14,6 +14,8 @@ import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from bigsci_launch.printable import without_escapes
+
 MOST_LINE = 2000
 """Characters of a line that are read."""
 MOST_LABELS = 2
@@ -23,7 +25,6 @@ COMPRESSED = {b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"(\xb5/\xfd": "zstd", b"PK\x0
 """The beginning of files that the standard tools unpack."""
 WIDE = (b"\xff\xfe", b"\xfe\xff")
 
-ESCAPE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\^_=>])")
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f\ufeff\u200b]")
 NOISE = (
     re.compile(r"^ ?(?:> ?)+"),
@@ -67,7 +68,7 @@ def passages_of(data: bytes) -> list[Passage]:
     """Return the lines of a text without what they were wrapped in, those of each label together."""
     wide = data[: len(data) & ~1].decode("utf-16", "replace") if data.startswith(WIDE) else None
     text = data.decode("utf-8", "replace") if wide is None else wide
-    text = CONTROL.sub("", ESCAPE.sub("", text.replace("\r\n", "\n").replace("\r", "\n")))
+    text = CONTROL.sub("", without_escapes(text.replace("\r\n", "\n").replace("\r", "\n")))
     lines = [line[:MOST_LINE].replace("\xa0", " ").expandtabs(4).rstrip() for line in text.split("\n")]
     return list(_unwrap(Passage((), tuple(lines))))
 

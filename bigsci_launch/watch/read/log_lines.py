@@ -9,7 +9,8 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 from bigsci_launch.file_names import step_of_tag
-from bigsci_launch.step_lines import StepForm, StepLine, StepReader, without_colours
+from bigsci_launch.printable import without_escapes
+from bigsci_launch.step_lines import StepForm, StepLine, StepReader
 from bigsci_launch.watch.judge.log_event import LogEvent
 
 _NUMBER = r"([-+]?(?:\d[\d,]*\.?\d*(?:[eE][-+]?\d+)?|nan|inf|NaN|Infinity))"
@@ -44,7 +45,7 @@ class LineReader:
         """Return the event in the line; `output` if it only shows activity, None if not even that."""
         if _WATCHDOG in line:
             return None
-        line = without_colours(line) if "\x1b" in line else line
+        line = without_escapes(line)
         step = self._steps.read(line)
         found = _event_of(step) if step else _evaluation_or_save(line) or _setting(line) or _end_or_failure(line)
         if found is None:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from bigsci_launch.printable import printable
+from bigsci_launch.printable import printable, without_escapes
 
 ROOT = Path(__file__).resolve().parents[3]
 ACTIVE = [*range(32), 0x7F, *range(0x80, 0xA0), 0x061C, 0x200E, 0x200F, *range(0x2028, 0x202F), *range(0x2066, 0x206A)]
@@ -125,3 +125,18 @@ def test_only_the_console_prints():
     for path in (ROOT / "bigsci_launch" / "cli").rglob("*.py"):
         if path.name != "console.py":
             assert not PRINTING.search(path.read_text()), path
+
+
+@pytest.mark.parametrize(
+    ("text", "left"),
+    [
+        ("\x1b[31mstep:  1  \x1b[38;5;214mloss: 2.5\x1b[39m", "step:  1  loss: 2.5"),
+        ("\x1b]0;a title\x07text", "text"),
+        ("\x1b]8;;http://n0/log\x1b\\link\x1b]8;;\x1b\\", "link"),
+        ("\x1b]0;without an end\nnext line", "\nnext line"),
+        ("a\x1b=b\x1b>c\x1bMd", "abcd"),
+        ("no escape [31m", "no escape [31m"),
+    ],
+)
+def test_what_a_terminal_would_not_show_is_left_out(text: str, left: str) -> None:
+    assert without_escapes(text) == left
