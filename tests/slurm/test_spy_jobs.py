@@ -143,7 +143,7 @@ def test_a_step_next_to_the_training_does_not_hide_it(jobs: Jobs) -> None:
     """Both have one Python process on each node, which Slurm numbers 0 and 1."""
     watch = f"{sys.executable} -c 'import time; time.sleep(300)'"
     train = hung_processes(jobs.folder, 1)
-    body = f"srun --overlap {watch} &\nwhile ! squeue -hs -j $SLURM_JOB_ID | grep -q .0; do sleep 0.1; done\n"
+    body = f"srun --overlap {watch} &\nwhile ! squeue -hs -j $SLURM_JOB_ID | grep -qF .0; do sleep 0.1; done\n"
     job = jobs.submit(f"{body}srun --overlap bash -c '{train}; true'", "-N2", "--ntasks-per-node=1")
     wait_until(ready(jobs.folder, 2))
     document = jobs.spy(job)

@@ -15,6 +15,8 @@ from bigsci_launch.scheduler.hostlist import compress_hostlist
 from bigsci_launch.spy.evidence.numbering import NumberedBy
 
 AgentRecord = Mapping[str, Any]
+# CPU seconds that a program may use to start, on a busy machine: no sign of which step works.
+START_UP_S = 2.0
 OF_ITS_STEP = (NumberedBy.TASK.value, NumberedBy.COUNTED.value)
 
 
@@ -27,7 +29,7 @@ def without_other_steps(nodes: Sequence[AgentRecord]) -> tuple[list[AgentRecord]
             ranks[rank.get("step")].append((str(node["node"]), rank))
     if len(ranks) < 2:
         return list(nodes), []
-    chosen = max(ranks, key=lambda step: _likelihood(step, [rank for _, rank in ranks[step]]))
+    chosen = _training({step: [rank for _, rank in found] for step, found in ranks.items()})
 
     def is_other(rank: AgentRecord) -> bool:
         return rank.get("step") != chosen and rank.get("source") in OF_ITS_STEP
@@ -42,13 +44,29 @@ def without_other_steps(nodes: Sequence[AgentRecord]) -> tuple[list[AgentRecord]
     ]
 
 
-def _likelihood(step: Any, ranks: Sequence[AgentRecord]) -> tuple[int, int, int, int, int]:
-    """Return how likely a step is the training: by its Python programs, its other processes, ranks that have a number
-    of their own, and CPU time; then the step that was started last, because who watches is there before."""
+def _training(steps: Mapping[Any, Sequence[AgentRecord]]) -> Any:
+    """Return the step that is most likely the training: by its Python programs, its other processes, and ranks with a
+    number of their own; of equal ones the one that has clearly used more CPU time, else the one that was started last,
+    because what watches is there before.
+    """
+    likely = max(_likelihood(ranks) for ranks in steps.values())
+    seconds = {step: _cpu_seconds(ranks) for step, ranks in steps.items() if _likelihood(ranks) == likely}
+    busiest = max(seconds.values())
+    return max(
+        (step for step, used in seconds.items() if used >= busiest - START_UP_S or used >= busiest / 2),
+        key=lambda step: int(step) if str(step).isdigit() else -1,
+    )
+
+
+def _likelihood(ranks: Sequence[AgentRecord]) -> tuple[int, int, int]:
     num_python = sum(bool(rank.get("is_python", True)) for rank in ranks)
     num_named = sum(rank.get("source") not in OF_ITS_STEP for rank in ranks)
-    seconds = sum(sample.get("cpu_ticks") or 0 for rank in ranks for sample in rank["samples"][:1]) // 100
-    return num_python, len(ranks), num_named, seconds, int(step) if str(step).isdigit() else -1
+    return num_python, len(ranks), num_named
+
+
+def _cpu_seconds(ranks: Sequence[AgentRecord]) -> float:
+    """The CPU seconds that a rank of the step has used on average."""
+    return sum(sample.get("cpu_ticks") or 0 for rank in ranks for sample in rank["samples"][:1]) / 100 / len(ranks)
 
 
 def _left_out(step: Any, chosen: Any, nodes: Iterable[str]) -> str:

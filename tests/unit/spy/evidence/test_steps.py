@@ -8,7 +8,7 @@ from bigsci_launch.spy.evidence.steps import without_other_steps
 from tests.support.texts import has_parts
 
 
-def rank(number: int, step: str, source: str = "task id", cpu_s: int = 0, is_python: bool = True) -> dict[str, Any]:
+def rank(number: int, step: str, source: str = "task id", cpu_s: float = 0, is_python: bool = True) -> dict[str, Any]:
     samples = [{"cpu_ticks": cpu_s * 100}]
     return {"rank": number, "step": step, "source": source, "is_python": is_python, "samples": samples}
 
@@ -27,6 +27,8 @@ def test_one_step_is_left_alone() -> None:
     ("monitor", "training"),
     [
         (rank(0, "0"), rank(0, "1")),  # nothing else tells: who watches is there before
+        (rank(0, "0", cpu_s=1.0), rank(0, "1", cpu_s=0.9)),  # what starting takes tells nothing
+        (rank(0, "0", cpu_s=99), rank(0, "1", cpu_s=90)),
         (rank(0, "1"), rank(0, "0", cpu_s=9)),
         (rank(0, "1"), rank(0, "0", source="environment")),
         (rank(0, "1", is_python=False), rank(0, "0")),
