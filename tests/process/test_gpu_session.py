@@ -28,7 +28,7 @@ def run(record, card):
 @pytest.mark.torch
 def test_every_phase_passes_on_a_cpu(tmp_path: Path) -> None:
     done = subprocess.run(
-        ["bash", str(BENCHMARKS / "gpu_session.sh"), str(tmp_path)],
+        ["bash", str(BENCHMARKS / "gpu_session.sh"), str(tmp_path), "--tiny"],
         env={**os.environ, "PYTHON": sys.executable, "CUDA_VISIBLE_DEVICES": ""},
         capture_output=True,
         text=True,
