@@ -29,6 +29,8 @@ GROUPS = ("step", "index", "total", "last", "epoch", "epoch_index", *FIGURES)
 """Groups of a regular expression. `index` and `last` count steps from 0, `epoch_index` epochs; `step` and `total` are
 those of an epoch if there is one."""
 _KEYS = ("holds", "line", "earlier_holds", "earlier", "fallback", "evaluation", *FIGURES)
+_OWN = "bsl: "
+"""In lines of the batch script: it repeats the last line of a rank that failed."""
 _FACTORS = {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}
 _TOKEN = r"\s*([-+.,\w]+)"
 _ROUNDED = re.compile(r"([-+]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d+)?|[nN][aA][nN]|[-+]?inf)(?:([kKMBT])|m?s)?")
@@ -226,6 +228,8 @@ class StepReader:
             begin = end
 
     def _read(self, line: str) -> StepLine | None:
+        if _OWN in line:
+            return None
         for form in self._forms:
             if form.earlier_holds and form.earlier_holds in line:
                 self._see_earlier(form, line)

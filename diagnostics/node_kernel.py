@@ -54,6 +54,9 @@ OTHER_CALLS = {
     },
 }  # fmt: skip
 
+# Calls that wait for any of some files, and which argument is how many; of none, they sleep.
+FILE_COUNTS = {"select": 1, "pselect6": 1, "poll": 2, "ppoll": 2}
+
 
 def read_rank_kernel(rank: Facts, _request: Facts, known: Facts) -> Iterator[tuple[str, Any]]:
     """Yield everything about a process, in the order of growing risk; `known` is shared within one reader."""
@@ -133,7 +136,8 @@ def child_ticks(children: Iterable[Facts]) -> dict[str, int]:
 def read_system_call(pid: int, known: Facts) -> Facts | None:
     """Return the system call in which the main thread waits, with the file it operates on; None while it runs.
 
-    {number, call, and for calls on a file: name, fd, target, and `socket` or, for a pipe, `other_ends`}.
+    {number, call, and for calls on a file: name, fd, target, and `socket` or, for a pipe, `other_ends`; for a wait for
+    any of some files: num_files}.
     """
     field = read_file(f"/proc/{pid}/syscall").split()
     if len(field) < 2 or not field[0].lstrip("-").isdigit():
@@ -142,9 +146,12 @@ def read_system_call(pid: int, known: Facts) -> Facts | None:
     on_file = FD_CALLS.get(machine, {}).get(number)
     if on_file is None:
         call = OTHER_CALLS.get(machine, {}).get(number)
-        return {"number": number, "call": call} if call else {"number": number}
+        facts: Facts = {"number": number, "call": call} if call else {"number": number}
+        if call in FILE_COUNTS and len(field) > 2:
+            facts["num_files"] = int(field[FILE_COUNTS[call]], 16) & 0xFFFFFFFF
+        return facts
     descriptor = int(field[1], 16) & 0xFFFFFFFF
-    facts: Facts = {"number": number, "call": on_file, "name": on_file, "fd": descriptor, "target": None}
+    facts = {"number": number, "call": on_file, "name": on_file, "fd": descriptor, "target": None}
     try:
         facts["target"] = target = os.readlink(f"/proc/{pid}/fd/{descriptor}")
     except OSError:

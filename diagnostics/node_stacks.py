@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import time
+from contextlib import suppress
 
 from node_processes import parse_stat, read_text, run_program
 
@@ -20,6 +22,7 @@ MAX_CHILD_STACKS = 2
 MAX_WORKER_STACKS = 8
 DATA_LOADER = "torch/utils/data/dataloader.py"
 MAX_TRIES = 3
+MAX_MAPS = 1 << 22
 NATIVE_TIMEOUT_S = 15.0
 NUMBERS_TIMEOUT_S = 1.0
 WITH_PARTNER = (
@@ -103,13 +106,53 @@ def dump_stacks(
     for _ in range(MAX_TRIES):
         status, output, errors = run_program(argv, timeout_s, {"RUST_BACKTRACE": "0"})
         if status == 0:
-            return "dump", add_numbers(argv, output) if has_partner(output) else output
+            return "dump", with_node_numbers(pid, add_numbers(argv, output) if has_partner(output) else output)
         if status is None:
             return "why", f"py-spy gave no answer in {timeout_s:g} s"
         why = explain_py_spy(errors)
         if any(words in why for words in ("ermission", "python version", "No such")):
-            break
+            return "why", why + deleted_python(pid)
     return "why", why
+
+
+def with_node_numbers(pid: int, dump: str) -> str:
+    """Return a dump whose threads have their numbers on the node: in a container py-spy reads those of the container."""
+    numbers = node_numbers(pid)
+    if not numbers:
+        return dump
+    try:
+        threads = json.loads(dump)
+        for thread in threads:
+            thread["os_thread_id"] = numbers.get(thread["os_thread_id"], thread["os_thread_id"])
+    except (ValueError, TypeError, KeyError):
+        return dump
+    return json.dumps(threads)
+
+
+def node_numbers(pid: int) -> dict[int, int]:
+    """Return {number in its PID namespace: number here} of the threads of a process; empty if both are one namespace."""
+    numbers: dict[int, int] = {}
+    if own_number(pid, str(pid)) == str(pid):
+        return numbers
+    with suppress(OSError):
+        for name in os.listdir(f"/proc/{pid}/task"):
+            own = own_number(pid, name)
+            if own.isdigit():
+                numbers[int(own)] = int(name)
+    return numbers
+
+
+def own_number(pid: int, tid: str) -> str:
+    """Return the number of a thread in its own PID namespace."""
+    lines = (read_text(f"/proc/{pid}/task/{tid}/status") or "").splitlines()
+    return next((line.split()[-1] for line in lines if line.startswith("NSpid:")), tid)
+
+
+def deleted_python(pid: int) -> str:
+    """Name the deleted library that a process runs its Python from, for the sentence that says why it was not read."""
+    lines = (read_text(f"/proc/{pid}/maps", MAX_MAPS) or "").splitlines()
+    found = (line.split(None, 5)[-1] for line in lines if "/libpython" in line and line.endswith(" (deleted)"))
+    return next((f"; it runs {path}" for path in found), "")
 
 
 def has_partner(dump: str) -> bool:

@@ -23,7 +23,10 @@ TURN_S = 10.0
 FIELD = re.compile(r"(\S+?)=(\S*)")
 TIMEOUT_S = 60
 SCRUBBED = re.compile(r"(SLURM|SLURMD|SBATCH|SRUN|SQUEUE|SACCT|SCANCEL|SINFO|SALLOC|SCONTROL|PMI|PMIX)_.*")
-KEPT = frozenset({"SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_CLUSTERS", "SLURM_JWT"})
+KEPT = frozenset({
+    "SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_CLUSTERS", "SLURM_JWT",
+    "SLURM_SACK_SOCKET", "SLURM_SACK_KEY", "SLURM_SACK_JWKS",
+})  # fmt: skip
 
 
 def end_orphaned_job(say: Callable[[str], None], has_to_leave: Callable[[], bool]) -> None:

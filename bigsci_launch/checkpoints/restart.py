@@ -18,7 +18,7 @@ from bigsci_launch.checkpoints.folder import read_record
 from bigsci_launch.errors import BslError, RunDirError
 from bigsci_launch.loss_jump import FIRST, RECENT, LossJump, describe_jump, measure_jump
 from bigsci_launch.runs.layout import AttemptDir, RunDir, rank_files
-from bigsci_launch.runs.step_forms import forms_of
+from bigsci_launch.runs.step_forms import forms_of, printed_text
 from bigsci_launch.safe_files import open_stream, parse_json
 from bigsci_launch.step_lines import parse_steps
 
@@ -233,7 +233,7 @@ def read_losses(attempt: AttemptDir, part: Part) -> Losses | None:
         return Losses(attempt, losses, attempt.log_file(first), records)
     forms = forms_of(attempt)
     for path in newest_logs(attempt):
-        printed = parse_steps(_read(path, part).decode("utf-8", "replace"), forms)
+        printed = parse_steps(printed_text(attempt, path, _read(path, part)), forms)
         if losses := {step: line.loss for step, line in printed if line.loss is not None}:
             return Losses(attempt, losses, path)
     return None

@@ -19,9 +19,9 @@ from bigsci_launch.runs.generations.read import read_generations
 from bigsci_launch.runs.generations.records import Generations
 from bigsci_launch.runs.layout import AttemptDir, rank_files, read_json
 from bigsci_launch.runs.log_reader import STAMPED
-from bigsci_launch.runs.step_forms import forms_of
+from bigsci_launch.runs.step_forms import forms_of, printed_text
 from bigsci_launch.scheduler.job import NodeInfo
-from bigsci_launch.step_lines import StepForm, StepLine, StepReader
+from bigsci_launch.step_lines import StepLine, StepReader
 from bigsci_launch.topology import Coordinate
 from bigsci_launch.units import CLOCK_SLACK_S, age_s
 
@@ -247,9 +247,8 @@ def _printed_step(attempt: AttemptDir) -> StepRecord | None:
     """Return the newest step in the logs that were written last: a log from before a restart may have a later one."""
     paths = [*rank_files(attempt.logs, ".log").values(), attempt.job_output]
     newest = sorted(((written(path) or 0.0, path) for path in paths), reverse=True)[:MAX_LOGS_READ]
-    forms = forms_of(attempt)
     for moment, path in newest:
-        if moment and (printed := _steps_at_the_end(path, moment, forms)):
+        if moment and (printed := _steps_at_the_end(attempt, path, moment)):
             step, line, when = printed[-1]
             before = next((each for each, _, _ in reversed(printed) if each != step), step)
             stride = step - before
@@ -268,10 +267,10 @@ def _printed_step(attempt: AttemptDir) -> StepRecord | None:
     return None
 
 
-def _steps_at_the_end(path: Path, moment: float, forms: Sequence[StepForm]) -> list[tuple[int, StepLine, float]]:
+def _steps_at_the_end(attempt: AttemptDir, path: Path, moment: float) -> list[tuple[int, StepLine, float]]:
     """Return the steps at the end of a log, oldest first, each with its time; without a stamp, that is `moment`."""
-    found, reader = [], StepReader(forms)
-    for line in read_tail(path, TAIL_BYTES, follow=True).decode("utf-8", "replace").splitlines():
+    found, reader = [], StepReader(forms_of(attempt))
+    for line in printed_text(attempt, path, read_tail(path, TAIL_BYTES, follow=True)).splitlines():
         seen = reader.read(line)
         if seen is not None and seen.step is not None and not seen.is_evaluation:
             stamped = STAMPED.fullmatch(line)

@@ -1,9 +1,11 @@
-"""The forms in which a program may print its steps: the one of its run file, else all that are known."""
+"""The steps that the program of an attempt prints: in which forms, and which part of a log is its own."""
 
 from __future__ import annotations
 
 from contextlib import suppress
+from pathlib import Path
 
+from bigsci_launch.runs.ending.output import lines_of_attempt
 from bigsci_launch.runs.layout import AttemptDir
 from bigsci_launch.safe_files import read_file
 from bigsci_launch.step_lines import StepForm, known_forms, own_form
@@ -14,3 +16,9 @@ def forms_of(attempt: AttemptDir) -> tuple[StepForm, ...]:
     with suppress(OSError, ValueError):
         return (own_form(read_file(attempt.step_line, follow=True).decode("utf-8")),)
     return known_forms()
+
+
+def printed_text(attempt: AttemptDir, path: Path, data: bytes) -> str:
+    """Return what a part of a log shows of the attempt: a requeued job appends to the output of its first start."""
+    text = data.decode("utf-8", "replace")
+    return "\n".join(lines_of_attempt(text, attempt.name)) if path == attempt.job_output else text

@@ -23,11 +23,16 @@ from bigsci_launch.errors import SlurmError, SlurmRefused, SlurmUnanswered, Slur
 
 DEFAULT_TIMEOUT_S = 30.0
 _SCRUBBED = re.compile(r"(SLURM|SLURMD|SBATCH|SRUN|SQUEUE|SACCT|SCANCEL|SINFO|SALLOC|SCONTROL|PMI|PMIX)_.*")
-_KEPT = frozenset({"SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_CLUSTERS", "SLURM_JWT"})
-# How Slurm 20.11 to 24.11 say that the cluster cannot be reached, as opposed to refusing a request.
+_KEPT = frozenset(
+    {
+        "SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_CLUSTERS", "SLURM_JWT",
+        "SLURM_SACK_SOCKET", "SLURM_SACK_KEY", "SLURM_SACK_JWKS",
+    }
+)  # fmt: skip
+# How Slurm 20.11 to 26.05 say that the cluster cannot be reached, as opposed to refusing a request.
 _UNAVAILABLE = re.compile(
     r"Unable to contact slurm controller|Could not establish a configuration source|cannot stat file"
-    r"|Socket timed out|slurmctld in standby mode|Connection refused|authentication error"
+    r"|Socket timed out|(?:controller|slurmctld|Controller is) in standby mode|Connection refused|authentication error"
     r"|failed to fetch config|Could not find config file|If munged is up|Invalid authentication credential",
     re.IGNORECASE,
 )

@@ -152,13 +152,16 @@ class NodeInfo:
 
     @property
     def is_responding(self) -> bool:
-        """False once the node has stopped answering slurmctld (`*`), or is considered down."""
-        return not (self.raw_state.endswith("*") or self.raw_state.startswith(("down", "fail", "unknown")))
+        """False once the node has stopped answering slurmctld (`*`), or is considered down.
+
+        The jobs of a node that is `failing` or `draining` run on: an administrator lets nothing new start there.
+        """
+        return not (self.raw_state.endswith("*") or self.raw_state.startswith(("down", "unk")))
 
     @property
     def is_given_up(self) -> bool:
         """Whether Slurm itself considers the node down: it ends the jobs on it."""
-        return self.raw_state.startswith(("down", "fail"))
+        return self.raw_state.startswith("down")
 
 
 @dataclass(frozen=True, slots=True)

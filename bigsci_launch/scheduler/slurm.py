@@ -43,7 +43,8 @@ NAMES_TIMEOUT_S = 5.0
 _CLUSTER_NAME = re.compile(r"^ClusterName\s*=\s*(\S+)", re.MULTILINE)
 _CLUSTER_HEADING = "CLUSTER: "
 _CANCELLED_BY = re.compile(r"^CANCELLED by (\d+)", re.MULTILINE)
-_OUTPUT = re.compile(r"\b(Std(?:Out|Err))=(/.*?)(?= [A-Z]\w+=|$)", re.MULTILINE)
+# Slurm 24.05 to 25.05 end the line with a blank.
+_OUTPUT = re.compile(r"\b(Std(?:Out|Err))=(/.*?)(?= [A-Z]\w+=| ?$)", re.MULTILINE)
 _ADDRESS = re.compile(r"^NodeName=(\S+) .*?\bNodeAddr=(\S+)", re.MULTILINE)
 _SHELL = re.compile(r"[|<>]")
 _NO_SUCH_JOB = re.compile(r"Invalid job id", re.IGNORECASE)

@@ -12,7 +12,7 @@ from bigsci_launch.runs.chain.decision import ChainStart, Mark
 from bigsci_launch.runs.chain.records import ChainRecord
 from bigsci_launch.runs.events import read_last_events, read_tail
 from bigsci_launch.runs.layout import AttemptDir, RunDir, rank_files, read_record, write_json
-from bigsci_launch.runs.step_forms import forms_of
+from bigsci_launch.runs.step_forms import forms_of, printed_text
 from bigsci_launch.runs.watching.ended import read_ended_by
 from bigsci_launch.safe_files import read_file
 from bigsci_launch.step_lines import parse_steps
@@ -56,7 +56,7 @@ def steps_of(attempt: AttemptDir, *, has_records: bool) -> tuple[int | None, int
     if events or has_records:
         return max((step for path in events for step in recorded_steps(path)), default=0), None
     logs = [*rank_files(attempt.logs, ".log").values(), attempt.job_output]
-    tails = (read_tail(path, TAIL_BYTES, follow=True).decode("utf-8", "replace") for path in newest_files(logs))
+    tails = (printed_text(attempt, path, read_tail(path, TAIL_BYTES, follow=True)) for path in newest_files(logs))
     forms = forms_of(attempt)
     found = sorted({(step, line.total_steps or 0) for text in tails for step, line in parse_steps(text, forms)})
     if not found:

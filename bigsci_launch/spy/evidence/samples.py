@@ -11,6 +11,8 @@ from bigsci_launch.spy.evidence.known_code import DATA_FETCHING_FILES
 from bigsci_launch.spy.evidence.stacks import Frame, ThreadStack, decisive_thread, parse_threads, with_native
 
 GONE_STATES = ("gone", "Z", "X")
+SLEEP = "select_of_no_files"
+"""The name of such a wait in diagnostics/known/kernel.yaml: the kernel names a function for any select."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +107,7 @@ def parse_sample(document: Mapping[str, Any], previous: Sample | None, pid: int)
     return Sample(
         mono=None if document["mono"] is None else float(document["mono"]),
         state=str(document["state"]),
-        wchan=_known_function(document.get("wchan")),
+        wchan=still.wchan if still and still.wchan == SLEEP else _wait_of(document.get("wchan"), call),
         cpu_ticks=_known_count(document, "cpu_ticks"),
         switches=_known_switches(document),
         tracer_pid=_known_count(document, "tracer_pid"),
@@ -151,6 +153,11 @@ def is_still(document: Mapping[str, Any]) -> bool:
 
 def _known_count(document: Mapping[str, Any], name: str) -> int | None:
     return None if document.get(name) is None else int(document[name])
+
+
+def _wait_of(wchan: object, call: Mapping[str, Any]) -> str | None:
+    """The kernel function of the main thread's wait. Until Python 3.10, `time.sleep` is a select of no files."""
+    return SLEEP if call.get("num_files") == 0 else _known_function(wchan)
 
 
 def _known_function(wchan: object) -> str | None:

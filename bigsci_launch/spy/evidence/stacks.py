@@ -12,6 +12,8 @@ from typing import Any
 
 from bigsci_launch.spy.evidence.known_code import (
     bare_name,
+    is_backward_engine,
+    is_file,
     is_idle_call,
     is_installed,
     is_local_library,
@@ -24,6 +26,8 @@ from bigsci_launch.spy.evidence.known_code import (
 )
 
 MAIN = "MainThread"
+NAMES_OF_NATIVE = ("Dummy-", "autograd")
+"""What is in the names of threads of native code, where Python or the kernel gives them one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +139,17 @@ class ThreadStack:
         return bool(self.frames) and not is_installed(self.frames[0].file)
 
     @property
+    def waits_for_backward(self) -> bool:
+        """Whether the innermost frame waits for a backward pass, which runs in threads of native code."""
+        return bool(self.frames) and is_backward_engine(self.frames[0].function, self.frames[0].file)
+
+    @property
+    def is_native_born(self) -> bool:
+        """Whether native code has started the thread, as autograd does: Python gave it neither a name nor a start."""
+        is_named = self.name is not None and not any(part in self.name for part in NAMES_OF_NATIVE)
+        return bool(self.frames) and not is_named and not is_file(self.frames[-1].file, "threading.py")
+
+    @property
     def waits_for_shared_lock(self) -> bool:
         """Whether the innermost frame waits for something that another rank may hold."""
         return bool(self.frames) and is_shared_lock(self.frames[0].function, self.frames[0].file)
@@ -176,15 +191,16 @@ def _below(thread: ThreadStack, frames: Sequence[tuple[str, str, int]]) -> tuple
     return tuple(Frame(function, _with_folder(file), 0) for function, file, _ in native)
 
 
-def _tid_of(thread: Mapping[str, Any], pid: int) -> int:
-    return int(thread["tid"] or (pid if thread.get("name") == MAIN else 0))
+def _tid_of(thread: Mapping[str, Any], pid: int, *, is_only: bool) -> int:
+    return int(thread["tid"] or (pid if is_only or thread.get("name") == MAIN else 0))
 
 
 def parse_threads(documents: Sequence[Mapping[str, Any]], pid: int) -> tuple[ThreadStack, ...]:
-    """Parse threads as the node agent writes them. py-spy does not know their numbers before Python 3.11."""
+    """Parse threads as the node agent writes them. py-spy does not know their numbers before Python 3.11, and their
+    names only where `threading` is imported: a thread that is alone is the main one."""
     return tuple(
         ThreadStack(
-            tid=_tid_of(thread, pid),
+            tid=_tid_of(thread, pid, is_only=len(documents) == 1),
             name=thread.get("name"),
             owns_gil=bool(thread.get("owns_gil")),
             active=bool(thread.get("active")),
@@ -213,7 +229,8 @@ def decisive_thread(threads: Sequence[ThreadStack], pid: int) -> ThreadStack | N
     """Return the thread that shows what the process waits for.
 
     That is a thread inside a collective, preferably the main thread. Otherwise it is the main thread, unless that only
-    waits for another thread of the process: then it is the first thread that does not wait in that way.
+    waits for another thread of the process: then it is the first thread that does not wait in that way, and of a
+    backward pass the one that calls Python again.
     """
     with_frames = [thread for thread in threads if thread.frames]
     main = next((thread for thread in with_frames if thread.tid == pid), with_frames[0] if with_frames else None)
@@ -225,6 +242,8 @@ def decisive_thread(threads: Sequence[ThreadStack], pid: int) -> ThreadStack | N
         return communicating
     if is_idle(main):
         return next((thread for thread in in_order if not is_idle(thread)), main)
+    if main.waits_for_backward:
+        return next((thread for thread in in_order[1:] if thread.is_native_born and not is_idle(thread)), main)
     return main
 
 

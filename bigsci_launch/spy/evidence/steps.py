@@ -15,7 +15,7 @@ from bigsci_launch.scheduler.hostlist import compress_hostlist
 from bigsci_launch.spy.evidence.numbering import NumberedBy
 
 AgentRecord = Mapping[str, Any]
-# CPU seconds that a program may use to start, on a busy machine: no sign of which step works.
+# What a program may use to start, on a busy machine: it does not show that the step works.
 START_UP_S = 2.0
 OF_ITS_STEP = (NumberedBy.TASK.value, NumberedBy.COUNTED.value)
 

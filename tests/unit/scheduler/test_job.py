@@ -93,7 +93,16 @@ def test_a_foreign_comment_names_no_run() -> None:
 
 @pytest.mark.parametrize(
     ("line", "responds"),
-    [("n3|mixed*|none", False), ("n3|allocated|none", True), ("n3|down*|Not responding", False), ("n3|down|x", False)],
+    [
+        ("n3|mixed*|none", False),
+        ("n3|allocated|none", True),
+        ("n3|down*|Not responding", False),
+        ("n3|down|x", False),
+        ("n3|failing|ecc", True),
+        ("n3|fail|ecc", True),
+        ("n3|failing*|ecc", False),
+        ("n3|draining|ecc", True),
+    ],
 )
 def test_a_star_means_no_answer(line: str, responds: bool) -> None:
     node = parse_node_line(line)

@@ -16,6 +16,7 @@ from bigsci_launch.spy.evidence.known_code import (
     KNOWN_WAITS,
     LOCK_WAITS,
     MAP_LOCK_WAITS,
+    SLEEP_WAITS,
     KnownWait,
     bare_name,
     is_plumbing_file,
@@ -433,7 +434,7 @@ def _grace_of(known: KnownWait) -> GracePeriod:
     """How long such a wait may take by itself."""
     if known.hang_class is HangClass.BREAKPOINT_FORGOTTEN:
         return GracePeriod.NONE
-    if known.wchan == ("hrtimer_nanosleep",) or known.hang_class is HangClass.BUILD_LOCK_STALE:
+    if set(known.wchan) & set(SLEEP_WAITS) or known.hang_class is HangClass.BUILD_LOCK_STALE:
         return GracePeriod.TIMER
     is_local = known.hang_class in (HangClass.FILE_LOCK_HELD, HangClass.OUTPUT_PIPE_FULL)
     return GracePeriod.LOCAL if is_local else GracePeriod.ELSEWHERE

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import struct
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -190,3 +192,17 @@ def test_bytes_of_a_connection(agent: ModuleType) -> None:
     for cut in (info[:104], b""):
         with pytest.raises(OSError, match="does not count"):
             agent.node_sockets.parse_connection(message(bytes(cut)))
+
+
+def test_a_process_that_runs_a_deleted_python_says_so(agent: ModuleType, tmp_path: Path) -> None:
+    library = tmp_path / "libpython3.12.so.1.0"
+    library.write_bytes(bytes(mmap.PAGESIZE))
+    with library.open("r+b") as stream, mmap.mmap(stream.fileno(), 0):
+        assert agent.node_stacks.deleted_python(os.getpid()) == ""
+        library.unlink()
+        assert agent.node_stacks.deleted_python(os.getpid()) == f"; it runs {library} (deleted)"
+
+
+def test_threads_of_the_own_namespace_keep_their_numbers(agent: ModuleType) -> None:
+    assert agent.node_stacks.node_numbers(os.getpid()) == {}
+    assert agent.node_stacks.node_numbers(1 << 22) == {}
