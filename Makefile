@@ -2,6 +2,7 @@
 # make quick  the tests of the inner loop: no ranks, no Slurm, two minutes
 # make test   set up, install Slurm's packages when allowed (on a terminal it asks), then run every test but the long tier
 # make long   set up, then run the tests that make test leaves out: further variants of expensive kinds
+# make slurm-matrix VERSION=24.11   the tests of Slurm on another version of it (20.11, 22.05, 24.11, 26.05; root)
 # make gpu    what one card shows in ten minutes: tests, speed, memory, hangs (docs/how-to/gpu.md)
 # make check  lint, types
 # make docs   write the generated pages of docs/reference again
@@ -17,7 +18,7 @@ SIDE_BY_SIDE := -n 4 --no-loadscope-reorder
 # Thousands of programs start in a run: compiled modules are kept for the next one.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup demo quick test long gpu check docs site clean
+.PHONY: setup demo quick test long slurm-matrix gpu check docs site clean
 
 setup: $(READY)
 
@@ -38,6 +39,9 @@ test: $(READY)
 long: $(READY)
 	bash slurm/minicluster/install.sh || true
 	$(BIN)/python -m pytest -m long --durations=25
+
+slurm-matrix: $(READY)
+	bash slurm/minicluster/with-slurm.sh $(VERSION) $(BIN)/python -m pytest tests/slurm -m "not torch and not long"
 
 gpu: $(READY)
 	PYTHON=$(BIN)/python bash benchmarks/gpu_session.sh gpu-session

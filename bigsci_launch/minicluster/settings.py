@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -137,15 +138,22 @@ def hosts_text(cluster: Cluster, machine_hosts: str) -> str:
     return "\n".join([*lines, ""])
 
 
-def configuration_texts(cluster: Cluster, directory: ClusterDir) -> dict[str, str]:
-    """Return the texts of slurm.conf, gres.conf and cgroup.conf by file name."""
+def parse_version(text: str) -> tuple[int, int]:
+    """Return the year and month of a version of Slurm: (24, 11) of `slurm-wlm 24.11.5`; (0, 0) if it has none."""
+    found = re.search(r"\b(\d{2})\.(\d{2})\b", text)
+    return (int(found[1]), int(found[2])) if found else (0, 0)
+
+
+def configuration_texts(cluster: Cluster, directory: ClusterDir, slurm: tuple[int, int]) -> dict[str, str]:
+    """Return the texts of slurm.conf, gres.conf and cgroup.conf by file name, as a version of Slurm takes them."""
     from jinja2 import Environment, StrictUndefined
 
     environment = Environment(
         undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True, autoescape=False
     )
     folder = packaged("slurm", "minicluster")
-    values = {"cluster": cluster, "directory": directory, "cpus": max(1, cluster.shape.gpus_per_node) * CPUS_PER_GPU}
+    cpus = max(1, cluster.shape.gpus_per_node) * CPUS_PER_GPU
+    values = {"cluster": cluster, "directory": directory, "cpus": cpus, "slurm": slurm}
     return {
         name: environment.from_string((folder / f"{name}.j2").read_text(encoding="utf-8")).render(values)
         for name in TEMPLATES

@@ -15,7 +15,7 @@ from bigsci_launch.content import packaged
 from bigsci_launch.errors import ClusterError, SlurmError
 from bigsci_launch.minicluster import network, ports
 from bigsci_launch.minicluster.cluster import node_states, remove_cluster
-from bigsci_launch.minicluster.daemons import Started, require_programs, start_daemon, wait_until
+from bigsci_launch.minicluster.daemons import Started, require_programs, run_tool, start_daemon, wait_until
 from bigsci_launch.minicluster.directory import ClusterDir, file_mode, folder_mode
 from bigsci_launch.minicluster.settings import (
     Cluster,
@@ -24,6 +24,7 @@ from bigsci_launch.minicluster.settings import (
     configuration_texts,
     hosts_text,
     isolated_cluster,
+    parse_version,
     shared_cluster,
 )
 from bigsci_launch.progress import Progress
@@ -85,7 +86,7 @@ def _start_isolated(
     switch = start_daemon(directory, "switch", [programs["unshare"], "--net", "sleep", "infinity"])
     network.require_own_network(switch)
     cluster = isolated_cluster(shape, network.reserve_subnet(switch, directory), _user())
-    _write_files(directory, cluster)
+    _write_files(directory, cluster, programs)
     report_progress(0, "starting nodes")
     argvs = {node.name: isolated_node_argv(directory, node.name, node.address, programs) for node in cluster.nodes}
     nodes = [start_daemon(directory, name, argv) for name, argv in argvs.items()]
@@ -105,7 +106,7 @@ def _start_shared(
     with ports.port_mutex():
         hostname = socket.gethostname().partition(".")[0]
         cluster = shared_cluster(shape, ports.find_ports(shape.num_nodes + 1), hostname, _user())
-        _write_files(directory, cluster)
+        _write_files(directory, cluster, programs)
         report_progress(0, "starting nodes")
         controller = start_daemon(directory, "slurmctld", [programs["slurmctld"], "-D"])
         argvs = {node.name: shared_node_argv(directory, node.name, programs) for node in cluster.nodes}
@@ -122,11 +123,13 @@ def _user() -> str:
         return str(os.geteuid())
 
 
-def _write_files(directory: ClusterDir, cluster: Cluster) -> None:
+def _write_files(directory: ClusterDir, cluster: Cluster, programs: dict[str, str]) -> None:
+    slurm = parse_version(run_tool([programs["slurmd"], "-V"]).stdout)
+    configuration = configuration_texts(cluster, directory, slurm)
     texts = {
         directory.record: json.dumps(cluster_document(cluster), indent=2) + "\n",
         directory.hosts: hosts_text(cluster, _machine_hosts()),
-        **{directory.configuration(name): text for name, text in configuration_texts(cluster, directory).items()},
+        **{directory.configuration(name): text for name, text in configuration.items()},
     }
     for path, text in texts.items():
         write_file(path, text, file_mode())

@@ -171,7 +171,10 @@ def with_native(threads: Sequence[ThreadStack], document: Sequence[Mapping[str, 
 
     They were read a little later. A thread whose innermost Python frame is another one by then gets none.
     """
-    found = {_tid_of(thread, pid): [_split(text) for text in thread["frames"]] for thread in document}
+    found = {
+        _tid_of(thread, pid, is_only=len(document) == 1): [_split(text) for text in thread["frames"]]
+        for thread in document
+    }
     return [replace(thread, native=_below(thread, found.get(thread.tid, ()))) for thread in threads]
 
 

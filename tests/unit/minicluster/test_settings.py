@@ -21,6 +21,7 @@ from bigsci_launch.minicluster.settings import (
     isolated_cluster,
     node_names,
     parse_cluster,
+    parse_version,
     shared_cluster,
 )
 
@@ -60,8 +61,21 @@ def test_every_shared_daemon_has_a_port_of_its_own(num_nodes: int):
 
 @pytest.mark.parametrize(("cluster", "folder"), [(isolated(), "isolated"), (shared(), "shared")])
 def test_configuration_files_are_as_reviewed(cluster: Cluster, folder: str):
-    for name, text in configuration_texts(cluster, DIRECTORY).items():
+    for name, text in configuration_texts(cluster, DIRECTORY, (22, 5)).items():
         assert text == (GOLDEN / folder / name).read_text(), f"{folder}/{name}"
+
+
+@pytest.mark.parametrize(
+    ("says", "settings"),
+    [
+        ("slurm-wlm 20.11.4", ["CgroupAutomount=no"]),
+        ("slurm-wlm 22.05.8", ["CgroupPlugin=cgroup/v1", "CgroupAutomount=no"]),
+        ("slurm 26.05.5", ["CgroupPlugin=disabled"]),
+    ],
+)
+def test_each_version_gets_the_settings_that_it_knows(says: str, settings: list[str]):
+    text = configuration_texts(shared(), DIRECTORY, parse_version(says))["cgroup.conf"]
+    assert [line for line in text.splitlines() if not line.startswith("#")] == settings
 
 
 def test_only_the_cluster_is_in_the_hosts_file_of_isolated_nodes():
