@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import time
 from contextlib import suppress
 
 from node_processes import parse_stat, read_text, run_program
+from safe_files import parse_json
 
 TYPE_CHECKING = False  # typing costs start-up time, and annotations are never evaluated
 if TYPE_CHECKING:
@@ -116,12 +116,14 @@ def dump_stacks(
 
 
 def with_node_numbers(pid: int, dump: str) -> str:
-    """Return a dump whose threads have their numbers on the node: in a container py-spy reads those of the container."""
+    """Return a dump whose threads have their numbers on the node: py-spy reads those of their container."""
     numbers = node_numbers(pid)
     if not numbers:
         return dump
+    import json  # takes 8 ms: only where it is needed
+
     try:
-        threads = json.loads(dump)
+        threads = parse_json(dump)
         for thread in threads:
             thread["os_thread_id"] = numbers.get(thread["os_thread_id"], thread["os_thread_id"])
     except (ValueError, TypeError, KeyError):
@@ -130,7 +132,7 @@ def with_node_numbers(pid: int, dump: str) -> str:
 
 
 def node_numbers(pid: int) -> dict[int, int]:
-    """Return {number in its PID namespace: number here} of the threads of a process; empty if both are one namespace."""
+    """Return {number in its PID namespace: number here} of the threads of a process; empty in this namespace."""
     numbers: dict[int, int] = {}
     if own_number(pid, str(pid)) == str(pid):
         return numbers

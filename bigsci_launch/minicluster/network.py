@@ -119,17 +119,17 @@ def connect_nodes(cluster: Cluster, switch: Started, nodes: Sequence[Started]) -
 
 
 def require_own_network(started: Started) -> None:
-    """Wait until the process has its own network namespace: a cable plugged in earlier would end in ours.
+    """Wait until the process has its own network namespace, or has ended: a cable plugged in earlier would end in ours.
 
     Raises:
-        ClusterError: it ended, or takes too long.
+        ClusterError: it takes too long.
     """
     ours = str(Path("/proc/self/ns/net").readlink())
 
     def is_settled() -> bool:
         return started.popen.poll() is not None or _network_of(started.pid) not in (ours, None)
 
-    if not wait_until(is_settled, NAMESPACE_TIMEOUT_S) or started.popen.poll() is not None:
+    if not wait_until(is_settled, NAMESPACE_TIMEOUT_S):
         raise ClusterError(
             f"{started.name}: the kernel gave it no network namespace",
             hint="containers often forbid that: run on the machine itself, or leave out --isolated",

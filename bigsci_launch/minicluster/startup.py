@@ -85,6 +85,7 @@ def _start_isolated(
 ) -> Cluster:
     switch = start_daemon(directory, "switch", [programs["unshare"], "--net", "sleep", "infinity"])
     network.require_own_network(switch)
+    _require_running(directory, switch)
     cluster = isolated_cluster(shape, network.reserve_subnet(switch, directory), _user())
     _write_files(directory, cluster, programs)
     report_progress(0, "starting nodes")
@@ -92,6 +93,7 @@ def _start_isolated(
     nodes = [start_daemon(directory, name, argv) for name, argv in argvs.items()]
     for node in nodes:
         network.require_own_network(node)
+        _require_running(directory, node)
     network.connect_nodes(cluster, switch, nodes)
     for node in nodes:
         node.tell()
@@ -124,7 +126,7 @@ def _user() -> str:
 
 
 def _write_files(directory: ClusterDir, cluster: Cluster, programs: dict[str, str]) -> None:
-    slurm = parse_version(run_tool([programs["slurmd"], "-V"]).stdout)
+    slurm = parse_version(run_tool([programs["slurmctld"], "-V"]).stdout)
     configuration = configuration_texts(cluster, directory, slurm)
     texts = {
         directory.record: json.dumps(cluster_document(cluster), indent=2) + "\n",

@@ -217,6 +217,7 @@ def parse_elapsed(text: str) -> int | None:
 SQUEUE_FORMAT = "%i %A|%T|%u|%P|%D|%N|%r|%S|%e|%M|%V|%j|%k"
 SACCT_FIELDS = "JobID,State,User,Partition,NNodes,NodeList,Reason,Start,End,Elapsed,Submit,JobName,Comment"
 _NUM_FIELDS = 13
+LONGEST_NUMBER = 9
 
 
 def parse_job_line(line: str, source: str) -> JobInfo | None:
@@ -237,9 +238,9 @@ def parse_job_line(line: str, source: str) -> JobInfo | None:
         name=name,
         user=user,
         partition=partition,
-        num_nodes=int(nodes) if nodes.isdigit() else None,
+        num_nodes=int(nodes) if nodes.isdecimal() and len(nodes) <= LONGEST_NUMBER else None,
         hostlist="" if hostlist in ("None assigned", "(null)") else hostlist,
-        reason="" if reason in ("None", "(null)") else reason,
+        reason="" if reason in ("None", "(null)") or _is_stale(state, source) else reason,
         started=parse_time(start),
         ends=parse_time(end),
         elapsed_s=parse_elapsed(elapsed),
@@ -247,6 +248,11 @@ def parse_job_line(line: str, source: str) -> JobInfo | None:
         submitted=parse_time(submitted),
         number=number or job_id,
     )
+
+
+def _is_stale(state: str, source: str) -> bool:
+    """Whether a reason is one for which the job once waited: sacct keeps that beyond its end."""
+    return source == "sacct" and not parse_state(state).is_queued
 
 
 def parse_node_line(line: str) -> NodeInfo | None:

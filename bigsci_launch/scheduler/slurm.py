@@ -9,7 +9,7 @@ from __future__ import annotations
 import pwd
 import re
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from shlex import quote
@@ -239,11 +239,9 @@ def cancel_job(job_id: str) -> None:
     """Ask Slurm to end the job, or all tasks of an array: TERM to the processes now, KILL after the site's KillWait.
 
     Raises:
-        SlurmUnavailable, SlurmRefused: as `run_slurm`; JobNotFound: there is no such job.
+        SlurmUnavailable, SlurmRefused: as `run_slurm`. scancel says nothing of a job that there is not.
     """
     completed = run_slurm(["scancel", job_id], check=False)
-    if _NO_SUCH_JOB.search(completed.stderr):
-        raise JobNotFound(f"scancel: there is no job {job_id}", argv=completed.argv, stderr=completed.stderr)
     if completed.returncode != 0:
         raise SlurmRefused(
             f"scancel: Slurm refused to cancel job {job_id}: {completed.stderr.strip()}",
@@ -380,8 +378,15 @@ def _ask_squeue(numbers: Sequence[str]) -> list[JobInfo]:
             f"squeue: {completed.stderr.strip()}", argv=completed.argv, returncode=completed.returncode
         )
     jobs = _parse_jobs(completed.stdout, "squeue")
-    leaders = [leader for leader in leaders_missing(jobs) if leader not in numbers]
-    return jobs + _ask_squeue(leaders) if leaders else jobs
+    return jobs + _of_leaders(jobs, numbers, _ask_squeue)
+
+
+def _of_leaders(
+    jobs: Sequence[JobInfo], asked: Sequence[str], ask: Callable[[Sequence[str]], list[JobInfo]]
+) -> list[JobInfo]:
+    """Return the components that the first answer leaves out of heterogeneous jobs."""
+    leaders = [leader for leader in leaders_missing(jobs) if leader not in asked]
+    return ask(leaders) if leaders else []
 
 
 def _ask_sacct(job_ids: Sequence[str]) -> list[JobInfo]:
@@ -394,7 +399,8 @@ def _ask_sacct(job_ids: Sequence[str]) -> list[JobInfo]:
         )
     except SlurmUnavailable:
         return []
-    return _parse_jobs(completed.stdout, "sacct") if completed.returncode == 0 else []
+    jobs = _parse_jobs(completed.stdout, "sacct") if completed.returncode == 0 else []
+    return jobs + _of_leaders(jobs, job_ids, _ask_sacct)
 
 
 def _parse_jobs(text: str, source: str) -> list[JobInfo]:
@@ -404,6 +410,6 @@ def _parse_jobs(text: str, source: str) -> list[JobInfo]:
     for line in text.splitlines():
         if line.startswith(_CLUSTER_HEADING):
             cluster = line.removeprefix(_CLUSTER_HEADING).strip()
-        elif (job := parse_job_line(line, source)) is not None:
+        elif (job := parse_job_line(line, source)) is not None and is_job_id(job.job_id):
             jobs[job.job_id] = replace(job, cluster=cluster)
     return list(jobs.values())

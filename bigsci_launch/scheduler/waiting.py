@@ -41,6 +41,8 @@ REASONS = (
     WaitReason(
         "DependencyNeverSatisfied", "it waits for a job that did not end as asked: it will never start", "{again}"
     ),
+    WaitReason("JobArrayTaskLimit", "as many tasks of its array run as may run at once (--array=...%N)"),
+    WaitReason("DeadLine", "its deadline comes before it could end: it will not start", "{again}"),
     WaitReason("JobHeldUser", "its owner holds it back", "scontrol release {job}"),
     WaitReason("JobHeldAdmin", "an administrator holds it back", "ask the cluster's support why"),
     WaitReason("launch failed requeued held", "Slurm could not start it, and holds it back", "scontrol release {job}"),
@@ -91,6 +93,12 @@ REASONS = (
         "MaxGRES.*|Assoc.*PerJob.*|AssocMaxWall.*", "it requests more than its account allows for a job", _LIMITS
     ),
     WaitReason("Assoc.*", "a limit of its account or user is reached", _LIMITS),
+    WaitReason("MaxMemPerLimit", "it requests more memory than a node or the partition allows", "{again}"),
+    WaitReason("MaxPoweredUpNodes", "as many nodes are powered up as may be at once"),
+    WaitReason("MpiPortsBusy|NvidiaImexChannels", "it waits for ports or channels that other jobs hold"),
+    WaitReason("BurstBuffer.*", "its burst buffer is not ready", "scontrol show burst"),
+    WaitReason("Prolog", "the cluster's prolog prepares its nodes"),
+    WaitReason("ReservationInvalid", "its reservation may not be used", "{again} with another slurm.reservation"),
     WaitReason("FrontEndDown|SchedDefer|InactiveLimit", "the cluster starts no jobs at present"),
 )
 

@@ -4,8 +4,8 @@
 # install, it says why and exits 1. If nothing is missing, it is quick.
 set -euo pipefail
 
-programs=(sbatch slurmctld slurmd munged ip nsenter unshare shellcheck)
-packages=(slurm-wlm munge iproute2 util-linux shellcheck)
+programs=(sbatch slurmctld slurmd munged ip nsenter unshare mount hostname shellcheck)
+packages=(slurm-wlm munge iproute2 util-linux mount hostname shellcheck)
 PATH=$PATH:/usr/local/sbin:/usr/sbin:/sbin
 
 missing=()

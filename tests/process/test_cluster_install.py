@@ -80,7 +80,18 @@ def test_it_asks_on_a_terminal_and_takes_no_rights_without_one(
 
 
 def test_where_all_is_installed_it_is_silent(tmp_path: Path) -> None:
-    for name in ("sbatch", "slurmctld", "slurmd", "munged", "ip", "nsenter", "unshare", "shellcheck"):
+    for name in (
+        "sbatch",
+        "slurmctld",
+        "slurmd",
+        "munged",
+        "ip",
+        "nsenter",
+        "unshare",
+        "mount",
+        "hostname",
+        "shellcheck",
+    ):
         (tmp_path / name).symlink_to("/bin/true")
     done = run(f"{tmp_path}:{os.environ['PATH']}")
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

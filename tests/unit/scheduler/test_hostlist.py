@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from bigsci_launch.scheduler.hostlist import compress_hostlist, expand_hostlist
+from bigsci_launch.scheduler.reservations import parse_reservation
 
 
 @pytest.mark.parametrize(
@@ -91,3 +93,14 @@ def test_expands_as_scontrol_does(offline_conf: Path, expression: str) -> None:
         check=True,
     )
     assert expand_hostlist(expression) == said.stdout.split()
+
+
+def test_long_lists_take_as_long_as_they_are() -> None:
+    """Slurm's answers and what people type are read before anything is known of them."""
+    began = time.process_time()
+    assert len(expand_hostlist("a," * 50_000)) == 50_000
+    assert compress_hostlist(["1" * 40_000 + "a"]) == "1" * 40_000 + "a"
+    assert parse_reservation("x" * 200_000) is None
+    with pytest.raises(ValueError, match="unbalanced") as caught:
+        expand_hostlist("[" * 100_000)
+    assert time.process_time() - began < 2 and len(str(caught.value)) < 200

@@ -75,6 +75,14 @@ def test_a_separator_in_the_job_name_moves_no_other_field() -> None:
     assert job is not None and job.hostlist == "n[1-4]" and job.run_directory is None
 
 
+@pytest.mark.parametrize("nodes", ["\u00b2", "9" * 5000, "", "-1"])
+def test_a_number_of_nodes_that_is_none_is_not_known(nodes: str) -> None:
+    fields = RUNNING.split("|")
+    fields[fields.index("4")] = nodes
+    job = parse_job_line("|".join(fields), "squeue")
+    assert job is not None and job.num_nodes is None
+
+
 def test_another_line_is_no_job() -> None:
     assert parse_job_line("slurm_load_jobs error", "squeue") is None
 
@@ -107,3 +115,13 @@ def test_a_foreign_comment_names_no_run() -> None:
 def test_a_star_means_no_answer(line: str, responds: bool) -> None:
     node = parse_node_line(line)
     assert isinstance(node, NodeInfo) and node.is_responding is responds
+
+
+@pytest.mark.parametrize(
+    ("state", "source", "reason"),
+    [("COMPLETED", "sacct", ""), ("PENDING", "sacct", "BeginTime"), ("FAILED", "squeue", "BeginTime")],
+)
+def test_a_reason_to_wait_is_not_one_of_the_end(state: str, source: str, reason: str) -> None:
+    """sacct keeps the last one for which a requeued job has waited."""
+    job = parse_job_line(f"7|{state}|root|debug|1|n1|BeginTime|Unknown|Unknown|1:00|Unknown|a|", source)
+    assert job is not None and job.reason == reason
