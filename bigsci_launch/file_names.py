@@ -12,6 +12,7 @@ CHECKPOINT_RECORD = "checkpoint.json"
 _TAG = re.compile(r"global_step([0-9]+)")
 _DUMP = re.compile(r"step-([0-9]+)-(before|after)")
 _RANK = re.compile(r"rank-([0-9]+)")
+_LAUNCHER = re.compile(r"launcher-([0-9]+)")
 _DIGESTS = ".digests.json"
 
 
@@ -51,6 +52,17 @@ def rank_name(rank: int) -> str:
 def rank_of_name(stem: str) -> int | None:
     """Return the rank of a per-rank file's stem; None for another name."""
     match = _RANK.fullmatch(stem)
+    return int(match[1]) if match else None
+
+
+def launcher_name(number: int) -> str:
+    """Return the stem of every file of a launcher of ranks: `launcher-0001`."""
+    return f"launcher-{number:04d}"
+
+
+def launcher_of_name(stem: str) -> int | None:
+    """Return the number in the stem of a file of a launcher; None for another name."""
+    match = _LAUNCHER.fullmatch(stem)
     return int(match[1]) if match else None
 
 

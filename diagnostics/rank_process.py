@@ -105,9 +105,9 @@ def run_variables(attempt: Path, topology: dict[str, int]) -> dict[str, str]:
 
 
 def start_program(
-    program: list[str], environment: dict[str, str], stop_signal: int, *, has_slot: bool = False, keep: int = -1
+    program: list[str], environment: dict[str, str], stop_signal: int, *, is_tied: bool = False, keep: int = -1
 ) -> subprocess.Popen[bytes]:
-    """Start a program with its output in a pipe. One that is `has_slot` does not outlive its runner, and inherits the
+    """Start a program with its output in a pipe. One that is `is_tied` does not outlive its runner. It inherits the
     descriptor `keep`.
 
     Raises:
@@ -122,7 +122,7 @@ def start_program(
         for number in IGNORED_UNTIL_HANDLED:
             if number in (signal.SIGUSR2, stop_signal):
                 signal.signal(number, signal.SIG_IGN)
-        if has_slot:
+        if is_tied:
             end_with_parent(signal.SIGKILL)
             if os.getppid() != runner:
                 os._exit(1)  # it died before the kernel was asked
@@ -200,26 +200,37 @@ class Rank:
         self.attempt: Path = options.attempt_dir.absolute()
         self.place, self.topology = place, topology
         self.number = place["rank"]
-        self.name = f"rank-{self.number:04d}"
+        self.name = self.name_of(self.number)
+        self.identity = {"rank": self.number}
         self.coordinate = coordinate(self.number, topology)
         self.host = socket.gethostname()
         self.node = node_name(is_local=options.rank is not None or options.slot is not None)
-        self.generation = {} if generation is None else {"generation": generation}
+        self.more: dict[str, Any] = {} if generation is None else {"generation": generation}
         self.pid: int | None = None
         self.terminated: float | None = None
         self.rings, self.log = rings, log
 
+    @staticmethod
+    def name_of(number: int) -> str:
+        """Return what its records are called."""
+        return f"rank-{number:04d}"
+
     def environment(self) -> dict[str, str]:
         """Return what the program finds in its environment, apart from what the runner has."""
-        numbers = {name.upper(): str(value) for name, value in self.place.items()}
-        return {**numbers, **run_variables(self.attempt, self.topology), **self.rings.variables()}
+        return {**self.numbers(), **run_variables(self.attempt, self.topology), **self.rings.variables()}
+
+    def numbers(self) -> dict[str, str]:
+        return {name.upper(): str(value) for name, value in self.place.items()}
+
+    def recorder_files(self) -> list[str]:
+        return rank_recorder.files(self.attempt, self.number)
 
     def write_pid(self, pid: int) -> None:
         self.pid = pid
         write_record(
             self.attempt / "pids" / f"{self.name}.json",
             {
-                "rank": self.number,
+                **self.identity,
                 "local_rank": self.place["local_rank"],
                 "node_rank": self.place["node_rank"],
                 "node": self.node,
@@ -233,8 +244,8 @@ class Rank:
                 "step_id": os.environ.get("SLURM_STEP_ID"),
                 "rings": str(self.rings.folder) if self.rings.folder else None,
                 "why_no_rings": self.rings.why,
-                "recorder_files": rank_recorder.files(self.attempt, self.number),
-                **self.generation,
+                "recorder_files": self.recorder_files(),
+                **self.more,
             },
         )
 
@@ -277,7 +288,7 @@ class Rank:
         write_record(
             self.attempt / "exits" / f"{self.name}.json",
             {
-                "rank": self.number,
+                **self.identity,
                 "node": self.node,
                 "host": self.host,
                 "pid": self.pid,
@@ -286,7 +297,7 @@ class Rank:
                 "time": time.time(),
                 "terminated": self.terminated,
                 "coordinate": self.coordinate,
-                **self.generation,
+                **self.more,
                 **more,
             },
         )

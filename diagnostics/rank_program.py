@@ -58,7 +58,7 @@ class Program:
             environment = {**environment, "BSL_SLOT_FD": str(theirs.fileno())}
         try:
             keep = theirs.fileno() if theirs is not None else -1
-            self._process = start_program(argv, environment, stop_signal, has_slot=True, keep=keep)
+            self._process = start_program(argv, environment, stop_signal, is_tied=True, keep=keep)
         except OSError:
             self.close()
             raise

@@ -77,11 +77,10 @@ class Rings:
         site = Path(__file__).resolve().parent / SITE
         if self.folder is None or not site.is_dir():
             return {}
-        path = os.environ.get("PYTHONPATH")
         return {
             "BSL_RING_DIR": str(self.folder),
             "BSL_TRACE": str(self._request),
-            "PYTHONPATH": f"{site}{os.pathsep}{path}" if path else str(site),
+            "PYTHONPATH": first_on_path(site),
         }
 
     def keep(self) -> str | None:
@@ -149,6 +148,12 @@ class Rings:
             os.close(self._opened)
             os.close(self._above)
             self.folder = None
+
+
+def first_on_path(site: Path) -> str:
+    """Return the PYTHONPATH of a program, with `site` first, once."""
+    given = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    return os.pathsep.join([str(site), *(each for each in given if each not in ("", str(site)))])
 
 
 def chosen(folder: Path, task: str) -> dict[str, Path]:

@@ -19,6 +19,7 @@ from bigsci_launch.config.checks.node import (
     check_survive,
 )
 from bigsci_launch.config.checks.notify import check_notify
+from bigsci_launch.config.checks.tasks import check_ranks_per_task
 from bigsci_launch.config.checks.technique import (
     check_framework,
     check_technique,
@@ -333,7 +334,7 @@ def check_local_without_effect(config: RunConfig, site: Site) -> Iterator[Findin
     if not site.is_local:
         return
     for name, field in type(config.slurm).model_fields.items():
-        if name != "site" and getattr(config.slurm, name) != field.default:
+        if name not in ("site", "ranks_per_task") and getattr(config.slurm, name) != field.default:
             text = f"no effect: site {site.name} starts ranks on this machine, without Slurm"
             yield warning("local_without_effect", (f"slurm.{name}", "slurm.site"), text)
 
@@ -344,6 +345,7 @@ CHECKS: tuple[Check, ...] = (
     check_technique,
     check_framework,
     check_launcher,
+    check_ranks_per_task,
     check_unexpanded,
     check_trace,
     check_notify,

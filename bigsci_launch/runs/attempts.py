@@ -22,6 +22,7 @@ from bigsci_launch.errors import BslError, RunDirError, SlurmError, SlurmUnavail
 from bigsci_launch.runs.ending.job_output import read_printed_exit
 from bigsci_launch.runs.layout import AttemptDir, RunDir, read_json, write_json
 from bigsci_launch.runs.ownership import Identification, identify_job, is_same_folder
+from bigsci_launch.runs.record_types import record_of
 from bigsci_launch.safe_files import read_file
 from bigsci_launch.scheduler.job import JobInfo, JobState
 from bigsci_launch.scheduler.lease import renewed_at
@@ -91,6 +92,8 @@ def read_job(attempt: AttemptDir) -> JobRecord | None:
     document = read_json(attempt.job)
     try:
         launcher = document["launcher"]
+        if not isinstance(document["job_id"], str | None):
+            raise TypeError("its job_id is no text")
         return JobRecord(
             scheduler=document["scheduler"],
             submitted=float(document["submitted"]),
@@ -184,10 +187,10 @@ def read_exit(attempt: AttemptDir) -> dict[str, Any] | None:
     The batch script prints the record if it cannot write it: the disk is full.
     """
     try:
-        document = read_json(attempt.exit)
+        document = record_of(read_json(attempt.exit))
     except RunDirError:
-        document = None
-    known = document if isinstance(document, dict) and "reason" in document else None
+        document = {}
+    known = document if document.get("reason") else None
     is_final = known is not None and known.get("exit_code") is not None
     return known if is_final else read_printed_exit(attempt) or known
 

@@ -33,6 +33,7 @@ RUN/
     events/rank-0003.jsonl    heartbeats and events of rank 3
     errors/rank-0003.json     the uncaught exception of rank 3
     exits/rank-0003.json      exit code or signal of rank 3
+    {pids,logs,exits}/launcher-0001.*   a launcher, whose workers are the ranks (`slurm.ranks_per_task`)
     recorder/rank-0003.sock   socket on which rank 3 sends its recorded collectives; rank-0003.json: its groups;
                               nccl_trace_rank_3: written by torch when a collective of NCCL timed out
     rings/rank-0003.ring      the last calls of rank 3, if it ended badly; rank-0003.stacks: stacks that it wrote
@@ -53,6 +54,7 @@ from __future__ import annotations
 import json
 import os
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -60,9 +62,10 @@ from typing import Any
 from bigsci_launch import safe_files
 from bigsci_launch.errors import RunDirError
 from bigsci_launch.file_names import checkpoint_tag, dump_name, rank_name, rank_of_name, steps_done_at_dump
+from bigsci_launch.runs.record_types import record_of
 
-_ATTEMPT, _ASK = re.compile(r"[0-9]+(\.r[0-9]+)?"), "ask the owner of the run for read access to it"
-_NUMBER = re.compile(r"[0-9]+")
+_ATTEMPT, _NUMBER = re.compile(r"[0-9]+(\.r[0-9]+)?"), re.compile(r"[0-9]+")
+_ASK = "ask the owner of the run for read access to it"
 
 
 def write_json(path: Path, document: Any, mode: int = 0o644) -> None:
@@ -88,19 +91,18 @@ def read_json(path: Path) -> Any:
 def read_record(path: Path) -> dict[str, Any]:
     """Return the record in `path`; an empty one if it is missing, torn or something else."""
     try:
-        record = safe_files.read_json(path)
+        return record_of(safe_files.read_json(path))
     except (OSError, ValueError):
         return {}
-    return record if isinstance(record, dict) else {}
 
 
-def rank_files(folder: Path, suffix: str) -> dict[int, Path]:
-    """Return the per-rank files in `folder` with that suffix, by rank in ascending order.
+def rank_files(folder: Path, suffix: str, number_of: Callable[[str], int | None] = rank_of_name) -> dict[int, Path]:
+    """Return the per-rank files in `folder` with that suffix, by rank in ascending order; or those of launchers.
 
     Raises:
         RunDirError: the folder cannot be read.
     """
-    ranks = {rank_of_name(path.stem): path for path in _entries(folder) if path.suffix == suffix}
+    ranks = {number_of(path.stem): path for path in _entries(folder) if path.suffix == suffix}
     return {rank: ranks[rank] for rank in sorted(rank for rank in ranks if rank is not None)}
 
 
@@ -448,8 +450,7 @@ def node_memory(root: Path) -> Path:
 
 def checkpoint_of_dump(folder: Path) -> Path | None:
     """Return the checkpoint that a run saved when it dumped its weights to `folder`; None if it saved none then."""
-    step = steps_done_at_dump(folder.name)
-    run = RunDir(folder.parent.parent)
+    step, run = steps_done_at_dump(folder.name), RunDir(folder.parent.parent)
     if step is None or run.dumps != folder.parent:
         return None
     saved = run.checkpoints / checkpoint_tag(step)
@@ -459,9 +460,8 @@ def checkpoint_of_dump(folder: Path) -> Path | None:
 def attempt_of_log(log: Path) -> AttemptDir | None:
     """Return the attempt that a rank's log belongs to; None if the file lies in no run."""
     attempt = AttemptDir(log.resolve().parent.parent)
-    run = RunDir(attempt.path.parent.parent)
-    is_log = log.resolve().parent == attempt.logs and attempt.path.parent == run.attempts_folder
-    return attempt if is_log and run.record.is_file() else None
+    is_log = log.resolve().parent == attempt.logs and attempt.path.parent == attempt.run.attempts_folder
+    return attempt if is_log and attempt.run.record.is_file() else None
 
 
 def find_runs(root: Path) -> list[RunDir]:

@@ -12,8 +12,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from bigsci_launch.errors import RunDirError
+from bigsci_launch.file_names import launcher_of_name
 from bigsci_launch.runs.attempts import query_attempt, read_exit
-from bigsci_launch.runs.layout import AttemptDir, rank_files, read_json
+from bigsci_launch.runs.layout import AttemptDir, rank_files, read_json, read_record
 from bigsci_launch.runs.log_reader import LogLine, LogReader
 from bigsci_launch.scheduler.job import JobState
 from bigsci_launch.topology import Coordinate
@@ -24,6 +25,8 @@ MAX_UNKNOWN = 10
 """How often in succession the state may be unknown before the logs are followed no further: Slurm may be restarting."""
 BATCH = -1
 """Used as the rank of lines of the batch script."""
+FIRST_LAUNCHER = -2
+"""Used as the rank of lines of launcher 0; that of each further one is less by one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +83,9 @@ class MergedLogs:
 
     def _find_ranks(self) -> None:
         """Open the logs that exist by now. Until a rank has one, the batch script's output is shown instead."""
+        launchers = rank_files(self._attempt.logs, ".log", launcher_of_name)
         paths = rank_files(self._attempt.logs, ".log")
+        paths |= {FIRST_LAUNCHER - number: path for number, path in launchers.items()}
         for rank, path in paths.items():
             if rank not in self._readers and self._is_wanted(rank):
                 self._readers[rank] = LogReader(path, rank)
@@ -109,7 +114,13 @@ class MergedLogs:
 
 
 def describe_rank(attempt: AttemptDir, rank: int) -> tuple[str, str]:
-    """Return the node of a rank and its label `n3 rank 5 dp0 pp1 tp1`, from its PID record."""
+    """Return the node of a rank and its label `n3 rank 5 dp0 pp1 tp1`, from its PID record. That of a launcher is
+    `n3 launcher 1`."""
+    if rank <= FIRST_LAUNCHER:
+        number = FIRST_LAUNCHER - rank
+        path = rank_files(attempt.pids, ".json", launcher_of_name).get(number)
+        node = str(read_record(path).get("node") or "") if path else ""
+        return node, f"{node} launcher {number}".strip()
     try:
         identity = read_json(attempt.pid_file(rank))
         node, at = str(identity["node"]), identity["coordinate"]

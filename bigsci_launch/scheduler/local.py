@@ -210,11 +210,11 @@ class Children:
 
 
 class RankRunners:
-    """The runners of one attempt, from start to end."""
+    """The runners of one attempt, from start to end: each starts a rank, or a launcher of `ranks_per_task` of them."""
 
-    def __init__(self, command: Sequence[str], world_size: int, wait_s: float) -> None:
+    def __init__(self, command: Sequence[str], world_size: int, wait_s: float, ranks_per_task: int = 1) -> None:
         self._before, self._after = split_command(command)
-        self._world_size = world_size
+        self._world_size, self._ranks_per_task = world_size, ranks_per_task
         self._wait_s = wait_s
         self._children = Children()
         self._deadline: float | None = None
@@ -226,10 +226,10 @@ class RankRunners:
         self.stop_requested = False
 
     def run(self, environment: dict[str, str]) -> int:
-        """Start every rank and wait for all. Returns the exit code of the first that failed, or 0."""
-        for rank in range(self._world_size):
+        """Start every runner and wait for all. Returns the exit code of the first that failed, or 0."""
+        for number in range(self._world_size // self._ranks_per_task):
             if not self._is_ending:
-                self._children.start(rank, [*self._before, "--rank", str(rank), *self._after], environment)
+                self._children.start(number, [*self._before, "--rank", str(number), *self._after], environment)
         if self._is_ending:
             self._children.signal(signal.SIGTERM)  # the request may have come while a rank was being started
         while self._children.numbers:
@@ -260,7 +260,9 @@ class RankRunners:
         if self._is_ending:
             self._children.kill()
             return
-        say(f"ranks {self._children.numbers} still run {self._wait_s:g} s after the first rank ended: ending them")
+        each = self._ranks_per_task
+        running = [number * each + at for number in self._children.numbers for at in range(each)]
+        say(f"ranks {running} still run {self._wait_s:g} s after the first rank ended: ending them")
         self.exit_code = 1
         self.end(KILL_GRACE_S)
 
@@ -285,7 +287,7 @@ def split_command(command: Sequence[str]) -> tuple[list[str], list[str]]:
 def main(arguments: Sequence[str] | None = None) -> int:
     options = parse_arguments(arguments)
     started = time.time()
-    runners = RankRunners(options.command, options.world_size, options.wait_s)
+    runners = RankRunners(options.command, options.world_size, options.wait_s, options.ranks_per_task)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, runners.on_termination)
     signal.signal(signal.SIGUSR2, runners.on_stop_request)
@@ -340,6 +342,7 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Start the ranks of an attempt on this machine.")
     parser.add_argument("--attempt-dir", type=Path, required=True)
     parser.add_argument("--world-size", type=int, required=True)
+    parser.add_argument("--ranks-per-task", type=int, default=1, help="each runner starts a launcher of so many ranks")
     parser.add_argument("--exit-reason", type=Path, required=True, help="the helper that writes exit.json")
     parser.add_argument("--lease", type=Path, required=True, help="the file that is renewed while the ranks run")
     parser.add_argument(

@@ -20,6 +20,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import rank_process
+import rank_run
 import rank_runner
 import torch.distributed
 
@@ -49,7 +50,7 @@ class Fork:
         os.kill(self.pid, signal.SIGKILL)
 
 
-class ForkedRunner(rank_runner.Runner):
+class ForkedRunner(rank_run.Runner):
     """A runner whose program runs in a fork of this process. PROGRAM is `PYTHON FILE ARGUMENTS`."""
 
     def start(self, program: list[str]) -> Any:

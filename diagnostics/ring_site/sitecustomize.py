@@ -2,6 +2,8 @@
 
 Python imports a module of this name at every start. A program that never imports torch pays for nothing but this file;
 another `sitecustomize` further along the path runs as if this one were not there. Nothing here may fail.
+
+With `slurm.ranks_per_task`, the program that a launcher starts as a rank becomes the runner of that rank first.
 """
 
 import os
@@ -43,6 +45,19 @@ def begin_trace():
         os.write(2, ("bsl: calls are not traced: %r\n" % (error,)).encode())
 
 
+def become_runner(runner):
+    """Replace this process, which a launcher has started as a rank, by its runner, which starts the program again."""
+    try:
+        with open("/proc/self/cmdline", "rb") as stream:
+            words = stream.read().split(b"\0")[1:-1]
+        import shlex
+
+        argv = [os.fsencode(word) for word in shlex.split(runner)]
+        os.execv(argv[0], [*argv, b"--", os.fsencode(sys.executable), *words])
+    except Exception as error:
+        os.write(2, ("bsl: no records of rank %s: %r\n" % (os.environ["RANK"], error)).encode())
+
+
 class WhenImported:
     """Finds modules as others do, and hands those that are to be watched to `ring_torch` once they are loaded."""
 
@@ -79,6 +94,8 @@ class WhenImported:
         return spec
 
 
+if os.environ.get("RANK", "").isdecimal() and "BSL_WORKER_RUNNER" in os.environ:
+    become_runner(os.environ.pop("BSL_WORKER_RUNNER"))
 if os.environ.get("BSL_RING_DIR") and sys.version_info >= (3, 8):
     sys.meta_path.insert(0, WhenImported())
     if os.path.exists(os.environ.get("BSL_TRACE", "")):

@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from bigsci_launch.file_names import launcher_name
+from bigsci_launch.runs.layout import read_json, write_json
 from tests.support.texts import has_parts
 
 from .attempt_records import Attempt
@@ -209,3 +211,34 @@ def test_a_lost_node_without_a_rank_of_the_record_is_named(attempt: Attempt) -> 
         "n9",
         None,
     )
+
+
+def launch(attempt: Attempt, ranks_per_task: int) -> None:
+    """Have launchers start the ranks of the attempt."""
+    for rank in ALL:
+        record = read_json(attempt.dir.pid_file(rank))
+        write_json(attempt.dir.pid_file(rank), {**record, "launcher": rank // ranks_per_task})
+    for number in range(8 // ranks_per_task):
+        write_json(attempt.dir.pids / f"{launcher_name(number)}.json", {"launcher": number, "node": f"n{number + 1}"})
+
+
+def test_a_task_of_srun_is_the_ranks_that_its_launcher_has_started(attempt: Attempt) -> None:
+    launch(attempt, 2)
+    attempt.exits(*ALL, code=None, signal="SIGTERM", terminated=60.0)
+    attempt.exits(5, code=None, signal="SIGKILL", time=50.0)
+    attempt.output(
+        "slurmstepd: error: Detected 1 oom_kill event in StepId=44.0.", "srun: error: n3: task 2: Out Of Memory"
+    )
+    found = attempt.describe(code=137)
+    assert (found["reason"], found["first_failure"]["rank"], found["exit_code"]) == ("out_of_memory", 5, 137)
+
+
+def test_ranks_of_a_launcher_that_were_killed_at_once(attempt: Attempt) -> None:
+    launch(attempt, 4)
+    attempt.exits(*range(4), code=None, signal="SIGTERM", terminated=60.0)
+    attempt.output(
+        "slurmstepd: error: Detected 4 oom_kill events in StepId=44.0.", "srun: error: n2: task 1: Out Of Memory"
+    )
+    found = attempt.describe(code=137)
+    assert (found["reason"], found["first_failure"]) == ("out_of_memory", None)
+    assert has_parts(" ".join(found["evidence"]), "ranks 4-7")

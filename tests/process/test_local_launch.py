@@ -276,8 +276,10 @@ def test_a_detached_run_is_seen_refused_twice_and_cancelled(local: Local) -> Non
     wait_until(lambda: (local.attempt / "exit.json").exists())
     wait_until(lambda: json.loads(local.bsl("status", "--json").stdout)["job"]["state"] == "CANCELLED")
     assert local.exit()["exit_code"] == 143
-    verdict = json.loads(local.bsl("spy", "run", "--json").stdout)["verdict"]
-    assert verdict["state"] == "unknown" and has_parts(verdict["claim"], "cancelled", "4 ranks"), verdict
+    said = local.bsl("spy", "run", "--json").stdout
+    assert json.loads(said)["kind"] == "cancelled" and said == local.bsl("why", "run", "--json").stdout
+    assert local.bsl("spy", "run").stdout == local.bsl("why", "run").stdout
+    assert "--html" in local.bsl("spy", "run", "--html", "page.html", rc=2).stderr
     local.wait_for_silence()
 
 

@@ -12,7 +12,7 @@ from bigsci_launch.config.schema.program import script_at
 from bigsci_launch.config.schema.run import RunConfig
 from bigsci_launch.config.site import Layout, Site
 
-KEY = "run.command"
+KEY, RANKS_PER_TASK = "run.command", "slurm.ranks_per_task"
 _VARIABLE = re.compile(r"\$(?:[A-Za-z_]\w{0,60}|\{[A-Za-z_]\w{0,60}[^{}]{0,20}\}|\()")
 _PLAIN = re.compile(r"[\w./-]*[A-Za-z][\w./-]*")
 _SHOWN_WORDS = 3
@@ -20,7 +20,7 @@ _SHOWN_WORDS = 3
 
 
 def check_launcher(config: RunConfig, site: Site) -> Iterator[Finding]:
-    """`bsl` starts the ranks. A launcher in the command would start some in the place of each."""
+    """`bsl` starts the ranks, or one launcher for `slurm.ranks_per_task` of them, and no further processes."""
     launcher = find_launcher(config.run.command)
     if launcher is None:
         return
@@ -28,17 +28,33 @@ def check_launcher(config: RunConfig, site: Site) -> Iterator[Finding]:
         layout = site.layout(config)
     except ValueError:
         return
+    if config.slurm.ranks_per_task > 1:
+        yield from _check_one_launcher(launcher, layout, config.slurm.ranks_per_task)
+        return
     tasks, num_tasks = layout.ranks_per_node, layout.nodes * layout.ranks_per_node
     if num_tasks == 1 or (1 in (tasks, launcher.processes) and not (launcher.is_global or launcher.is_alone)):
         times = "" if num_tasks == 1 else f" {num_tasks} times"
         text = (
             f"`bsl` starts {launcher.name}{times}, which starts the ranks: to `bsl status` and the exit records, a "
-            "launcher is a rank; `bsl spy` and the rings find the processes below it"
+            f"launcher is a rank, which {RANKS_PER_TASK} changes; `bsl spy` and the rings find the processes below it"
         )
         yield Finding("launcher", "warning", (KEY,), text)
         return
-    text = f"{_too_many(launcher, tasks, num_tasks)}. {_instead(launcher, site, layout)}"
+    text = f"{_too_many(launcher, tasks, num_tasks)}. {_instead(launcher, layout)}"
     yield Finding("launcher", "error", (KEY, "slurm.site"), text)
+
+
+def _check_one_launcher(launcher: CommandLauncher, layout: Layout, ranks_per_task: int) -> Iterator[Finding]:
+    """Each task starts one launcher, which starts as many ranks as the task has."""
+    num_tasks = layout.nodes * layout.ranks_per_node // ranks_per_task
+    text = ""
+    if launcher.is_global or (launcher.is_standalone and num_tasks > 1):
+        text = _too_many(launcher, 1, num_tasks)
+    elif launcher.says_processes and launcher.processes != ranks_per_task:
+        started = "1 process" if launcher.processes == 1 else f"{launcher.processes} processes"
+        text = f"{launcher.name} starts {started}, but slurm.ranks_per_task is {ranks_per_task}"
+    if text:
+        yield Finding("launcher", "error", (KEY, RANKS_PER_TASK), text)
 
 
 def _too_many(launcher: CommandLauncher, tasks: int, num_tasks: int) -> str:
@@ -46,12 +62,13 @@ def _too_many(launcher: CommandLauncher, tasks: int, num_tasks: int) -> str:
     if launcher.is_global:
         return f"each of the job's {num_tasks} tasks would start {name}, which starts ranks on all nodes"
     if 1 in (tasks, count):
-        return f"each of the job's {num_tasks} tasks would start {name} without --nnodes, for a training of its own"
+        how = "with --standalone" if launcher.is_standalone else "without --nnodes"
+        return f"each of the job's {num_tasks} tasks would start {name} {how}, for a training of its own"
     started = f"{name}, which starts {'processes of its own' if count is None else f'{count} processes'}"
     return f"each of the {tasks} tasks of a node would start {started}{f': {tasks * count} on a node' if count else ''}"
 
 
-def _instead(launcher: CommandLauncher, site: Site, layout: Layout) -> str:
+def _instead(launcher: CommandLauncher, layout: Layout) -> str:
     """Return what was probably meant."""
     shown = [_shown(word) for word in launcher.program[:_SHOWN_WORDS]]
     more = ["..."] if len(launcher.program) > _SHOWN_WORDS else []
@@ -59,10 +76,12 @@ def _instead(launcher: CommandLauncher, site: Site, layout: Layout) -> str:
     without = f"`bsl` starts each rank with RANK, WORLD_SIZE and MASTER_ADDR, so leave {launcher.name} out{written}"
     if launcher.is_global:
         return without
-    if layout.ranks_per_node == 1:
+    tasks, count = layout.ranks_per_node, launcher.processes or 1
+    if tasks == 1:
         return f"{without}; or join them with --nnodes and --node_rank"
-    one = "in a run of one rank" if site.is_local else "a node: ranks_per_node: 1 in a copy of the site file"
-    return f"{without}; or start one {launcher.name} {one}"
+    each = count if count > 1 and tasks % count == 0 else tasks
+    one = "each node" if each == tasks else f"{each} ranks"
+    return f"{without}; or have one {launcher.name} for {one}: {RANKS_PER_TASK}: {each}"
 
 
 def _shown(word: str) -> str:

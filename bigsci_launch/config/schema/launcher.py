@@ -72,6 +72,10 @@ class CommandLauncher:
     is_global: bool
     is_alone: bool
     program: tuple[str, ...]
+    says_processes: bool = False
+    """Whether `processes` is written, and no default."""
+    is_standalone: bool = False
+    """Whether it joins no others even if its environment names them."""
 
 
 def find_launcher(command: Sequence[str] | None) -> CommandLauncher | None:
@@ -99,7 +103,9 @@ def _launcher_in(words: tuple[str, ...]) -> CommandLauncher | None:
             count = None if has_others and not options.keys() & set(kind.processes) else _count(options, kind)
             is_alone = bool(kind.joins_by) and kind.joins_by not in options and not has_others
             kept = (*words[:at], *program) if program else ()
-            return CommandLauncher(" ".join(kind.words), count, kind.is_global, is_alone, kept)
+            says = count is not None and bool(options.keys() & set(kind.processes))
+            name = " ".join(kind.words)
+            return CommandLauncher(name, count, kind.is_global, is_alone, kept, says, "standalone" in options)
         if _is_program(word):
             return None
     return None

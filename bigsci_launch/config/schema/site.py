@@ -68,14 +68,14 @@ class SiteConfig(Section):
     """`slurm`, or `local` for processes of this machine."""
 
     ranks_per_node: PositiveInt
-    """GPUs per node, since each GPU has one task, which is one rank. On a CPU site: tasks per node. On a local site:
-    the ranks of a run that leaves out `data_parallel_size`."""
+    """GPUs per node, since each GPU has one rank. On a CPU site: ranks per node. On a local site: the ranks of a run
+    that leaves out `data_parallel_size`."""
 
     gpu: Gpu | None = None
     """The GPU. Leave it out on a CPU site."""
 
     cpus_per_rank: PositiveInt | None = None
-    """CPUs of each task (`--cpus-per-task`)."""
+    """CPUs of each rank; a task has those of all its ranks (`--cpus-per-task`)."""
 
     gres: Word | None = None
     """Generic resource per node, such as `gpu:8` (`--gres`), if the site uses it."""

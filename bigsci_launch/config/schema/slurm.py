@@ -56,6 +56,10 @@ class SlurmSection(Section):
     nodes: PositiveInt = 1
     """Number of nodes. It has no effect on a local site."""
 
+    ranks_per_task: PositiveInt = 1
+    """Number of ranks that each task starts. More than 1: `run.command` is a launcher such as torchrun, one for each
+    task, whose workers are the ranks. On a node there are `ranks_per_node` / `ranks_per_task` of them."""
+
     spare_nodes: NonNegativeInt = 0
     """Nodes that the job gets in addition to `nodes`, for `survive`: they wait to take the place of a lost one."""
 

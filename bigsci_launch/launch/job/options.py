@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import reduce
+from operator import or_
 from pathlib import Path
 
 from bigsci_launch.config.exit_margin import ExitMargin
@@ -42,8 +44,8 @@ def sbatch_options(
         Option("output", str(attempt.job_output).replace("%", "%%")),
         Option("open-mode", "append", "a requeued job continues in the same file"),
         nodes_option(slurm),
-        Option("ntasks-per-node", str(ranks_per_node), "one task per GPU: each task is a rank"),
-        Option("cpus-per-task", str(site.cpus_per_rank) if site.cpus_per_rank else None),
+        tasks_option(slurm, ranks_per_node),
+        Option("cpus-per-task", cpus_of_task(slurm, site)),
         Option("gres", site.gres),
         Option("partition", slurm.partition),
         Option("account", slurm.account),
@@ -62,6 +64,16 @@ def sbatch_options(
 
 
 JOB_NO_KILL = Option("no-kill", None, "survive: without this, Slurm ends the job when any of its nodes fails")
+
+
+def tasks_option(slurm: SlurmSection, ranks_per_node: int) -> Option:
+    each = slurm.ranks_per_task
+    reason = "one task per GPU: each task is a rank" if each == 1 else f"slurm.ranks_per_task: each starts {each} ranks"
+    return Option("ntasks-per-node", str(ranks_per_node // each), reason)
+
+
+def cpus_of_task(slurm: SlurmSection, site: SiteConfig) -> str | None:
+    return str(site.cpus_per_rank * slurm.ranks_per_task) if site.cpus_per_rank else None
 
 
 def nodes_option(slurm: SlurmSection) -> Option:
@@ -138,7 +150,7 @@ def step_options(config: RunConfig, site: SiteConfig, container: tuple[Option, .
         *((KILL_ON_BAD_EXIT,) if config.survive is None else SURVIVE_OPTIONS),
         *STEP_OPTIONS,
         wait_option(config),
-        *shape_options(site),
+        *shape_options(config.slurm, site),
         *limit_options(config.slurm.ulimits),
         *container,
         *(parse_option(text) for text in site.srun_options),
@@ -172,16 +184,31 @@ def wait_option(config: RunConfig) -> Option:
     return Option("wait", str(wait_s), reason)
 
 
-def shape_options(site: SiteConfig) -> tuple[Option, ...]:
+def shape_options(slurm: SlurmSection, site: SiteConfig) -> tuple[Option, ...]:
+    who = "rank" if slurm.ranks_per_task == 1 else "task"
     placed = (
         Option(
             "cpus-per-task",
-            str(site.cpus_per_rank) if site.cpus_per_rank else None,
+            cpus_of_task(slurm, site),
             "since Slurm 22.05, srun no longer inherits this from sbatch",
         ),
-        Option("cpu-bind", site.cpu_bind, "site.cpu_bind: the CPUs of each rank of a node"),
+        Option(
+            "cpu-bind",
+            bound_cpus(site.cpu_bind, slurm.ranks_per_task),
+            f"site.cpu_bind: the CPUs of each {who} of a node",
+        ),
     )
     return tuple(option for option in placed if option.value is not None)
+
+
+def bound_cpus(bind: str | None, ranks_per_task: int) -> str | None:
+    """Return where tasks are bound: a list with a mask for each rank becomes one with the masks of each task."""
+    head, colon, masks = (bind or "").partition("mask_cpu:")
+    if ranks_per_task == 1 or not colon:
+        return bind
+    numbers = [int(mask, 16) for mask in masks.split(",")]
+    tasks = (numbers[at : at + ranks_per_task] for at in range(0, len(numbers), ranks_per_task))
+    return head + colon + ",".join(f"{reduce(or_, task):x}" for task in tasks)
 
 
 def limit_options(ulimits: ResourceLimits) -> tuple[Option, ...]:

@@ -71,6 +71,8 @@ class JobRequest:
     working_directory: Path
     nodes: int
     ranks_per_node: int
+    ranks_per_task: int
+    """1, or how many ranks a launcher starts, which each task runs."""
     topology: Topology
     options: tuple[Option, ...]
     step_options: tuple[Option, ...]
@@ -168,6 +170,7 @@ def make_request(
         working_directory=working_directory,
         nodes=nodes,
         ranks_per_node=ranks_per_node,
+        ranks_per_task=config.slurm.ranks_per_task,
         topology=topology,
         options=options,
         step_options=() if is_local else step_options(config, site, pyxis_options(container, exported(variables))),

@@ -111,7 +111,9 @@ def find_said_by_slurm(output: JobOutput, ranks: Ranks, failures: list[Record]) 
     if not memory or (own is not None and own["signal"] != "SIGKILL"):
         return None
     best = next((each for each in memory if each.tasks), memory[0])
-    killed = [number for number in best.tasks if number in ranks]
+    killed = [number for number in output.ranks_of(best.tasks) if number in ranks]
+    if own is not None and own["rank"] in killed and len(best.tasks) == 1:
+        killed = [own["rank"]]
     first = make_failure(killed[0], ranks[killed[0]], OUT_OF_MEMORY, None) if len(killed) == 1 else None
     evidence = [f"{name_ranks(killed)} were killed at once: none of them was the first"] if len(killed) > 1 else []
     cause = sentence_of(best, named_by(best, memory))

@@ -7,7 +7,7 @@ full disk.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -42,12 +42,14 @@ NOISE = re.compile(
     r"\bbsl: |exited with exit code|^srun: (Terminating|Force Terminated)|CANCELLED AT|^rank_runner: ", re.IGNORECASE
 )
 ERROR = re.compile(r"not found|no such file|denied|cannot|can't|error|unable|invalid|fail|refused", re.IGNORECASE)
+Launched = Mapping[int, tuple[int, ...]]
+NOTHING_LAUNCHED: Launched = MappingProxyType({})
 NUM_CAUSES = 2
 CAUSE_LENGTH = 500
 
 
 class JobOutput(NamedTuple):
-    """What job.out shows about one attempt. Ranks are tasks of srun, which number them alike."""
+    """What job.out shows about one attempt. A rank is the task of srun with its number, or is `launched` by one."""
 
     lines: tuple[str, ...] = ()
     told: tuple[Statement, ...] = ()
@@ -62,16 +64,25 @@ class JobOutput(NamedTuple):
     """Records that ranks could not write, by folder and rank."""
     no_room: str | None = None
     """What could not be written because the disk was full: then a record that is missing proves nothing."""
+    launched: Launched = NOTHING_LAUNCHED
+    """The ranks that each task has started, if the tasks are launchers."""
+
+    def ranks_of(self, tasks: Iterable[int]) -> list[int]:
+        return ranks_of_tasks(tasks, self.launched)
 
 
-def parse_output(text: str, attempt: str) -> JobOutput:
+def ranks_of_tasks(tasks: Iterable[int], launched: Launched) -> list[int]:
+    return [rank for task in tasks for rank in launched.get(task, (task,))]
+
+
+def parse_output(text: str, attempt: str, launched: Launched = NOTHING_LAUNCHED) -> JobOutput:
     """Return what a job's output shows about `attempt`; a requeued job appends to the output of its first start."""
     lines = lines_of_attempt(text, attempt)
-    running, left, waited_s = read_stragglers(lines)
+    running, left, waited_s = read_stragglers(lines, launched)
     told = read_statements("\n".join(lines), "job.out", Speaker(), read_words()).statements
     lost = [node for each in told if each.kind == "node_failure" for node in _nodes(each.named.get("node", ""))]
     unwritten, no_room = read_unwritten(lines), read_no_room(lines)
-    return JobOutput(tuple(lines), told, running, left, waited_s, tuple(lost), unwritten, no_room)
+    return JobOutput(tuple(lines), told, running, left, waited_s, tuple(lost), unwritten, no_room, launched)
 
 
 def was_step_cancelled(output: JobOutput) -> bool:
@@ -91,7 +102,9 @@ def lines_of_attempt(text: str, attempt: str) -> list[str]:
     return lines[first:last]
 
 
-def read_stragglers(lines: list[str]) -> tuple[tuple[int, ...], tuple[int, ...], float]:
+def read_stragglers(
+    lines: list[str], launched: Launched = NOTHING_LAUNCHED
+) -> tuple[tuple[int, ...], tuple[int, ...], float]:
     """Return the ranks that were ended because they still ran, those that had ended, and the seconds between."""
     tasks: dict[str, list[int]] = {"running": [], "exited": []}
     waited_s = None
@@ -102,7 +115,7 @@ def read_stragglers(lines: list[str]) -> tuple[tuple[int, ...], tuple[int, ...],
             waited_s = float(match[2])
             tasks["running"] += expand_ranks(match[1].replace(" ", ""))
         elif waited_s is not None and (match := TASKS.match(line)):
-            tasks[match[2]] += expand_ranks(match[1])
+            tasks[match[2]] += ranks_of_tasks(expand_ranks(match[1]), launched)
     return tuple(tasks["running"]), tuple(tasks["exited"]), waited_s or 0.0
 
 

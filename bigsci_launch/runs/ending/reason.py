@@ -18,6 +18,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from bigsci_launch.endings.conclude import named_by, sentence_of
+from bigsci_launch.file_names import launcher_of_name
 from bigsci_launch.runs.ending.blame import (
     EndFinding,
     blame_accused,
@@ -48,7 +49,7 @@ from bigsci_launch.runs.ending.records import (
     read_output,
     read_ranks,
 )
-from bigsci_launch.runs.layout import AttemptDir
+from bigsci_launch.runs.layout import AttemptDir, rank_files
 from bigsci_launch.runs.watching.ended import read_ended_by
 from bigsci_launch.topology.naming import name_ranks
 
@@ -125,7 +126,7 @@ def describe(end: SeenEnd) -> Record:
         suspects=finding.suspects,
         collectives=finding.collectives,
         evidence=[*finding.evidence, *notes],
-        cause=launch_cause(output.lines) if finding.reason == "launch_failed" else finding.cause or output.no_room,
+        cause=finding.cause or (launch_cause(output.lines) if finding.reason == "launch_failed" else output.no_room),
         clocks=[
             {"node": node, "ahead_s": round(clock.seconds, 1), "corrected": clock.is_certain}
             for node, clock in sorted(clocks.items())
@@ -158,7 +159,12 @@ def end_record(attempt: AttemptDir, **known: Any) -> Record:
 
 def find_blamed(end: SeenEnd, ranks: Ranks, output: JobOutput) -> EndFinding:
     """Return why the attempt ended; what a guard has found decides who is responsible."""
-    return blame_accused(find_reason(end, ranks, output), ranks)
+    finding = blame_accused(find_reason(end, ranks, output), ranks)
+    if finding.first is not None or not rank_files(end.attempt.exits, ".json", launcher_of_name):
+        return finding
+    from bigsci_launch.runs.ending import launchers
+
+    return launchers.blame_launcher(end.attempt, finding)
 
 
 def find_reason(end: SeenEnd, ranks: Ranks, output: JobOutput) -> EndFinding:

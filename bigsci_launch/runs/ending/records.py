@@ -13,6 +13,7 @@ from bigsci_launch.endings.conclude import Culprit, named_by, reason_of, sentenc
 from bigsci_launch.endings.lines import Speaker
 from bigsci_launch.endings.statements import Statement, read_statements
 from bigsci_launch.endings.words import read_words
+from bigsci_launch.file_names import launcher_of_name
 from bigsci_launch.lost_peer import is_loss, says_lost_peer
 from bigsci_launch.runs.ending.output import JobOutput, parse_output
 from bigsci_launch.runs.events import read_last_events, read_tail
@@ -35,7 +36,16 @@ START_ROUNDING_S = 1.0
 
 def read_output(attempt: AttemptDir) -> JobOutput:
     """Return what job.out shows about the attempt, which may be a requeue that appended to it."""
-    return parse_output(b"\n".join(tail(attempt.job_output, OUTPUT_BYTES)).decode(errors="replace"), attempt.name)
+    text = b"\n".join(tail(attempt.job_output, OUTPUT_BYTES)).decode(errors="replace")
+    return parse_output(text, attempt.name, read_launched(attempt))
+
+
+def read_launched(attempt: AttemptDir) -> dict[int, tuple[int, ...]]:
+    """Return the ranks that each launcher has started; none if `bsl` started the ranks themselves."""
+    launched: dict[int, list[int]] = {number: [] for number in rank_files(attempt.pids, ".json", launcher_of_name)}
+    for rank, path in rank_files(attempt.pids, ".json").items() if launched else ():
+        launched.setdefault(read_record(path).get("launcher", -1), []).append(rank)
+    return {number: tuple(ranks) for number, ranks in launched.items()}
 
 
 def read_ranks(attempt: AttemptDir, unwritten: Mapping[tuple[str, int], Record] = MappingProxyType({})) -> Ranks:

@@ -41,7 +41,9 @@ TRAIN = ("python", "-m", "train", "--lr", "1")
 def test_a_launcher_and_its_program(command: str, name: str, processes: int | None, program: tuple[str, ...]) -> None:
     is_global = name in ("mpirun", "srun")
     is_alone = name == "torchrun"
-    assert find_launcher(command.split()) == CommandLauncher(name, processes, is_global, is_alone, program)
+    says, stands_alone = processes not in (None, 1), "--standalone" in command
+    expected = CommandLauncher(name, processes, is_global, is_alone, program, says, stands_alone)
+    assert find_launcher(command.split()) == expected
 
 
 @pytest.mark.parametrize(
@@ -113,7 +115,7 @@ def warned(run: LoadedRun, rule: str) -> list[Finding]:
 def test_a_launcher_for_each_rank_is_refused_with_what_was_meant(load: Load) -> None:
     text = refusal(load, setting("torchrun", "--nproc_per_node", "2", "-m", "train", "--secret", "s3cret"))
     assert has_parts(text, "2 tasks of a node", "2 processes: 4 on a node", "command: [python, -m, train, ...]")
-    assert "ranks_per_node: 1" in text and "s3cret" not in text
+    assert text.endswith("slurm.ranks_per_task: 2") and "s3cret" not in text
     text = refusal(load, setting("bash", "-c", "accelerate launch a.py"))
     assert has_parts(text, "2 tasks of a node", "accelerate launch") and "command:" not in text
     text = refusal(load, setting("mpirun", "-np", "8", "python", "a.py"))
@@ -139,6 +141,76 @@ def test_one_launcher_a_node_is_a_warning_if_they_join(run_file: Path) -> None:
     assert has_parts(refusal(load, setting(*one)), "4 tasks", "of its own", "--nnodes")
     assert "all nodes" in refusal(load, setting("srun", "python", "a.py"))
     assert warned(load(), "launcher") == []
+
+
+ONE_LAUNCHER = "slurm.ranks_per_task=2"
+
+
+def test_one_launcher_for_the_ranks_of_a_task_is_accepted(load: Load) -> None:
+    for command in (
+        ("torchrun", "a.py"),
+        ("torchrun", "--nproc_per_node=2", "a.py"),
+        ("torchrun", "--nproc_per_node=gpu", "a.py"),
+        ("bash", "-c", "exec accelerate launch --num_processes $WORLD_SIZE --num_machines $NNODES a.py"),
+        ("./start.sh",),
+    ):
+        assert warned(load(setting(*command), ONE_LAUNCHER), "launcher") == []
+
+
+def test_a_launcher_that_starts_another_number_of_ranks_is_refused(load: Load) -> None:
+    text = refusal(load, setting("torchrun", "--nproc_per_node", "1", "a.py"), ONE_LAUNCHER)
+    assert has_parts(text, "torchrun starts 1 process,", "slurm.ranks_per_task is 2")
+    text = refusal(load, setting("bash", "-c", "torchrun --nproc_per_node 4 a.py"), ONE_LAUNCHER)
+    assert has_parts(text, "4 processes", "is 2")
+    assert has_parts(refusal(load, setting("mpirun", "-np", "8", "a"), ONE_LAUNCHER), "4 tasks", "all nodes")
+    text = refusal(load, setting("torchrun", "--standalone", "a.py"), ONE_LAUNCHER)
+    assert has_parts(text, "4 tasks", "--standalone", "of its own")
+
+
+def test_a_launcher_of_a_part_of_a_node_is_offered_as_it_is(load: Load) -> None:
+    text = refusal(load, setting("torchrun", "--nproc_per_node", "3", "a.py"))
+    assert text.endswith("one torchrun for each node: slurm.ranks_per_task: 2")
+
+
+def problems(load: Load, *overrides: str) -> list[tuple[str, str]]:
+    with pytest.raises(ConfigError) as caught:
+        load(*overrides)
+    return [(problem.key, problem.text) for problem in caught.value.problems]
+
+
+TORCHRUN = setting("torchrun", "a.py")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "key", "parts"),
+    [
+        ((ONE_LAUNCHER,), "slurm.ranks_per_task", ("`bsl train`", "run.command")),
+        ((ONE_LAUNCHER, TORCHRUN, "survive=true"), "slurm.ranks_per_task", ("survive", "leave out one")),
+        (("slurm.ranks_per_task=3", TORCHRUN), "slurm.ranks_per_task", ("3 does not divide the 2 ranks",)),
+        ((ONE_LAUNCHER, TORCHRUN, "env.PET_NNODES=2"), "env.PET_NNODES", ("leave it out",)),
+        ((ONE_LAUNCHER, TORCHRUN, "env.NNODES=2"), "env.NNODES", ("leave it out",)),
+        ((ONE_LAUNCHER, TORCHRUN, 'slurm.sbatch_options=["--gpus-per-task=1"]'), "slurm.ranks_per_task", ("2 ranks",)),
+    ],
+)
+def test_what_does_not_fit_several_ranks_in_a_task(
+    load: Load, overrides: tuple[str, ...], key: str, parts: tuple[str, ...]
+) -> None:
+    ((found, text),) = problems(load, *overrides)
+    assert found == key and has_parts(text, *parts)
+
+
+@pytest.mark.parametrize(
+    ("bind", "is_refused"), [("cores", False), ("verbose,mask_cpu:f,f0", False), ("map_cpu:0,1", True)]
+)
+def test_where_tasks_of_several_ranks_are_bound(run_file: Path, bind: str, is_refused: bool) -> None:
+    site = run_file.parent / "sites" / "lake.yaml"
+    site.write_text(f"{site.read_text()}\ncpu_bind: {bind}\n")
+    try:
+        load_run(run_file, [ONE_LAUNCHER, TORCHRUN])
+    except ConfigError as error:
+        assert is_refused and has_parts(error.problems[0].text, f"cpu_bind {bind}", "mask_cpu")
+    else:
+        assert not is_refused
 
 
 @pytest.mark.parametrize(

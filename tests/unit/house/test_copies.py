@@ -23,7 +23,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bigsci_launch import procfs
-from bigsci_launch.file_names import rank_name
+from bigsci_launch.file_names import launcher_name, launcher_of_name, rank_name
 from bigsci_launch.runs.layout import AttemptDir, rank_files, write_json
 from bigsci_launch.scheduler.command import is_scrubbed
 from bigsci_launch.spy.evidence.calls.written_stacks import OF_THE_RING
@@ -203,6 +203,12 @@ def test_files_of_ranks_are_named_alike() -> None:
     assert {"node_ranks.py", "node_recorder.py", "rank_process.py", "step_loop.py"} <= {name for name, _ in formats}
     for name, found in formats:
         assert [f"rank-{format(rank, found)}" for rank in RANKS] == [rank_name(rank) for rank in RANKS], name
+
+
+def test_files_of_launchers_are_named_alike(program: Program) -> None:
+    names = [program("rank_launcher").Launcher.name_of(number) for number in RANKS]
+    assert names == [launcher_name(number) for number in RANKS]
+    assert [launcher_of_name(name) for name in names] == list(RANKS)
 
 
 def rank_formats(path: Path) -> Iterator[str]:

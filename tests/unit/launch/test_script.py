@@ -16,7 +16,7 @@ from jinja2 import UndefinedError
 from bigsci_launch.config.load import load_run
 from bigsci_launch.errors import ConfigError
 from bigsci_launch.launch.decide import Turn, behind
-from bigsci_launch.launch.job.options import Option
+from bigsci_launch.launch.job.options import Option, bound_cpus
 from bigsci_launch.launch.job.request import JobRequest, Variable, make_request
 from bigsci_launch.launch.job.script import (
     comment_lines,
@@ -44,7 +44,7 @@ def request_of(shape: str, *overrides: str, run: str = "/home/alice/runs/my run"
 
 
 def test_there_are_several_sites_and_shapes() -> None:
-    assert len(SHAPES) == 6
+    assert len(SHAPES) == 7
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -100,6 +100,28 @@ def test_the_margin_and_its_terms_are_in_the_header(overrides: tuple[str, ...], 
     header = script[: script.index("set -euo pipefail")].splitlines()
     at = header.index(f"#SBATCH --signal=B:USR2@{margin_s}")
     assert how in header[at - 1]
+
+
+@pytest.mark.parametrize(
+    ("bind", "ranks_per_task", "expected"),
+    [
+        (None, 2, None),
+        ("cores", 2, "cores"),
+        ("mask_cpu:fe,fe00,fe0000,fe000000", 1, "mask_cpu:fe,fe00,fe0000,fe000000"),
+        ("mask_cpu:fe,fe00,fe0000,fe000000", 2, "mask_cpu:fefe,fefe0000"),
+        ("verbose,mask_cpu:0x1,0x2,0x4,0x8", 4, "verbose,mask_cpu:f"),
+    ],
+)
+def test_a_task_has_the_cpus_of_all_its_ranks(bind: str | None, ranks_per_task: int, expected: str | None) -> None:
+    assert bound_cpus(bind, ranks_per_task) == expected
+
+
+@pytest.mark.parametrize("local", [False, True])
+def test_tasks_that_start_several_ranks(local: bool) -> None:
+    request = request_of("torchrun-2-nodes", local=local)
+    script = render_script(request)
+    assert script.count(" --ranks-per-task 4 ") == 1 + local
+    assert (request.topology.world_size, request.ranks_per_node) == (16, 16 if local else 8)
 
 
 def test_a_misspelt_name_in_a_template_is_an_error(tmp_path: Path) -> None:
@@ -258,7 +280,7 @@ def test_what_survive_leaves_to_slurm_is_said(requeue: str) -> None:
 
 @pytest.mark.slow
 def test_bash_and_shellcheck_read_a_script_that_survives(tmp_path: Path) -> None:
-    for number, shape in enumerate(SHAPES):
+    for number, shape in enumerate(name for name in SHAPES if not name.startswith("torchrun")):
         spares = () if shape.startswith("local") else SURVIVE
         (tmp_path / f"{number}.sh").write_text(render_script(request_of(shape, "survive=true", *spares)))
     paths = [str(path) for path in sorted(tmp_path.glob("*.sh"))]
