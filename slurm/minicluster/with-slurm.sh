@@ -64,12 +64,12 @@ enter='
 set -eu
 root=$1 here=$2 base=$3
 shift 3
-for folder in "$root" "$here" "$base"; do mkdir -p "$root$folder"; done
 mount --bind "$root" "$root"
 mount -t proc proc "$root/proc"
 mount --rbind /sys "$root/sys"
 mount --rbind /dev "$root/dev"
 mount -t tmpfs tmpfs "$root/tmp"
+mkdir -p "$root$here" "$root$base"
 mount --bind "$here" "$root$here"
 [ "$base" = /usr ] || mount --bind "$base" "$root$base"
 mkdir -p "$root/.outside"

@@ -204,12 +204,17 @@ ulimit -S -c 0 || { echo "cannot set ulimits.core to 0: the node's hard limit is
 ulimit -S -l unlimited || { echo "cannot set ulimits.memlock to unlimited: the node's hard limit is $(ulimit -H -l)" >&2; exit 1; }
 ulimit -S -n 65536 || { echo "cannot set ulimits.nofile to 65536: the node's hard limit is $(ulimit -H -n)" >&2; exit 1; }
 
-# Files for the disk of every node. sbcast names the node that cannot take one, and that ends the job.
+# Files for the disk of every node. sbcast names the node that cannot take one, and that ends the job. The one of Slurm
+# 20.11 exits with 0 even so.
 stage_in() {
-  local to="${2//%j/$SLURM_JOB_ID}"
+  local said to="${2//%j/$SLURM_JOB_ID}"
   to="${to//%u/$(id -un)}"
   say "copying $1 to $to on every node"
-  sbcast --force --preserve -- "$1" "$to" || { echo "stage-in failed: $1 could not be copied to $to on every node: is a disk full, or a folder missing?" >&2; exit 1; }
+  if ! said="$(sbcast --force --preserve -- "$1" "$to" 2>&1)" || [[ "$said" == *"REQUEST_FILE_BCAST("* ]]; then
+    printf '%s\n' "$said" >&2
+    echo "stage-in failed: $1 could not be copied to $to on every node: is a disk full, or a folder missing?" >&2
+    exit 1
+  fi
 }
 stage_in /shared/train.sif /local/train.sif
 
