@@ -10,13 +10,18 @@ from bigsci_launch.printable import without_escapes
 STAMP = re.compile(
     r"^\[?(?P<date>\d{4}-\d\d-\d\d)[T _](?P<time>\d\d:\d\d:\d\d)(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?\]?:? ?"
 )
-GLOG = re.compile(r"\b[EWIF](\d{1,2})(\d\d) (\d\d):(\d\d):(\d\d)(?:\.\d+)?\b")
-MOMENT = re.compile(r"(\d{4})-(\d\d)-(\d\d)[T _](\d\d):(\d\d):(\d\d)")
+GLOG = re.compile(r"\b[EWIF](\d{1,2})(\d\d) (\d\d):(\d\d):(\d\d)(?:\.(\d{1,9}))?\b")
+MOMENT = re.compile(r"\d{4}-(\d\d)-(\d\d)[T _](\d\d):(\d\d):(\d\d)(?:[.,](\d{1,9}))?")
 RANK_LABEL = re.compile(r"^\[(?:rank|default):? ?(\d{1,6})\]:?\s?", re.IGNORECASE)
 TASK_LABEL = re.compile(r"^ {0,5}(\d{1,6}): ")
 NODE_LABEL = re.compile(r"^\[?([A-Za-z][\w.-]{0,60}?)(?:[ :/]+rank[ -]?(\d{1,6}))?(?:\]|:) (?=\S)")
 MPI_LABEL = re.compile(r"^\[\d+,(\d{1,6})\]<std(?:out|err)>:\s?")
-RAY_LABEL = re.compile(r"^\(\w+ pid=\d+(?:, ip=([\d.]+))?\)\s?")
+RAY_LABEL = re.compile(
+    r"^\((?:raylet|(?P<name>[\w.<>:-]{1,80}(?:\([^()]{0,80}\))?) pid=(?P<pid>\d{1,9}))"
+    r"(?:, ip=(?P<node>[\w.:-]{1,60}))?\)\s?"
+)
+RANK_IN_NAME = re.compile(r"\brank[=: ]?(\d{1,6})\b", re.IGNORECASE)
+"""In the name that an actor gives itself."""
 INLINE_RANK = re.compile(r"\bRank (\d{1,6})\]")
 NODES = re.compile(r"^(?:node|host|worker|gpu|n|nid|cn|dgx|r\d+)[\w-]*\d+(?:\.[\w.-]+)?$", re.IGNORECASE)
 """What may stand in front of a line as the name of a node: words such as `Traceback:` and `ValueError:` may not."""
@@ -30,6 +35,7 @@ class Speaker:
     rank: int | None = None
     node: str | None = None
     local_rank: int | None = None
+    pid: int | None = None
 
 
 UNKNOWN = Speaker()
@@ -47,6 +53,8 @@ class PlainLine:
 def plain_line(line: str, speaker: Speaker) -> PlainLine:
     """Return a line, and who printed it: its own label beats `speaker`, which is that of its file."""
     text = without_escapes(line).rstrip()
+    if not text:
+        return PlainLine("", speaker)
     moment = None
     for _ in range(4):  # `2024-01-01T00:00:00Z n1: 3: [rank3]: ...`
         if match := STAMP.match(text):
@@ -60,7 +68,7 @@ def plain_line(line: str, speaker: Speaker) -> PlainLine:
         elif match := TASK_LABEL.match(text):
             speaker = replace(speaker, rank=int(match[1]))
         elif match := RAY_LABEL.match(text):
-            speaker = replace(speaker, node=match[1] or speaker.node)
+            speaker = _actor(match, speaker)
         elif (match := NODE_LABEL.match(text)) and NODES.match(match[1]):
             speaker = replace(speaker, node=match[1], rank=int(match[2]) if match[2] else speaker.rank)
         else:
@@ -71,14 +79,21 @@ def plain_line(line: str, speaker: Speaker) -> PlainLine:
     return PlainLine(text, speaker, moment if moment is not None else moment_of(text[:200]))
 
 
+def _actor(label: re.Match[str], speaker: Speaker) -> Speaker:
+    rank = RANK_IN_NAME.search(label["name"] or "")
+    return replace(
+        speaker,
+        rank=int(rank[1]) if rank else speaker.rank,
+        node=label["node"] or speaker.node,
+        pid=int(label["pid"]) if label["pid"] else None,
+    )
+
+
 def moment_of(text: str) -> float | None:
     """Return the time in a text, in seconds since the year began, so that those with and without a year compare."""
-    if match := MOMENT.search(text):
-        return _seconds(*map(int, match.groups()[1:]))
-    if match := GLOG.search(text):
-        return _seconds(*map(int, match.groups()))
-    return None
-
-
-def _seconds(month: int, day: int, hour: int, minute: int, second: int) -> float:
-    return float((month * 31 + day) * DAY_S + hour * 3600 + minute * 60 + second)
+    match = MOMENT.search(text) or GLOG.search(text)
+    if match is None:
+        return None
+    month, day, hour, minute, second = map(int, match.groups()[:5])
+    whole = (month * 31 + day) * DAY_S + hour * 3600 + minute * 60 + second
+    return whole + float(f"0.{match[6] or 0}")

@@ -3,22 +3,47 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from bigsci_launch.endings.lines import UNKNOWN, PlainLine, Speaker, moment_of, plain_line
-from bigsci_launch.endings.words import EndWord, EndWords, FoundWord
+from bigsci_launch.endings.words import LONGEST, EndWord, EndWords, FoundWord
 from bigsci_launch.printable import without_escapes
 from bigsci_launch.topology.ranks import expand_ranks
 
 TRACEBACK = "Traceback (most recent call last)"
+IGNORED = "Exception ignored in"
+"""Above the traceback of what went wrong while an object was deleted: it ends nothing."""
 CHAINED = ("The above exception was the direct cause", "During handling of the above exception")
+CLAIM = re.compile(r"^\[?rank[ :=]{0,2}(\d{1,6})\b", re.IGNORECASE)
+"""How lines of a process begin that says itself which rank it is."""
+RAISED_IN_RAY = re.compile(
+    r"\bray::\S{1,200} \(pid=(?P<pid>\d{1,9})(?:, ip=(?P<node>[\w.:-]{1,60}))?"
+    r"(?:.*?\b[Rr]ank[=: ]?(?P<rank>\d{1,6}))?"
+)
+"""Ray's driver prints the traceback of an actor below this."""
+HEADING = re.compile(
+    r"^\[Rank (\d{1,6}) Error Snippet\]"
+    r"|(?:\berror|\bcritical|\bfatal|exception|uncaught).{0,200}?\brank[ :=]{0,2}(\d{1,6})\b"
+    r"|\brank[ :=]{0,2}(\d{1,6})\b.{0,200}?(?:\berror|\bcritical|\bfatal|exception|uncaught|fail)",
+    re.IGNORECASE,
+)
+"""A line above a traceback that says whose it is."""
+REMARK = re.compile(r"^.{0,120}?(?:^|(?<!NCCL)[\s\[(|])(?:DEBUG|INFO|WARN|WARNING)(?:[\s\])|:]|$)")
+"""A line that Python's logging calls no error: what it holds was handled, or is a setting."""
 LAUNCHERS = ("torchrun:", "elastic:")
+INDENT = "  "
+"""In front of each line of torchrun's table."""
 LONGEST_TRACEBACK = 200
 LONGEST_BLOCK = 60
+MOST_FOREIGN = 30
+MOST_FORMS = 10_000
+NUMBERS = re.compile(r"\d+(?:[.,:]\d+)*(?:e[+-]?\d+)?")
 SAID_LENGTH = 300
 LONGEST_NUMBER = 6
+MEMBERS = re.compile(r"'([\w.:-]{1,80})': \[([\d, ]{1,4000})\]")
 RANGE = re.compile(r"\d+(?:-\d+)?")
 
 
@@ -35,10 +60,16 @@ class Statement:
     moment: float | None = None
     printed_after: int = 0
     """How many lines without any word its speaker printed after it: a process that prints on has survived it."""
+    continued_for: int = 0
+    """How many of them looked like lines that it had printed before: steps, for example."""
+    is_reported: bool = False
+    """Whether another process prints it as why that one ended: then it was not survived."""
+    is_counted: bool = True
+    """Whether its line is one of the file; of a very long file, it is one of the part that was read."""
 
     @property
     def place(self) -> str:
-        return f"{self.file}:{self.line}" if self.line else self.file
+        return f"{self.file}:{self.line}" if self.line and self.is_counted else self.file
 
     @property
     def kind(self) -> str:
@@ -79,12 +110,15 @@ class Told(NamedTuple):
 def read_statements(text: str, file: str, speaker: Speaker, words: EndWords) -> Told:
     """Return what the text of one file says, line by line."""
     reader = _StatementReader(file, speaker, words.narrowed(text))
-    found = tuple(reader.read(text.split("\n")))
+    found = list(reader.read(text.split("\n")))
     ranks = frozenset(each.rank for each in reader.speakers if each.rank is not None)
     if any(each.word.name.startswith(LAUNCHERS) for each in found):  # then a label is the task of a launcher
-        own = tuple(each if _is_own_label(each) else _without_task(each) for each in found)
-        return Told(own, frozenset(each.speaker.rank for each in own if each.speaker.rank is not None))
-    return Told(found, ranks)
+        nodes = _nodes_of_tasks(found)
+        is_rank = [_is_own_label(each) or each.speaker in reader.members for each in found]
+        found = [each if own else _without_task(each, nodes) for each, own in zip(found, is_rank, strict=True)]
+        ranks = frozenset(each.speaker.rank for each in found if each.speaker.rank is not None)
+    listed = {each.rank for each in reader.members if each.rank is not None}
+    return Told(with_ranks(found, reader.members), ranks | listed)
 
 
 def _is_own_label(statement: Statement) -> bool:
@@ -92,8 +126,75 @@ def _is_own_label(statement: Statement) -> bool:
     return f"rank{statement.speaker.rank}]" in statement.said.lower().replace(" ", "")
 
 
-def _without_task(statement: Statement) -> Statement:
-    return replace(statement, speaker=replace(statement.speaker, rank=None))
+def _nodes_of_tasks(found: Iterable[Statement]) -> dict[int | None, str]:
+    """Return the nodes of launchers by their tasks: from their own tables, and from what srun says of their ends."""
+    nodes: dict[int | None, str] = {}
+    for each in found:
+        if (node := each.named.get("node")) is not None:
+            own = [each.speaker.rank] if each.named_ranks and each.word.name.startswith(LAUNCHERS) else []
+            nodes.update(dict.fromkeys([*own, *each.tasks], node))
+    return nodes
+
+
+def _without_task(statement: Statement, nodes: Mapping[int | None, str]) -> Statement:
+    who = statement.speaker
+    node = who.node or nodes.get(who.rank) if who.rank is not None else who.node
+    return replace(statement, speaker=replace(who, rank=None, node=node), continued_for=0)
+
+
+class _Said(NamedTuple):
+    """A word that a line holds, and who says it: the one that raised an exception, even if another one prints it."""
+
+    found: FoundWord
+    whose: Speaker
+    moment: float | None = None
+    """When the traceback began that it ends."""
+    is_reported: bool = False
+
+
+@dataclass
+class _Traceback:
+    """A traceback that has not ended. Those of processes whose lines have the same label, or none, may be mixed."""
+
+    calls: list[str]
+    whose: Speaker | None = None
+    """Who raised it, where its lines do not say it themselves."""
+    moment: float | None = None
+    is_reported: bool = False
+    due: int = 1
+    """How many exceptions are still to come."""
+    foreign: int = 0
+    """How many lines of others are in it."""
+
+
+@dataclass
+class _Block:
+    """A word of several lines whose last line has not come."""
+
+    word: EndWord
+    first: PlainLine
+    number: int
+    lines: list[tuple[PlainLine, int]] = field(default_factory=list)
+
+
+@dataclass
+class _Output:
+    """What one speaker has printed, without the lines that hold a word."""
+
+    lines: int = 0
+    again: int = 0
+    """How many of them differ from earlier ones in their numbers only."""
+    forms: set[int] = field(default_factory=set)
+
+    def count(self, text: str) -> None:
+        form = hash(NUMBERS.sub("0", text[:SAID_LENGTH]))
+        self.lines += 1
+        self.again += form in self.forms
+        if len(self.forms) < MOST_FORMS:
+            self.forms.add(form)
+
+
+NOTHING = _Output()
 
 
 class _StatementReader:
@@ -102,60 +203,190 @@ class _StatementReader:
     def __init__(self, file: str, speaker: Speaker, words: EndWords) -> None:
         self._file, self._speaker, self._words = file, speaker, words
         self.speakers: set[Speaker] = {speaker}
-        self._traceback: dict[Speaker, list[str]] = {}
-        self._silent: dict[Speaker, int] = {}
+        self.members: set[Speaker] = set()
+        """Processes whose rank a launcher, or the label of an actor, gives."""
+        self._traceback: dict[Speaker, _Traceback] = {}
+        self._open: dict[Speaker, _Block] = {}
+        self._printed: dict[Speaker, _Output] = {}
+        self._all_printed = 0
+        """Lines of all speakers: whose label is missing may be any of them."""
+        self._listed: set[Speaker] = set()
+        """Those in a launcher's table."""
+        self._above: PlainLine | None = None
+        """The line before, which may be the heading of a traceback."""
 
     def read(self, lines: Iterable[str]) -> Iterator[Statement]:
-        found: list[tuple[Statement, int]] = []
-        numbered = iter(enumerate(lines, 1))
-        for number, raw in numbered:
+        found: list[Statement] = []
+        for number, raw in enumerate(lines, 1):
             line = plain_line(raw, self._speaker)
+            block = self._open.get(line.speaker)
+            if block is not None and not _is_last(block, line):
+                block.lines.append((line, number))
+                self._above = line
+                continue
+            if block is not None:
+                found += self._of_block(self._open.pop(line.speaker))
             if (opening := self._words.opening(line.text)) is not None:
-                found += self._of_block(line, _block(numbered, opening, self._speaker), number)
+                self._open[line.speaker] = _Block(opening, line, number)
+                self._traceback.pop(line.speaker, None)
             elif (said := self._word_of(line)) is not None:
                 found.append(self._statement(said, line, number, raw))
-        for statement, silent_then in found:
-            yield replace(statement, printed_after=self._silent.get(statement.speaker, 0) - silent_then)
+            self._above = line
+        for block in self._open.values():
+            found += self._of_block(block)
+        for each in sorted(found, key=lambda each: each.line):
+            printed = self._printed.get(each.speaker, NOTHING)
+            total = self._all_printed if each.speaker == UNKNOWN else printed.lines
+            after, again = total - each.printed_after, printed.again - each.continued_for
+            yield replace(each, printed_after=after, continued_for=again)
 
-    def _word_of(self, line: PlainLine) -> FoundWord | None:
+    def _word_of(self, line: PlainLine) -> _Said | None:
         """Return the word of a line, and count the line for its speaker."""
         who, text = line.speaker, line.text
         self.speakers.add(who)
-        if TRACEBACK in text:
-            self._traceback[who] = [text]
+        if who.pid is not None:
+            own = CLAIM.match(text) if who.rank is None else None
+            self.members.add(replace(who, rank=int(own[1])) if own else who)
+        open_one = self._traceback.get(who)
+        if self._begins_traceback(line):
             return None
-        calls = self._traceback.get(who)
-        if calls is not None and text[:1].isspace() and len(calls) < LONGEST_TRACEBACK:
-            calls.append(text[:SAID_LENGTH])  # a line of source may hold any word
+        if open_one is not None and text[:1].isspace() and len(open_one.calls) < LONGEST_TRACEBACK:
+            open_one.calls.append(text[:SAID_LENGTH])  # a line of source may hold any word
             return None
-        is_end = calls is not None and bool(text) and not text.startswith(CHAINED)
-        found = self._words.find(text, "\n".join(calls) if is_end and calls else None)
-        if is_end:
-            del self._traceback[who]
+        may_end = open_one is not None and bool(text) and not text.startswith(CHAINED)
+        found = self._words.find(text, "\n".join(open_one.calls) if open_one and may_end else None)
+        if found is not None and found.word.speaker == "cause" and REMARK.search(text):
+            found = None
+        if open_one is not None and may_end:
+            self._end_traceback(who, open_one, is_foreign=found is None)
         elif found is None and text:
-            self._silent[who] = self._silent.get(who, 0) + 1
-        return found
+            self._printed.setdefault(who, _Output()).count(text)
+            self._all_printed += 1
+        if found is not None and found.word.speaker == "register":
+            self.members.update(listed_by(found.named))
+        if found is None or open_one is None or not may_end:
+            return found and _Said(found, who)
+        is_reported = open_one.is_reported or who in self._listed
+        return _Said(found, open_one.whose or who, open_one.moment, is_reported)
 
-    def _statement(self, found: FoundWord, line: PlainLine, number: int, raw: str) -> tuple[Statement, int]:
-        said = " ".join(plain_said(raw).split())[:SAID_LENGTH]
-        moment = moment_of(found.named["time"]) if "time" in found.named else line.moment
-        statement = Statement(found.word, said, found.named, line.speaker, self._file, number, moment)
-        return statement, self._silent.get(line.speaker, 0)
+    def _begins_traceback(self, line: PlainLine) -> bool:
+        who, text = line.speaker, line.text
+        open_one = self._traceback.get(who)
+        due = open_one.due + 1 if open_one else 1
+        if "ray::" in text and (found := RAISED_IN_RAY.search(text[:LONGEST])):
+            actor = Speaker(_int(found["rank"]), found["node"] or who.node, pid=int(found["pid"]))
+            self.members.add(actor)
+            self._traceback[who] = _Traceback([text], actor, line.moment, is_reported=True)
+        elif TRACEBACK in text and self._above is not None and self._above.text.startswith(IGNORED):
+            return False
+        elif TRACEBACK in text:
+            above = self._above
+            whose = _heading_of(above, who) if above else None
+            self.members.update({whose} if whose else ())
+            is_logged = above is not None and (whose is not None or (who != UNKNOWN and above.speaker == who))
+            moment = above.moment if above and is_logged else None
+            is_reported = above is not None and "Error Snippet]" in above.text
+            self._traceback[who] = _Traceback([text], whose, moment, is_reported, due)
+        else:
+            return False
+        return True
 
-    def _of_block(self, first: PlainLine, block: list[PlainLine], number: int) -> Iterator[tuple[Statement, int]]:
+    def _end_traceback(self, who: Speaker, traceback: _Traceback, is_foreign: bool) -> None:
+        """Count the line that ends a traceback, or is of another process with the same label."""
+        traceback.due -= not is_foreign
+        traceback.foreign += is_foreign
+        if traceback.due == 0 or traceback.foreign > MOST_FOREIGN:
+            del self._traceback[who]
+
+    def _statement(self, said: _Said, line: PlainLine, number: int, raw: str) -> Statement:
+        text = " ".join(plain_said(raw).split())[:SAID_LENGTH]
+        named = said.found.named
+        moment = moment_of(named["time"]) if "time" in named else said.moment or line.moment
+        before = self._printed.get(said.whose, NOTHING)
+        word, whose = said.found.word, said.whose
+        lines = self._all_printed if whose == UNKNOWN else before.lines
+        return Statement(word, text, named, whose, self._file, number, moment, lines, before.again, said.is_reported)
+
+    def _of_block(self, block: _Block) -> Iterator[Statement]:
         """Yield the statement of a block read as one line, and then what the lines in it say, said by the rank
-        that it names."""
-        text = " ".join(" ".join(each.text for each in [first, *block]).split())
-        whole = self._words.find(text)
-        if whole is None or whole.word.ends is None:
+        that it names. Lines that only look like the begin of a block are read as any others."""
+        text = " ".join(" ".join(each.text for each in [block.first, *(line for line, _ in block.lines)]).split())
+        whole = block.word.found_in(text)
+        if whole is None:
+            for line, at in [(block.first, block.number), *block.lines]:
+                if (said := self._word_of(line)) is not None:
+                    yield self._statement(said, line, at, line.text)
             return
-        yield self._statement(whole, replace(first, text=text), number, text)
-        rank, local_rank = whole.named.get("rank"), whole.named.get("local_rank")
-        who = Speaker(_int(rank), whole.named.get("node"), _int(local_rank))
-        for at, line in enumerate(block, number + 1):
-            inner = replace(line, text=line.text.strip().removeprefix("traceback : ").strip(), speaker=who)
-            if (found := self._word_of(inner)) is not None and found.word.ends is None:
-                yield self._statement(found, inner, at, inner.text)
+        yield self._statement(_Said(whole, block.first.speaker), replace(block.first, text=text), block.number, text)
+        rank, local_rank, pid = (_int(whole.named.get(name)) for name in ("rank", "local_rank", "pid"))
+        who = Speaker(rank, whole.named.get("node"), local_rank, pid)
+        self.members.add(who)
+        self._listed.add(who)
+        for line, at in block.lines:
+            inner = replace(line, text=line.text.removeprefix(INDENT).removeprefix("traceback : "), speaker=who)
+            if (said := self._word_of(inner)) is not None and said.found.word.ends is None:
+                yield self._statement(said, inner, at, inner.text)
+
+
+def _heading_of(above: PlainLine, who: Speaker) -> Speaker | None:
+    """Return who raised it, as the line above a traceback says, where its own lines do not."""
+    found = HEADING.search(above.text[:SAID_LENGTH]) if who.rank is None else None
+    return replace(who, rank=int(next(filter(None, found.groups()))), pid=None) if found else None
+
+
+def _is_last(block: _Block, line: PlainLine) -> bool:
+    ends = block.word.ends
+    return bool(ends and ends.search(line.text)) or len(block.lines) == LONGEST_BLOCK
+
+
+def listed_by(named: Mapping[str, str]) -> Iterator[Speaker]:
+    """Yield the processes that a launcher lists: `{'n0': [0, 1], 'n1': [2, 3]}`, or one of them."""
+    for node, ranks in MEMBERS.findall(named.get("members", "")):
+        for local_rank, rank in enumerate(ranks.split(",")):
+            yield Speaker(_int(rank.strip()), node, local_rank)
+    if "rank" in named:
+        yield Speaker(_int(named["rank"]), named.get("node"), _int(named.get("local_rank")), _int(named.get("pid")))
+
+
+def with_ranks(statements: Sequence[Statement], members: Collection[Speaker]) -> tuple[Statement, ...]:
+    """Return the statements with the ranks that other lines give to the processes which they name, or which say them:
+    by node and local rank, or by PID."""
+    known: dict[object, set[Speaker]] = {}
+    places = {(each.pid, each.node) for each in members if each.pid is not None and each.node}
+    shared = {pid for pid, count in Counter(pid for pid, _ in places).items() if count > 1}
+    for each in members:
+        for key in _keys_of(each.node, each.local_rank, each.pid) if each.rank is not None else ():
+            known.setdefault(key, set()).add(each)
+    ranks = {key: found.pop() for key, found in known.items() if len({each.rank for each in found}) == 1}
+    for pid in shared:
+        ranks.pop(("pid", None, pid), None)
+    return tuple(_with_rank(each, ranks) for each in statements) if ranks else tuple(statements)
+
+
+def _keys_of(node: str | None, local_rank: int | None, pid: int | None) -> list[tuple[str, object, object]]:
+    """Return by what a process is known, the best first. A PID alone may be that of processes of several nodes."""
+    keys: list[tuple[str, object, object]] = []
+    if pid is not None:
+        keys += [("pid", node, pid), ("pid", None, pid)] if node else [("pid", None, pid)]
+    if node and local_rank is not None:
+        keys.append(("place", node, local_rank))
+    return keys
+
+
+def _with_rank(each: Statement, ranks: Mapping[object, Speaker]) -> Statement:
+    who, named = each.speaker, each.named
+    if who.rank is None and (own := _first_known(ranks, who.node, who.local_rank, who.pid)):
+        each = replace(each, speaker=replace(who, rank=own.rank, node=who.node or own.node))
+    node, local_rank, pid = named.get("node"), _int(named.get("local_rank")), _int(named.get("pid"))
+    if not (each.named_ranks or each.tasks) and (meant := _first_known(ranks, node, local_rank, pid)):
+        each = replace(each, named={**named, "rank": str(meant.rank), **({"node": meant.node} if meant.node else {})})
+    return each
+
+
+def _first_known(
+    ranks: Mapping[object, Speaker], node: str | None, local_rank: int | None, pid: int | None
+) -> Speaker | None:
+    return next((ranks[key] for key in _keys_of(node, local_rank, pid) if key in ranks), None)
 
 
 def plain_said(raw: str) -> str:
@@ -163,21 +394,14 @@ def plain_said(raw: str) -> str:
     return "".join(each if each.isprintable() else " " for each in without_escapes(raw))
 
 
-def _block(numbered: Iterator[tuple[int, str]], word: EndWord, speaker: Speaker) -> list[PlainLine]:
-    block: list[PlainLine] = []
-    for _, raw in numbered:
-        line = plain_line(raw, speaker)
-        if (word.ends and word.ends.search(line.text)) or len(block) == LONGEST_BLOCK:
-            break
-        block.append(line)
-    return block
-
-
 def _numbers(text: str) -> tuple[int, ...]:
     listed = ",".join(RANGE.findall(text))  # `1, 3`, `0-2,5`, `rank 1 and rank 0`
     if any(len(each) > LONGEST_NUMBER for each in re.split(r"\D+", listed)):
         return ()
-    return tuple(sorted(set(expand_ranks(listed))))
+    try:
+        return tuple(sorted(set(expand_ranks(listed))))
+    except ValueError:  # more than any job has
+        return ()
 
 
 def _int(text: str | None) -> int | None:

@@ -15,12 +15,12 @@ from bigsci_launch.entries import Entry, read_entries
 from bigsci_launch.errors import ConfigError
 
 FOLDER = "endings"
-SPEAKERS = ("cause", "victim", "witness", "echo")
-"""Who prints a word: the process that failed; one that another one took with it; one that saw it and names it; or one
-that only repeats that it ends."""
+SPEAKERS = ("cause", "victim", "witness", "echo", "register")
+"""Who prints a word: the process that failed; one that another one took with it; one that saw it and names it; one
+that only repeats that it ends; or a launcher that lists which rank is where, or which process it ended."""
 GROUPS = frozenset(
     {"by", "rank", "ranks", "local_rank", "tasks", "node", "server", "address", "device", "key", "pid", "code", "what"}
-    | {"came", "size", "time"}
+    | {"came", "size", "time", "members", "own", "other", "others"}
 )
 """What a pattern may name. A digit at the end tells alternatives apart: `what2` is `what`."""
 FIELDS = ("holds", "line", "speaker", "kind", "says", "next", "sure", "ends", "within", "example")
@@ -52,6 +52,11 @@ class EndWord:
     def is_generic(self) -> bool:
         """Whether it finds the end of any traceback: then every other word says more."""
         return self.within == ANY_TRACEBACK
+
+    def found_in(self, text: str) -> FoundWord | None:
+        """Return what it names in a text; None if the text does not hold it."""
+        match = self.pattern.search(text[:LONGEST])
+        return FoundWord(self, _named(match)) if match else None
 
 
 class FoundWord(NamedTuple):
@@ -89,8 +94,8 @@ class EndWords:
         late = [word for word in self.all if word.is_generic] if calls is not None else []
         for word in [*self.candidates(text), *late]:
             is_there = word.is_generic or not word.within or word.within in (calls or "")
-            if is_there and (match := word.pattern.search(text)):
-                return FoundWord(word, _named(match))
+            if is_there and (found := word.found_in(text)):
+                return found
         return None
 
     def opening(self, text: str) -> EndWord | None:

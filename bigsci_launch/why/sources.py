@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import BinaryIO, NamedTuple
 
 from bigsci_launch.endings.lines import Speaker
 from bigsci_launch.endings.statements import Statement, read_statements
@@ -19,12 +20,20 @@ TAIL_BYTES = 4 << 20
 """Of each file, its last bytes: an end is at the end."""
 ALL_BYTES = 64 << 20
 """Of all files together, so that a folder of a thousand ranks takes seconds."""
+MOST_LINES = 300_000
+"""Of each file. Lines of a few characters, or none, take as long to understand as others."""
+COUNTED = 16
+"""Lines are counted in a file of up to so many times what is read of it: to count more takes longer than to read it."""
 HEADER = "Traceback (most recent call last):\n"
+BLOCK_BYTES = 1 << 20
+PEEKED = 4096
+"""Characters in which a tenth of zeros is no text; a file server may leave some where a node was lost."""
 MOST_FILES = 5000
 DEEPEST = 6
 LOG_NAMES = re.compile(
-    r"(?:\.(?:log|out|err|txt|json|\d+)|^(?:stdout|stderr|log|output)[^.]*|^slurm-\S+)$", re.IGNORECASE
+    r"(?:\.(?:log|out|err|txt|json|[oe]?\d+)|^(?:stdout|stderr|log|out|output|err)[^.]*|^slurm-\S+)$", re.IGNORECASE
 )
+"""PBS and Grid Engine write `name.o1234` and `name.e1234`."""
 RANK_NAME = re.compile(r"(?:^|[^a-z])(?:global[-_]?)?rank[-_.]?(\d{1,6})(?!\d)", re.IGNORECASE)
 TASK_NAME = re.compile(r"(?:^|[-_.])(?:task|proc)[-_.]?(\d{1,6})(?!\d)", re.IGNORECASE)
 LOCAL_NAME = re.compile(r"(?:^|/)(?:attempt_\d+/(\d{1,4})/(?:stdout|stderr|error)|local[-_]rank[-_]?(\d{1,4}))")
@@ -95,32 +104,62 @@ def _logs_in(folder: Path, depth: int) -> Iterator[Path]:
                 yield each
 
 
+class LastPart(NamedTuple):
+    """The last part of a file, from the beginning of a line."""
+
+    text: str
+    start: int = 0
+    """Its first byte in the file."""
+    lines_before: int | None = 0
+    """None where they were not counted."""
+
+
 def _read_file(path: Path, name: str, size: int, words: EndWords) -> Material:
-    text, skipped = _text_of(path, size)
-    if "\0" in text[:1024]:
+    part = _last_part(path, size)
+    begin = part.text[:PEEKED]
+    if begin.count("\0") > len(begin) // 10:
         return Material(notes=(f"{name}: no text",))
-    text = elastic_text(text) if path.suffix == ".json" else text
+    text = elastic_text(part.text) if path.suffix == ".json" else part.text
     if not text:
         return Material()
     told = read_statements(text, name, speaker_of(path), words)
-    statements = tuple(replace(each, line=each.line + skipped) for each in told.statements)
-    notes = (f"{name}: only its last lines were read, from line {skipped + 1} on",) if skipped else ()
-    return Material(statements, told.ranks, (name,), notes)
+    before = part.lines_before
+    statements = tuple(
+        replace(each, line=each.line + (before or 0), is_counted=before is not None) for each in told.statements
+    )
+    return Material(statements, told.ranks, (name,), (_note_of(name, part),) if part.start else ())
 
 
-def _text_of(path: Path, size: int) -> tuple[str, int]:
-    """Return the last bytes of a file, from the beginning of a line, and how many lines are before it."""
-    skipped, last = 0, b""
+def _note_of(name: str, part: LastPart) -> str:
+    if part.lines_before is None:
+        return f"{name}: only its last lines were read, from byte {part.start} on, so they have no numbers here"
+    return f"{name}: only its last lines were read, from line {part.lines_before + 1} on"
+
+
+def _last_part(path: Path, size: int) -> LastPart:
     with suppress(OSError), open_stream(path, follow=True) as stream:
-        start = max(0, stream.seek(0, os.SEEK_END) - size)
-        stream.seek(0)
-        while start and (chunk := stream.read(min(start, size))):
-            start, skipped, last = start - len(chunk), skipped + chunk.count(b"\n"), chunk[-1:]
-        content = stream.read(size)
-        if last not in (b"", b"\n"):
-            content, skipped = content.partition(b"\n")[2], skipped + 1
-        return content.decode("utf-8", "replace").replace("\r\n", "\n"), skipped
-    return "", 0
+        whole = stream.seek(0, os.SEEK_END)
+        start = max(0, whole - size)
+        before = _count_lines(stream, start) if whole <= COUNTED * size else None
+        stream.seek(max(0, start - 1))
+        cut = len(stream.readline(size)) - 1 if start else 0  # the rest of a line that began before
+        content = stream.read(size - cut)
+        before = before + bool(cut) if before is not None else None
+        if content.count(b"\n") > MOST_LINES:
+            left_out = len(content.rsplit(b"\n", MOST_LINES)[0]) + 1
+            before = before + content.count(b"\n", 0, left_out) if before is not None else None
+            cut, content = cut + left_out, content[left_out:]
+        return LastPart(content.decode("utf-8", "replace").replace("\r\n", "\n"), start + cut, before)
+    return LastPart("")
+
+
+def _count_lines(stream: BinaryIO, size: int) -> int:
+    """Return how many lines end in the first bytes of a file."""
+    stream.seek(0)
+    found = 0
+    while size > 0 and (block := stream.read(min(size, BLOCK_BYTES))):
+        found, size = found + block.count(b"\n"), size - len(block)
+    return found
 
 
 def speaker_of(path: Path) -> Speaker:

@@ -45,7 +45,9 @@ def said(text: str, speaker: Speaker = UNKNOWN) -> tuple[Statement, ...]:
         (f"[node-0] {FULL}", Speaker(node="node-0")),
         (f"n7: 3: {FULL}", Speaker(3, "n7")),
         (f"[1,5]<stderr>:{FULL}", Speaker(5)),
-        (f"(TrainWorker pid=7, ip=10.0.0.3) {FULL}", Speaker(node="10.0.0.3")),
+        (f"(TrainWorker pid=7, ip=10.0.0.3) {FULL}", Speaker(node="10.0.0.3", pid=7)),
+        (f"(Trainer(rank=2) pid=7, ip=10.0.0.3) {FULL}", Speaker(2, "10.0.0.3", pid=7)),
+        (f"(raylet, ip=10.0.0.3) {FULL}", Speaker(node="10.0.0.3")),
         (f"2026-11-23T01:00:00.25Z [rank1]: {FULL}", Speaker(1)),
         (f"\x1b[31m[rank1]\x1b[0m: {FULL}", Speaker(1)),
         (FULL, UNKNOWN),
@@ -81,6 +83,55 @@ def test_tracebacks_of_ranks_may_be_mixed() -> None:
     header = "Traceback (most recent call last):"
     text = f"0: {header}\n1: {header}\n1: KeyError: 1\n0: ValueError: 2\n"
     assert [(each.by, each.named["what"]) for each in said(text)] == [(1, "KeyError: 1"), (0, "ValueError: 2")]
+
+
+def test_tracebacks_without_labels_may_be_mixed() -> None:
+    header = "Traceback (most recent call last):"
+    others = "INFO: step\nloss: 2.5\nEpoch: 3\n"
+    text = f"{header}\nstep 3\n{header}\n  f()\n{others}KeyError: 1\n    x\nValueError: 2\nstep: 6\n"
+    assert [each.named["what"] for each in said(text)] == ["KeyError: 1", "ValueError: 2"]
+    endless = f"{header}\n" + "step 3\n" * 40 + "step: 6\n"
+    assert not said(endless)
+
+
+def test_lines_of_two_tables_may_be_mixed() -> None:
+    table = ["Root Cause (first observed failure):", "  time      : 2026-11-27_05:37:4{0}", "  host      : n{0}"]
+    table += ["  rank      : {0} (local_rank: 0)", "  exitcode  : -9 (pid: 5{0})", "=" * 20]
+    text = "\n".join(f"{task}: {line.format(task)}" for line in table for task in (1, 2))
+    found = [each for each in said(text) if each.word.name == "torchrun: root cause"]
+    assert [(each.named_ranks, each.named["node"]) for each in found] == [((1,), "n1"), ((2,), "n2")]
+
+
+def test_what_only_looks_like_a_table_is_read_as_any_lines() -> None:
+    assert [each.word.name for each in said(f"time      : 12 s\n{FULL}\n")] == ["disk: full"]
+
+
+def test_a_pid_of_two_nodes_is_the_rank_of_neither() -> None:
+    label = "(Trainer(rank={}) pid=7, ip=10.0.0.{})"
+    died = "ray.exceptions.ActorDiedError: The actor died\n\tpid: 7\n\tip: 10.0.0.{}\nThe actor is dead\n"
+    one, other = (label.format(number, number) + " step 1\n" for number in (3, 4))
+    both = one + other
+    for text, ranks in ((one + died.format(3), (3,)), (both + died.format(4), (4,)), (both + died.format(5), ())):
+        assert [each.named_ranks for each in said(text) if each.word.name == "ray: actor died"] == [ranks]
+
+
+def test_the_line_above_a_traceback_gives_its_time() -> None:
+    text = "Traceback (most recent call last):\nKeyError: 1\n"
+    first, second = said(
+        f"2026-11-27 06:03:33,5 ERROR [rank 3] failed\n{text}2026-11-27 06:03:35 error on rank 0\n{text}"
+    )
+    assert (first.by, second.by) == (3, 0)
+    assert first.moment is not None and second.moment == first.moment + 1.5
+
+
+def test_who_prints_on_as_before_has_survived() -> None:
+    before, after = "0: step 1 loss 2.5\n", "0: step {} loss 1e-3\n"
+    text = f"{before}0: Traceback (most recent call last):\n0: KeyError: 1\n"
+    assert conclude(said(text + "".join(after.format(step) for step in range(3)))).kind == "unknown"
+    assert conclude(said(text + "".join(after.format(step) for step in range(2)))).kind == "crashed"
+    assert conclude(said(text + "0: cleaning up\n0: uploading\n0: bye\n")).kind == "crashed"
+    unlabelled = text.replace("0: ", "") + "".join(after.format(step) for step in range(9)).replace("0: ", "")
+    assert conclude(said(unlabelled)).kind == "crashed", "others may have printed them"
 
 
 def test_who_prints_on_has_survived() -> None:

@@ -1,0 +1,1 @@
+"""Failures of jobs under the launchers that people use, and the judge of what `bsl why` says of each."""

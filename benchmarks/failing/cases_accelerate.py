@@ -1,0 +1,123 @@
+"""Twelve failures under accelerate."""
+
+from __future__ import annotations
+
+from failing import scripts
+from failing.acts import cut_power
+from failing.case import CRASHED, LaunchFailure
+from failing.scripts import DETAIL, launched
+
+ACCELERATE = (
+    LaunchFailure(
+        "accelerate",
+        "exception",
+        "an AssertionError under gloo",
+        CRASHED,
+        launched(scripts.ACCELERATE, "--how assertion --rank 2 --together gloo"),
+        nodes=(0, 2),
+        tasks=1,
+    ),
+    LaunchFailure(
+        "accelerate",
+        "killed",
+        "SIGKILL; peers lose the connection",
+        CRASHED,
+        launched(scripts.ACCELERATE, "--how killed --rank 1 --together tcp"),
+        nodes=(2, 2),
+        tasks=1,
+    ),
+    LaunchFailure(
+        "accelerate",
+        "hard-exit",
+        "os._exit(17), without a word",
+        CRASHED,
+        launched(scripts.ACCELERATE, "--how hard_exit --rank 3 --together tcp", srun="--label"),
+        nodes=(4, 2),
+        tasks=1,
+    ),
+    LaunchFailure(
+        "accelerate",
+        "chained",
+        "a chained exception, printed with times",
+        CRASHED,
+        launched(scripts.ACCELERATE, "--how chained --rank 2 --style records --together tcp"),
+        nodes=(6, 2),
+        tasks=1,
+    ),
+    LaunchFailure(
+        "accelerate",
+        "loader-raised",
+        "a worker of the DataLoader raises",
+        CRASHED,
+        launched(scripts.ACCELERATE, "--loader raises --rank 3 --together gloo"),
+        nodes=(8, 2),
+        tasks=1,
+    ),
+    LaunchFailure(
+        "accelerate",
+        "terminated",
+        "a rank ends by SIGTERM",
+        CRASHED,
+        launched(scripts.ACCELERATE, "--how terminated --rank 2 --together tcp"),
+        nodes=(1, 2),
+        tasks=1,
+    ),
+    LaunchFailure(
+        "accelerate",
+        "segfault-traced",
+        "a segmentation fault with faulthandler, on the last of three nodes",
+        CRASHED,
+        launched(scripts.ACCELERATE, "--how segfault_traced --rank 5 --together tcp"),
+        nodes=(3, 3),
+        tasks=1,
+    ),
+    LaunchFailure(
+        "accelerate",
+        "disk",
+        "a full tmpfs",
+        ("disk",),
+        launched(scripts.ACCELERATE, "--how disk --rank 0 --together gloo"),
+        nodes=(6, 2),
+        tasks=1,
+    ),
+    LaunchFailure(
+        "accelerate",
+        "survived",
+        "rank 0 handles an OSError; later, rank 3 fails",
+        CRASHED,
+        launched(scripts.ACCELERATE, "--how asynchronous --rank 3 --survives 0 --together gloo --at 10"),
+        nodes=(8, 2),
+        tasks=1,
+    ),
+    LaunchFailure(
+        "accelerate",
+        "operation",
+        "a rank broadcasts while the others reduce, with DETAIL",
+        ("mismatch",),
+        launched(scripts.ACCELERATE, "--how operation --rank 1 --together gloo --timeout 20", before=DETAIL),
+        nodes=(0, 2),
+        tasks=1,
+    ),
+    LaunchFailure(
+        "accelerate",
+        "time-limit",
+        "the time limit, while all is well",
+        ("time_limit",),
+        launched(scripts.ACCELERATE, "--steps 1000 --together tcp"),
+        nodes=(9, 2),
+        tasks=1,
+        options=("--time=1",),
+        whose="none",
+    ),
+    LaunchFailure(
+        "accelerate",
+        "node-failure",
+        "a node loses power",
+        ("node_failure",),
+        launched(scripts.ACCELERATE, "--together tcp --steps 400"),
+        nodes=(11, 3),
+        tasks=1,
+        act=cut_power,
+        whose="node",
+    ),
+)

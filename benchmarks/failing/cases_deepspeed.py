@@ -1,0 +1,122 @@
+"""Twelve failures under DeepSpeed's launchers."""
+
+from __future__ import annotations
+
+from failing import scripts
+from failing.acts import cancel, cut_power
+from failing.case import CRASHED, MEMORY, LaunchFailure
+from failing.scripts import launched
+
+DEEPSPEED = (
+    LaunchFailure(
+        "DeepSpeed",
+        "exception",
+        "an IndexError; deepspeed.launcher.launch on each node",
+        CRASHED,
+        launched(scripts.DEEPSPEED, "--how lookup --rank 3 --together gloo"),
+        nodes=(0, 2),
+        tasks=1,
+    ),
+    LaunchFailure(
+        "DeepSpeed",
+        "killed",
+        "SIGKILL under gloo",
+        CRASHED,
+        launched(scripts.DEEPSPEED, "--how killed --rank 2 --together gloo"),
+        nodes=(2, 2),
+        tasks=1,
+    ),
+    LaunchFailure(
+        "DeepSpeed",
+        "memory",
+        "MemoryError, --launcher slurm",
+        MEMORY,
+        launched(scripts.DEEPSPEED_SLURM, "--how memory --rank 3 --together gloo"),
+        nodes=(4, 2),
+    ),
+    LaunchFailure(
+        "DeepSpeed",
+        "segfault",
+        "a segmentation fault, deepspeed --no_ssh on each node",
+        CRASHED,
+        launched(scripts.DEEPSPEED_NO_SSH, "--how segfault --rank 1 --together gloo"),
+        nodes=(6, 2),
+        tasks=1,
+    ),
+    LaunchFailure(
+        "DeepSpeed",
+        "exit-code",
+        "sys.exit(3) on one node with four ranks",
+        CRASHED,
+        launched(scripts.DEEPSPEED_ONE, "--how exit_code --rank 2 --together gloo", each=4),
+        nodes=(8, 1),
+        tasks=1,
+    ),
+    LaunchFailure(
+        "DeepSpeed",
+        "chained",
+        "a chained exception on one node with four ranks",
+        CRASHED,
+        launched(scripts.DEEPSPEED_ONE, "--how chained --rank 1 --together gloo", each=4),
+        nodes=(9, 1),
+        tasks=1,
+    ),
+    LaunchFailure(
+        "DeepSpeed",
+        "child",
+        "a program that a rank starts fails, --launcher slurm",
+        CRASHED,
+        launched(scripts.DEEPSPEED_SLURM, "--how child --rank 2 --together gloo"),
+        nodes=(1, 2),
+    ),
+    LaunchFailure(
+        "DeepSpeed",
+        "rendezvous",
+        "a rank never comes to the start of gloo",
+        ("rendezvous", "hang"),
+        launched(scripts.DEEPSPEED, "--before hang --rank 3 --together gloo --timeout 12"),
+        nodes=(3, 2),
+        tasks=1,
+    ),
+    LaunchFailure(
+        "DeepSpeed",
+        "two-apart",
+        "rank 3 fails, and rank 0 for a reason of its own 1.5 s later",
+        CRASHED,
+        launched(scripts.DEEPSPEED, "--how unreadable --rank 3 --then 0 lookup --style records"),
+        nodes=(5, 2),
+        tasks=1,
+    ),
+    LaunchFailure(
+        "DeepSpeed",
+        "rank-logs",
+        "a full tmpfs, and a file for each rank",
+        ("disk",),
+        launched(scripts.DEEPSPEED, "--how disk --rank 1 --together tcp", more="--enable_each_rank_log $LOGS"),
+        nodes=(7, 2),
+        tasks=1,
+        has_logs=True,
+    ),
+    LaunchFailure(
+        "DeepSpeed",
+        "cancelled",
+        "scancel, while all is well",
+        ("cancelled",),
+        launched(scripts.DEEPSPEED_NO_SSH, "--together tcp --steps 400"),
+        nodes=(0, 2),
+        tasks=1,
+        act=cancel,
+        whose="none",
+    ),
+    LaunchFailure(
+        "DeepSpeed",
+        "node-failure",
+        "a node loses power",
+        ("node_failure",),
+        launched(scripts.DEEPSPEED, "--together tcp --steps 400"),
+        nodes=(10, 3),
+        tasks=1,
+        act=cut_power,
+        whose="node",
+    ),
+)
