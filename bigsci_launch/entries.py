@@ -14,6 +14,9 @@ from typing import Any
 from bigsci_launch.errors import ConfigError
 from bigsci_launch.safe_files import read_file
 
+LONGEST_REASON = 300
+"""Characters of an error about a file, which quotes its lines."""
+
 
 @dataclass(frozen=True, slots=True)
 class Entry:
@@ -63,6 +66,6 @@ def parse_entries(text: str, file: str) -> Iterator[Entry]:
     try:
         parser.read_file(io.StringIO(text), file)
     except (configparser.Error, ValueError) as error:
-        raise ConfigError(f"{file} is no INI file: {' '.join(str(error).split())}") from error
+        raise ConfigError(f"{file} is no INI file: {' '.join(str(error).split())[:LONGEST_REASON]}") from error
     for name in parser.sections():
         yield Entry(file, name, dict(parser[name]))

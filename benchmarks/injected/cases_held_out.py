@@ -241,7 +241,7 @@ SAME_CRASH = Truth(
     ("FAILED",),
     ("crashed",),
     2,
-    words=("NaN in gradients", r"next start +none", r"no step"),
+    words=("NaN in gradients", r"next start +none", r"no (?:step|progress)"),
     advice=(r"bsl logs .*--rank 2\b",),
     never=(*HARM, "a shard is empty"),
     said="NaN in gradients",

@@ -398,7 +398,12 @@ CASES = (
                 words=("no rank failed",),
                 never=(r"(?m)^lost node", "node_failure"),
             ),
-            Truth(None, ("FAILED",), words=("script was killed",), never=(r"(?m)^lost node", "node_failure")),
+            Truth(
+                None,
+                ("FAILED",),
+                words=("was killed before it could write",),
+                never=(r"(?m)^lost node", "node_failure"),
+            ),
         ),
         "called crashed, and a lost batch host",
     ),

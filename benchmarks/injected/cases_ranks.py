@@ -7,6 +7,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 from injected.case import Check, Injection, Look, Truth
 from injected.field import PROGRAMS, Field, NotMade, wait_until
@@ -154,6 +155,7 @@ def flooding(megabytes: int, *more: str) -> Inject:
     return inject
 
 
+NO_ROOM = replace(died(3, 7), words=("No space left on device",), advice=("make room there",))
 LEFT = Truth(
     r"[1-9]\d*", ("FAILED",), ("left_early",), 3, words=(r"exit code 0|left",), advice=(r"bsl logs .*3\b",), never=HARM
 )
@@ -240,7 +242,7 @@ CASES = (
         "disk-full",
         "the file system of the run directory is full (tmpfs) when a rank ends with 7",
         full("bytes"),
-        (died(3, 7),),
+        (NO_ROOM,),
         "wrong exit code, false cause, no rank",
     ),
     Injection(
@@ -284,7 +286,7 @@ CASES = (
         "inodes",
         "the file system of the run directory has no inodes left when a rank ends with 7",
         full("inodes"),
-        (died(3, 7),),
+        (NO_ROOM,),
         is_own=True,
     ),
     Injection(

@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
+from mmap import ACCESS_READ, mmap
 from pathlib import Path
 from typing import Any
 
@@ -86,7 +87,7 @@ def find_damage(folder: Path, report_progress: Progress = no_progress) -> list[s
     try:
         record = read_record(folder)
     except CheckpointError as error:
-        return [error.message]
+        return [_with_instead(error.message, record_path(folder))]
     problems = find_incomplete(folder, record)
     try:
         expected = saved_digests(folder, record)
@@ -96,7 +97,20 @@ def find_damage(folder: Path, report_progress: Progress = no_progress) -> list[s
         report_progress(100 * number // len(expected), name)
         if name not in problems and (problem := _find_other_bytes(folder / name, digest)):
             problems[name] = problem
+    problems = {name: _with_instead(problem, folder / name) for name, problem in problems.items()}
     return [*problems.values(), *(find_disagreements(folder, record) if not problems else ())]
+
+
+def _with_instead(problem: str, path: Path) -> str:
+    """Add what has taken the place of a damaged file, if its content shows that."""
+    from bigsci_launch.weights.files.instead import what_instead
+
+    try:
+        with open_stream(path, follow=True) as file, mmap(file.fileno(), 0, access=ACCESS_READ) as content:
+            instead = what_instead(content)
+    except (OSError, ValueError):
+        return problem
+    return f"{problem}: it is {instead}" if instead else problem
 
 
 @dataclass(frozen=True, slots=True)

@@ -74,13 +74,17 @@ def report_system_error(error: OSError) -> int:
     return said.exit_code
 
 
+LONGEST_LINE = 4000
+"""Characters of an error: a damaged file may have one value of a million, and the error quotes it."""
+
+
 def error_text(error: BslError) -> str:
     """Return what the user reads: one line per problem, then the hint."""
     problems = error.problems if isinstance(error, ConfigError) else ()
     lines = [f"error: {problem}" for problem in problems] or [f"error: {error.message}"]
     if error.hint:
         lines.append(f"hint: {error.hint}")
-    return "\n".join(lines)
+    return "\n".join(line if len(line) <= LONGEST_LINE else f"{line[:LONGEST_LINE]} ..." for line in lines)
 
 
 @click.group(

@@ -25,6 +25,10 @@ if TYPE_CHECKING:
     from bigsci_launch.spy.look.target import Target
 
 EXIT_FOUND, EXIT_INCOMPLETE = 1, 4
+OF_LOOKS = ("settle", "native", "flight_recorder", "output", "html", "why")
+"""Options that need ranks to look at."""
+NO_FAILURE = ("finished", "stopped", "cancelled", "preempted", "requeued", "time_limit", "unknown", "running")
+"""Why a run ended, where none of its ranks hung or crashed."""
 LOOKS_AT_PROCESSES = "--settle, --native, --step and --flight-recorder look at processes, --bundle at files"
 STYLES: dict[str, dict[str, Any]] = {
     "bad": {"fg": "red"},
@@ -110,7 +114,7 @@ def spy(
     ranks wait for which.
 
     Nothing needs to be prepared, and nothing is paused unless you ask for it. The evidence is stored, and --bundle
-    analyses it again offline.
+    analyses it again offline. If RUN has ended, the answer is that of `bsl why RUN`.
     """
     from bigsci_launch.spy.evidence.bundle import damage_named
     from bigsci_launch.spy.inputs.gather import open_evidence
@@ -124,9 +128,9 @@ def spy(
         with damage_named(bundle):
             answer = _judge(open_evidence([bundle, *map(Path, words)]), axes)
     else:
-        target = _find_target(words[0] if words else None, jobid, local, pid)
-        if step is not None and not target.job_id:
-            raise click.UsageError("--step selects a step of a running Slurm job")
+        target = _find_target(words[0] if words else None, jobid, local, pid, step)
+        if target.is_over:
+            sys.exit(_say_why_it_ended(target, as_json, exit_code))
         look = LookOptions(native, flight_recorder, settle or 0.0, step)
         answer, stored, unstored = _look(target.with_options(look, axes), axes, output)
     with damage_named(bundle):
@@ -136,6 +140,19 @@ def spy(
     if unstored is not None:
         raise unstored
     sys.exit(_exit_code(answer, exit_code))
+
+
+def _say_why_it_ended(target: Target, as_json: bool, reports_failures: bool) -> int:
+    """Answer for a run that has ended as `bsl why` does; return the exit code."""
+    from bigsci_launch.cli.why import show, why_of_run
+
+    assert target.run is not None and target.attempt is not None
+    given = click.get_current_context().params
+    if options := [f"--{name.replace('_', '-')}" for name in OF_LOOKS if given[name]]:
+        raise click.UsageError(f"run {target.run.name} has ended: {', '.join(options)} cannot be used with it")
+    found = why_of_run(target.run, target.attempt.name)
+    show(found, as_json)
+    return EXIT_FOUND if reports_failures and found.kind not in NO_FAILURE else 0
 
 
 def _exit_code(answer: SpyAnswer, reports_failures: bool) -> int:
@@ -167,12 +184,14 @@ def _judge(found: Bundle, axes: str | None) -> SpyAnswer:
     return answer
 
 
-def _find_target(run: str | None, jobid: str | None, local: bool, pid: int | None) -> Target:
+def _find_target(run: str | None, jobid: str | None, local: bool, pid: int | None, step: str | None) -> Target:
     from bigsci_launch.spy.look.target import find_local_target, find_target, target_of_process
 
-    if pid is not None:
-        return target_of_process(pid)
-    return find_local_target() if local else find_target(run, jobid)
+    named = target_of_process(pid) if pid is not None else None
+    target = named or (find_local_target() if local else find_target(run, jobid))
+    if step is not None and not target.job_id:
+        raise click.UsageError("--step selects a step of a running Slurm job")
+    return target
 
 
 def _look(target: Target, axes: str | None, output: Path | None) -> tuple[SpyAnswer, Path | None, BslError | None]:

@@ -26,15 +26,19 @@ def why(what: tuple[str, ...], name: str | None, as_json: bool) -> None:
     srun, torchrun and the kernel printed, and error files of torch elastic. It exits with 0 if the reason is known, and
     with 1 if what was read does not say it, or if the job still runs.
     """
+    found = _answer(what, name)
+    show(found, as_json)
+    if not found.is_known:
+        raise SystemExit(1)
+
+
+def show(found: Why, as_json: bool) -> None:
     from bigsci_launch.why.answer import why_document, why_lines
 
-    found = _answer(what, name)
     if as_json:
         console.answer_json(why_document(found))
     else:
         console.answer("\n".join(why_lines(found)))
-    if not found.is_known:
-        raise SystemExit(1)
 
 
 def _answer(what: tuple[str, ...], name: str | None) -> Why:
@@ -46,7 +50,7 @@ def _answer(what: tuple[str, ...], name: str | None) -> Why:
     if len(what) == 1 and is_job_id(what[0]) and not paths[0].exists():
         return _of_job(what[0], name)
     if not what or (len(what) == 1 and not paths[0].is_file() and _is_run(what[0])):
-        return _of_run(find_run(what[0] if what else None), name)
+        return why_of_run(find_run(what[0] if what else None), name)
     if name is not None:
         raise click.UsageError("--attempt is for a run")
     return why_logs(paths)
@@ -75,11 +79,15 @@ def _of_job(job_id: str, name: str | None) -> Why:
         if job.run_directory is not None:
             raise
         return why_job(job)
-    return _of_run(run, name)
+    return why_of_run(run, name)
 
 
-def _of_run(run: RunDir, name: str | None) -> Why:
+def why_of_run(run: RunDir, name: str | None) -> Why:
+    """Return why an attempt of a run ended, with what the rings show that its ranks have left."""
     from bigsci_launch.runs.find import run_argument
+    from bigsci_launch.spy.judge.rings_left import what_rings_show
+    from bigsci_launch.spy.look.collect import collect
+    from bigsci_launch.spy.look.target import target_of_ended_run
     from bigsci_launch.status.ending import ending_advice
     from bigsci_launch.status.read import read_status
     from bigsci_launch.why.answer import Why
@@ -96,5 +104,8 @@ def _of_run(run: RunDir, name: str | None) -> Why:
             "not known" if is_over else "none",
             next=f"bsl status {run_argument(run)}",
         )
+    shown = what_rings_show(collect(target_of_ended_run(run, status.attempt)).evidence())
     advice = ending_advice(status.exit, run_argument(run), status.next_start)
-    return why_run(run.name, status.attempt, status.exit, advice)
+    if advice is None and shown:
+        advice = f"bsl trace last {run_argument(run)}   (the last calls of every rank)"
+    return why_run(run.name, status.attempt, status.exit, advice, shown)

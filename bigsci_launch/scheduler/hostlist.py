@@ -12,8 +12,11 @@ from collections.abc import Iterable, Sequence
 
 _BRACKETS = re.compile(r"\[([^\]]*)\]")
 _RANGE = re.compile(r"(?P<first>[0-9]+)(?:-(?P<last>[0-9]+))?")
-_NUMBERED = re.compile(r"(?P<prefix>.*?)(?P<number>[0-9]+)")
+_PART = re.compile(r"(?:[^,\[]|\[[^\]]*\])+")
+_DIGITS = "0123456789"
 MAX_NODES = 65536
+SHOWN = 80
+"""Characters of an expression that an error quotes."""
 
 
 def expand_hostlist(expression: str) -> list[str]:
@@ -26,7 +29,7 @@ def expand_hostlist(expression: str) -> list[str]:
     for part in _split_outside_brackets(expression):
         names.extend(_expand_part(part))
         if len(names) > MAX_NODES:
-            raise ValueError(f"{expression!r} names more than {MAX_NODES} nodes")
+            raise ValueError(f"{_quoted(expression)} names more than {MAX_NODES} nodes")
     return names
 
 
@@ -46,20 +49,24 @@ def compress_hostlist(names: Iterable[str]) -> str:
 
 def _split_outside_brackets(expression: str) -> list[str]:
     if expression.count("[") != expression.count("]") or re.search(r"\[[^\]]*\[|^[^\[]*\]", expression):
-        raise ValueError(f"{expression!r}: unbalanced brackets")
-    return [part for part in re.split(r",(?![^\[]*\])", expression.strip()) if part]
+        raise ValueError(f"{_quoted(expression)}: unbalanced brackets")
+    return _PART.findall(expression.strip())
+
+
+def _quoted(text: str) -> str:
+    return repr(text if len(text) <= SHOWN else f"{text[:SHOWN]}...")
 
 
 def _expand_part(part: str) -> list[str]:
     if re.search(r"\s", part):
-        raise ValueError(f"{part!r} is not a node name")
+        raise ValueError(f"{_quoted(part)} is not a node name")
     pieces: list[list[str]] = []
     num_names = 1
     for index, text in enumerate(_BRACKETS.split(part)):
         pieces.append(_expand_ranges(text, part) if index % 2 else [text])
         num_names *= len(pieces[-1])
         if num_names > MAX_NODES:
-            raise ValueError(f"{part!r} names more than {MAX_NODES} nodes")
+            raise ValueError(f"{_quoted(part)} names more than {MAX_NODES} nodes")
     return ["".join(combination) for combination in itertools.product(*pieces)]
 
 
@@ -68,17 +75,17 @@ def _expand_ranges(text: str, part: str) -> list[str]:
     for item in text.split(","):
         match = _RANGE.fullmatch(item)
         if match is None:
-            raise ValueError(f"{part!r}: {item!r} is neither a number nor a range of numbers")
+            raise ValueError(f"{_quoted(part)}: {_quoted(item)} is neither a number nor a range of numbers")
         first, last, width = int(match["first"]), int(match["last"] or match["first"]), len(match["first"])
         if not 0 <= last - first < MAX_NODES:
-            raise ValueError(f"{part!r}: {item!r} is not a range")
+            raise ValueError(f"{_quoted(part)}: {_quoted(item)} is not a range")
         numbers.extend(f"{number:0{width}d}" for number in range(first, last + 1))
     return numbers
 
 
 def _prefix(name: str) -> tuple[str, bool]:
-    match = _NUMBERED.fullmatch(name)
-    return (match["prefix"], True) if match else (name, False)
+    prefix = name.rstrip(_DIGITS)
+    return prefix, prefix != name
 
 
 def _compress_numbers(numbers: Sequence[str]) -> str:

@@ -14,7 +14,7 @@ from dataclasses import replace
 from bigsci_launch.errors import AmbiguousJob, JobNotFound
 from bigsci_launch.scheduler.job import JobInfo, JobState
 
-_JOB_ID = re.compile(r"(?P<base>[0-9]+)(?:_[0-9]+|_\[[-0-9,:.%]+\]|\+[0-9]+)?")
+_JOB_ID = re.compile(r"(?P<base>[0-9]{1,19})(?:_[0-9]{1,19}|_\[[-0-9,:.%]+\]|\+[0-9]{1,9})?")
 MAX_LISTED = 4
 
 

@@ -10,7 +10,7 @@ from bigsci_launch.scheduler.command import run_slurm
 from bigsci_launch.scheduler.hostlist import expand_hostlist
 from bigsci_launch.scheduler.job import parse_time
 
-_FIELD = re.compile(r"(\w+)=(\S*)")
+_FIELD = re.compile(r"\b(\w+)=(\S*)")
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from bigsci_launch.endings.conclude import JobEnding, signal_of
+from bigsci_launch.endings.conclude import JobEnding
+from bigsci_launch.endings.exits import signal_of
 from bigsci_launch.endings.statements import Statement
 
 SCHEMA_VERSION = 1
@@ -122,7 +123,7 @@ def why_document(why: Why) -> dict[str, Any]:
 def _evidence(each: Statement) -> dict[str, Any]:
     return {
         "file": each.file or None,
-        "line": each.line or None,
+        "line": (each.is_counted and each.line) or None,
         "said": each.said,
         "word": each.word.name,
         "speaker": each.word.speaker,

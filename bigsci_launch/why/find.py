@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from bigsci_launch.endings.conclude import conclude
+from bigsci_launch.endings.conclude import Culprit, conclude, named_by, sentence_of
 from bigsci_launch.endings.lines import Speaker
-from bigsci_launch.endings.statements import Statement, read_statements
+from bigsci_launch.endings.statements import LAUNCHERS, Statement, read_statements
 from bigsci_launch.endings.words import read_words
 from bigsci_launch.errors import EvidenceError, SlurmError
 from bigsci_launch.runs.ending.failures import failure_text
@@ -61,12 +62,20 @@ def _output_of(job: JobInfo) -> tuple[Material, tuple[str, ...]]:
         return Material(), (error.message,)
 
 
-def why_run(name: str, attempt: AttemptDir, ended: dict[str, Any], advice: str | None) -> Why:
-    """Return why an attempt of a run ended: what `exit.json` says, and the lines of its logs that show it."""
+def why_run(
+    name: str, attempt: AttemptDir, ended: dict[str, Any], advice: str | None, shown: Sequence[str] = ()
+) -> Why:
+    """Return why an attempt of a run ended: what `exit.json` says, and the lines of its logs that show it.
+
+    `shown` is what the rings of its ranks show.
+    """
     failure = ended.get("first_failure") or {}
-    rank, node = failure.get("rank"), failure.get("node")
     material = _logs_of(attempt)
+    culprit = _meant(failure, material.statements)
     first = failure_text(failure) if failure else "none" if ended["reason"] in ("finished", "stopped") else "not known"
+    rank = culprit.ranks[0] if culprit.ranks else None
+    if rank != failure.get("rank"):
+        first = f"{culprit}: {failure.get('error')}"
     sentence = ended.get("cause") or (failure_text(failure) if failure else "")
     said = [str(each) for each in ended.get("evidence") or []]
     return Why(
@@ -74,13 +83,26 @@ def why_run(name: str, attempt: AttemptDir, ended: dict[str, Any], advice: str |
         kind=kind_of(ended),
         sentence=str(sentence or next(iter(said), "") or ended["reason"]),
         first=first,
-        ranks=(rank,) if isinstance(rank, int) else (),
-        node=node if isinstance(node, str) else None,
+        ranks=culprit.ranks,
+        local_rank=culprit.local_rank,
+        node=culprit.node,
         evidence=tuple(_about(material.statements, rank)),
-        notes=(*said, *material.notes),
+        notes=(*said, *shown, *material.notes),
         next=advice or "",
         read=material.files,
     )
+
+
+def _meant(failure: Mapping[str, Any], statements: Sequence[Statement]) -> Culprit:
+    """Return the rank of a failure: if that is the task of a launcher, the rank that the launcher names."""
+    rank, node = failure.get("rank"), failure.get("node")
+    own = Culprit((rank,) if isinstance(rank, int) else (), node=node if isinstance(node, str) else None)
+    for each in statements:
+        if each.word.speaker == "witness" and each.named_ranks and each.word.name.startswith(LAUNCHERS):
+            culprit = named_by(each)
+            if sentence_of(each, culprit) == failure.get("error"):
+                return replace(culprit, node=culprit.node or own.node)
+    return own
 
 
 def kind_of(ended: dict[str, Any]) -> str:
@@ -102,6 +124,6 @@ def _logs_of(attempt: AttemptDir) -> Material:
 
 def _about(statements: Sequence[Statement], rank: int | None) -> list[Statement]:
     """Return the lines about a rank: its own, and those that name it; of no rank, those of the job's output."""
-    told = [each for each in statements if each.word.speaker != "echo"]
+    told = [each for each in statements if each.word.speaker not in ("echo", "register")]
     own = [each for each in told if rank is not None and (each.by == rank or rank in (*each.named_ranks, *each.tasks))]
     return (own or [each for each in told if each.by is None] or told)[:ABOUT_FIRST]

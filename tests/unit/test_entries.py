@@ -52,3 +52,9 @@ def test_the_program_of_a_job_script_has_them_too(own: Path, tmp_path: Path, mon
     )
     done = subprocess.run([sys.executable, "-I", "-S", "-c", program], capture_output=True, text=True, check=True)
     assert json.loads(done.stdout)[0] == ["mine", {"line": "step=(?P<step>\\d+) 100%\nand more = x"}]
+
+
+def test_an_error_quotes_the_beginning_of_a_long_line() -> None:
+    with pytest.raises(ConfigError, match="no INI file") as caught:
+        list(parse_entries("[a]\n" + "x" * 100_000 + "\n", "ours.ini"))
+    assert len(caught.value.message) < 400

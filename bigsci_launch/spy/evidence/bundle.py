@@ -47,10 +47,9 @@ sample holds
 in the ends of logs {rank, time, type, message, place, source}, and `heartbeats` {rank, phase, step, time, first_step}.
 `printed` is what ranks have printed during the look: {rank, lines, last, step}, the last line, and the last step in the
 format of trainers.
-`rings` are the copies of rings that ranks left when they ended: {rank, ring}, as in a sample. `is_over`: the
-job had ended, so that no node was asked; `ending` is the reason in its exit.json, and `lost_node` the node named there.
-`asked` is what the user named. `scheduler` runs commands in the job `job_id`. `het_groups` is {node: component} if it
-is a heterogeneous one, and `py_spy` the one in PATH.
+`rings` are the copies of rings that ranks left when they ended: {rank, ring}, as in a sample. `is_over`: the job had
+ended, so that no node was asked. `asked` is what the user named. `scheduler` runs commands in the job `job_id`.
+`het_groups` is {node: component} if it is a heterogeneous one, and `py_spy` the one in PATH.
 """
 
 from __future__ import annotations
@@ -68,6 +67,8 @@ from bigsci_launch.spy.evidence.ranks import Evidence, read_evidence
 from bigsci_launch.topology import Topology
 
 SCHEMA_VERSION = 1
+LONGEST_REASON = 300
+"""Characters of an error about a file: some quote all of it."""
 FOLDER_MODE, FILE_MODE = 0o750, 0o640
 """Stacks, paths and names of hosts are for the owner and the group of the run; a stricter umask counts."""
 
@@ -101,7 +102,7 @@ def damage_named(bundle: Path | None) -> Iterator[None]:
         if bundle is None:
             raise
         raise EvidenceError(
-            f"{bundle}: the evidence is damaged ({type(error).__name__}: {error})",
+            f"{bundle}: the evidence is damaged ({type(error).__name__}: {str(error)[:LONGEST_REASON]})",
             hint="look at the job again with `bsl spy RUN`; BSL_DEBUG=1 shows where this happened",
         ) from error
 
@@ -164,7 +165,7 @@ def _read(path: Path) -> dict[str, Any]:
     try:
         document = read_json(path)
     except (OSError, ValueError) as error:
-        raise EvidenceError(f"{path}: cannot be read ({error})") from error
+        raise EvidenceError(f"{path}: cannot be read ({str(error)[:LONGEST_REASON]})") from error
     if not isinstance(document, dict):
         raise EvidenceError(f"{path}: not a JSON object")
     return document

@@ -159,6 +159,9 @@ class KnownCodeFile(Section):
     own. This is asked of the innermost frame of a thread, wrappers left out: whatever calls Python again has a frame
     below it."""
 
+    backward_engines: Calls = {}
+    """Functions that wait for a backward pass. It runs in threads of native code, which may call Python again."""
+
     local_libraries: tuple[ListedText, ...] = ()
     """Compiled libraries in which nothing waits for other ranks."""
 

@@ -187,7 +187,7 @@ def _table(key: str) -> Callable[[str, str], bool]:
 
 
 _is_idle, _may_communicate = _table("idle"), _table("may_communicate")
-_is_shared_lock = _table("shared_locks")
+_is_shared_lock, _is_backward_engine = _table("shared_locks"), _table("backward_engines")
 _is_server = _table("servers")
 _is_norm, _is_at_store, _is_joining = _table("norms"), _table("store"), _table("joining")
 _is_shutdown, _is_start_of_child = _table("shutdown"), _table("starts_of_children")
@@ -216,6 +216,11 @@ def may_communicate(function: str, file: str) -> bool:
     Ask it of the innermost frame of a thread that is no wrapper; `ThreadStack.native_call` does.
     """
     return _may_communicate(function, file)
+
+
+def is_backward_engine(function: str, file: str) -> bool:
+    """Whether the function waits for a backward pass, which runs in threads of native code."""
+    return _is_backward_engine(function, file)
 
 
 def is_server(function: str, file: str) -> bool:

@@ -148,12 +148,8 @@ class Evidence:
     """Steps of the job whose processes were not taken for ranks, in words."""
     is_over: bool = False
     """Whether the job had ended, so that no node was asked."""
-    ending: str | None = None
-    """Why the run ended, by its exit.json: `cancelled`, `crashed`, ..; None while it runs, or if that is not known."""
     printed: tuple[NewLines, ...] = ()
     """What ranks have printed during the look."""
-    lost_node: str | None = None
-    """The node that Slurm lost, by the run's exit.json."""
     looked: float | None = None
     """When the look began, in seconds since the epoch."""
     asked: str = ""
@@ -279,9 +275,7 @@ def read_evidence(collection: Mapping[str, Any], nodes: Iterable[Mapping[str, An
         others=tuple(other for node in nodes for other in parse_others(node)),
         steps_left_out=tuple(left_out),
         is_over=bool(collection.get("is_over")),
-        ending=collection.get("ending"),
         printed=parse_printed(collection),
-        lost_node=collection.get("lost_node"),
         looked=collection.get("time"),
         asked=str(collection.get("asked") or ""),
         scheduler=str(collection.get("scheduler") or ""),

@@ -91,7 +91,7 @@ def read_recorder(path: Path, document: Mapping[str, Any]) -> Found:
         entries = entries_of(document, is_of_torchcomms(config))
         recorder = {**compact(entries), "members": members_of(config)}
         threads = threads_of(entries)
-    except (LookupError, TypeError, ValueError, AttributeError) as error:
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         raise Damaged(f"it is a dump of torch's flight recorder, but damaged ({error!r})") from error
     numbered_by = NumberedBy.FILE_NUMBER if named_rank(path) is None else NumberedBy.FILES
     return Found((Reading(SOURCE, rank=rank, recorder=recorder, threads=threads, numbered_by=numbered_by),))

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from bigsci_launch.errors import EvidenceError
-from bigsci_launch.spy.evidence.bundle import Bundle, read_bundle
+from bigsci_launch.spy.evidence.bundle import LONGEST_REASON, Bundle, read_bundle
 from bigsci_launch.spy.evidence.numbering import RANKS_NOT_NAMED, NumberedBy, OtherProcess, list_processes
 from bigsci_launch.spy.evidence.ranks import FILES
 from bigsci_launch.spy.inputs.flight_recorder import SOURCE as RECORDER
@@ -29,6 +29,9 @@ from bigsci_launch.typed_path import open_typed
 
 MAX_FILE_BYTES = 1 << 28
 MOST_REASONS = 3
+MOST_LOOKS = 64
+MOST_UNPACKED = 1 << 27
+"""Bytes of a file that gzip has compressed. It compresses at most by a thousand."""
 MOST_DESCRIBED = 32
 PARALLEL_BYTES = 1 << 25
 """One process reads this much in half a second."""
@@ -134,7 +137,7 @@ def read_file(path: Path) -> Found | None:
         EvidenceError: it is evidence that cannot be used.
     """
     with open_typed(path) as stream:
-        data = unpack(stream.read(), MAX_FILE_BYTES)
+        data = unpack(stream.read(), MOST_UNPACKED)
     for read in (read_recorder_pickle, read_json, read_inspector_lines, read_ras_text, read_stack_text):
         try:
             found, moment = read(path, data), moment_of(path)
@@ -142,7 +145,7 @@ def read_file(path: Path) -> Found | None:
         except NotThis:
             continue
         except Damaged as error:
-            raise EvidenceError(f"{path}: {error}", hint=HINT) from error
+            raise EvidenceError(f"{path}: {str(error)[:LONGEST_REASON]}", hint=HINT) from error
     return None
 
 
@@ -220,13 +223,15 @@ def align(several: Sequence[Reading]) -> tuple[list[list[Reading]], list[float] 
     """Return the looks at one rank, each with what the tools read of it, and the seconds of each since the first.
 
     A tool that looked less often than another is taken to have looked last. Seconds are None if they are not known.
+    A process that a loop has dumped for a day has some thousand looks: these are thinned out.
     """
     of_tool: dict[str, list[Reading]] = {}
     for reading in several:
         of_tool.setdefault(reading.source, []).append(reading)
     times_of = {}
     for tool, readings in of_tool.items():
-        order, times_of[tool] = order_looks([reading.moment for reading in readings])
+        order, times = order_looks([reading.moment for reading in readings])
+        order, times_of[tool] = thinned(order), None if times is None else thinned(times)
         of_tool[tool] = newest_process([readings[index] for index in order])
     most = max(of_tool, key=lambda tool: len(of_tool[tool]))
     num_looks = len(of_tool[most])
@@ -236,6 +241,13 @@ def align(several: Sequence[Reading]) -> tuple[list[list[Reading]], list[float] 
         for look, reading in zip(reversed(looks), reversed(readings), strict=False):
             look.append(reading)
     return looks, [0.0] if num_looks == 1 else times
+
+
+def thinned(looks: list[Any]) -> list[Any]:
+    """Return at most `MOST_LOOKS` of looks in the order of time: the first, the last, and others evenly between."""
+    if len(looks) <= MOST_LOOKS:
+        return looks
+    return [looks[at * (len(looks) - 1) // (MOST_LOOKS - 1)] for at in range(MOST_LOOKS)]
 
 
 def newest_process(readings: list[Reading]) -> list[Reading]:

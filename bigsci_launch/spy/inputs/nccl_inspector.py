@@ -37,7 +37,7 @@ def read_inspector_lines(_path: Path, data: bytes) -> Found:
             operation, number = as_operation(str(call["coll"])), int(call["coll_sn"])
             node = str(document.get("metadata", {}).get("hostname") or node)
             pid = int(document.get("metadata", {}).get("pid") or pid or 0)
-        except (LookupError, TypeError, ValueError, AttributeError):
+        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
             continue  # the last line of a process that was killed may be torn
         of_group = counts.setdefault(group, {})
         of_group[operation] = max(of_group.get(operation, 0), number)

@@ -60,7 +60,7 @@ def read_ras(document: object) -> Found:
             replace(read_process(process, rank, communicators, rank_of), numbered_by=numbered_by)
             for process, rank in rank_of.items()
         ]
-    except (LookupError, TypeError, ValueError, AttributeError) as error:
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         raise Damaged(f"it is a report of NCCL's RAS, but damaged ({error!r})") from error
     return Found(tuple(sorted(readings, key=lambda reading: reading.rank or 0)))
 

@@ -29,7 +29,7 @@ def read_pyspy_json(path: Path, data: bytes) -> Found:
     try:
         dumps = parse_json(b"[" + NEXT_DUMP.sub(b"],[", data.strip()) + b"]", limit=len(data) * 2 + 2)
         readings = [reading for dump in dumps for reading in _readings(path, dump)]
-    except (LookupError, TypeError, ValueError, AttributeError) as error:
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         raise Damaged(f"it is JSON of py-spy, but damaged ({error!r})") from error
     return without_helpers(with_rank_of_file(named_rank(path), readings))
 
@@ -57,7 +57,7 @@ def _parent(about: Mapping[str, Any]) -> int | None:
 def _thread(thread: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "tid": int(thread.get("os_thread_id") or thread.get("thread_id") or 0),
-        "name": thread.get("thread_name"),
+        "name": None if thread.get("thread_name") is None else str(thread["thread_name"]),
         "active": bool(thread.get("active")),
         "owns_gil": bool(thread.get("owns_gil")),
         "frames": [

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from bigsci_launch.spy.evidence.known_code import operation_of
-from bigsci_launch.spy.inputs.layout import Passage, passages_of
+from bigsci_launch.spy.inputs.layout import WIDE, Passage, passages_of
 from bigsci_launch.spy.inputs.looks import named_rank, node_of
 from bigsci_launch.spy.inputs.origins import TextOrigin, origin_of_label
 from bigsci_launch.spy.inputs.reading import Found, NotThis, Reading
@@ -28,9 +28,14 @@ from bigsci_launch.spy.inputs.stack_lines import (
     Tool,
     parse_line,
 )
+from bigsci_launch.units import format_bytes
 
 SOURCE = "stacks in text"
 MOST_REASONS = 3
+MOST_BYTES = 1 << 24
+"""Of one file: the stacks of thousands of processes."""
+MARKS = (b"hread", b"#", b"Process ", b"Error: ", b"PID", b"pid", b"ank")
+"""One of these is in any text of stacks, unless its characters are wide."""
 PY_SPY_FAILED = (b"Error: Failed to ", b"Error: Permission Denied", b"Error: Timed out")
 OF_PROGRAMS = ("<module>", "_run_module_as_main")
 ORDINALS = ("th", "st", "nd", "rd")
@@ -207,9 +212,13 @@ def read_stack_text(path: Path, data: bytes) -> Found:
     Raises:
         NotThis: it shows no call of any of the tools, and no process that could not be read.
     """
-    readers = [_read(passage) for passage in passages_of(data)]
+    if not data.startswith(WIDE) and not any(mark in data for mark in MARKS):
+        raise NotThis  # before its lines are taken apart: it may be long
+    readers = [_read(passage) for passage in passages_of(_end_of(data))]
     read = [process for reader in readers for process in reader.processes]
     problems = tuple(f"py-spy: {words}" for reader in readers for words in reader.problems)
+    if len(data) > MOST_BYTES:
+        problems = (f"{path.name}: only its last {format_bytes(MOST_BYTES)} were read", *problems)
     rank = named_rank(path)
     if not any(process.has_calls or process.reasons for process in read):
         if rank is None or not problems or not data.lstrip().startswith(PY_SPY_FAILED):
@@ -218,6 +227,11 @@ def read_stack_text(path: Path, data: bytes) -> Found:
     is_task = all(len(_of_ranks(reader.processes)) <= 1 for reader in readers)
     readings = [_reading(process, path, position, is_task) for position, process in enumerate(read, 1)]
     return replace(without_helpers(with_rank_of_file(rank, readings)), problems=problems)
+
+
+def _end_of(data: bytes) -> bytes:
+    """The last lines of a long text, as of a log that ends with stacks."""
+    return data if len(data) <= MOST_BYTES else data[-MOST_BYTES:].partition(b"\n")[2]
 
 
 def _read(passage: Passage) -> _StackReader:

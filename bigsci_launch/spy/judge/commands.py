@@ -8,7 +8,13 @@ from bigsci_launch.scheduler.choice import SCHEDULERS
 from bigsci_launch.spy.evidence.ranks import Evidence
 
 _ON_NODE = re.compile(r"(?P<command>.+)  # on (?P<node>[^\s:,]+)(?:[:,] (?P<note>.+))?")
+ASK_NATIVE = "bsl spy --native  # shows which native code they are in, such as a collective"
 ASK_RECORDER = "bsl spy --flight-recorder=fork  # torch's record of collectives shows who left"
+OF_FILES = {
+    ASK_NATIVE: "py-spy dump --native --pid PID  # for each rank, while it hangs: shows which native code it is in",
+    ASK_RECORDER: "TORCH_FR_BUFFER_SIZE=2000  # in the next attempt: torch's record of collectives shows who left",
+}
+"""What to do instead where the evidence is in files: the processes are out of reach, or gone."""
 ASK_DEVICES = (
     "nvidia-smi --query-gpu=index,utilization.gpu,power.draw --format=csv  # on each node: a device that waits in a "
     "collective is at 100 % with little power"
@@ -23,6 +29,8 @@ def on_node(node: str, command: str, note: str = "") -> str:
 
 def typed(line: str, evidence: Evidence) -> str:
     """Return the line with what the user named, and of a job of a scheduler, with the step that runs it on its node."""
+    if evidence.is_from_files and line in OF_FILES:
+        return OF_FILES[line]
     for name in _OF_BSL:
         if line.startswith(name) and evidence.asked:
             return f"{name} {evidence.asked}{line.removeprefix(name)}"

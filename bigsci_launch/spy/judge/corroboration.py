@@ -18,6 +18,7 @@ from bigsci_launch.spy.evidence.ranks import Evidence, RankEvidence
 from bigsci_launch.spy.evidence.stacks import Frame
 from bigsci_launch.spy.judge.commands import on_node
 from bigsci_launch.spy.judge.conclusion import Conclusion
+from bigsci_launch.spy.judge.first_use import ASK_NCCL, words_of_first_use
 from bigsci_launch.spy.judge.last_calls import find_in_rings, whereabouts
 from bigsci_launch.spy.judge.rules.failures import lost_peer
 from bigsci_launch.spy.judge.rules.network import stuck_connections
@@ -294,6 +295,14 @@ def _last_calls(conclusion: Conclusion, evidence: Evidence, suspects: list[RankE
 
 
 Find = Callable[[Conclusion, Evidence, list[RankEvidence]], list[Clue]]
+
+
+def _communicators(conclusion: Conclusion, evidence: Evidence, _suspects: list[RankEvidence]) -> list[Clue]:
+    """A communicator that may be in the making, where no rank is accused."""
+    words = "" if conclusion.suspects else words_of_first_use(evidence)
+    return [Clue(evidence=words, next=ASK_NCCL)] if words else []
+
+
 _SEARCHES: tuple[Find, ...] = (
     _last_calls,
     _first_exception,
@@ -302,5 +311,6 @@ _SEARCHES: tuple[Find, ...] = (
     _lock_holders,
     _stale_lock_file,
     _connections,
+    _communicators,
     _other_memory_kills,
 )

@@ -49,7 +49,7 @@ RULES = (
     ),
     make_rule(
         failures.ended_on_request,
-        beats="one-has-ended all-lost-a-peer ended-in-silence",
+        beats="one-has-ended all-lost-a-peer",
         source="ring_file.py: the kernel keeps what a process wrote into a mapped file",
         shown_by="test: all-told-to-end-with-rings",
         silent_on="zoo/H70-4-ranks-culprit-3",

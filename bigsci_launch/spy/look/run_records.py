@@ -13,11 +13,9 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from bigsci_launch.errors import BslError
-from bigsci_launch.runs.attempts import read_exit
 from bigsci_launch.runs.events import read_last_events
 from bigsci_launch.runs.generations.read import read_generations
-from bigsci_launch.runs.layout import AttemptDir, rank_files, read_json
+from bigsci_launch.runs.layout import AttemptDir, rank_files, read_record
 from bigsci_launch.runs.step_forms import forms_of
 from bigsci_launch.safe_files import open_stream
 from bigsci_launch.step_lines import parse_steps
@@ -39,16 +37,14 @@ RankRecord = dict[str, Any]
 
 
 def read_records(attempt: AttemptDir | None) -> dict[str, Any]:
-    """Return `expected` (from pid files), `exits`, `errors`, the first `tracebacks` in logs, the last `heartbeats`, and
-    the `ending` of the run."""
+    """Return `expected` (from pid files), `exits`, `errors`, the first `tracebacks` in logs, and the last
+    `heartbeats`."""
     if attempt is None:
         return {}
     generations = read_generations(attempt)
     started = [_pick(item, "rank", "node", "host", "pid") for item in _read_all(attempt.pids)]
     expected = [item for item in started if generations is None or generations.has(int(item["rank"]))]
     ranks = [int(item["rank"]) for item in expected]
-    ending = read_exit(attempt) or {}
-    failure = ending.get("first_failure") or {}
     return {
         "expected": expected,
         "exits": _read_all(attempt.exits),
@@ -58,8 +54,6 @@ def read_records(attempt: AttemptDir | None) -> dict[str, Any]:
             for rank in ranks
             if (found := first_traceback(attempt.log_file(rank), rank) or first_abort(attempt.log_file(rank), rank))
         ],
-        "ending": ending.get("reason"),
-        "lost_node": failure.get("node") if ending.get("reason") == "node_failure" else None,
         "heartbeats": [found for rank in ranks if (found := last_heartbeat(attempt.event_file(rank), rank))],
     }
 
@@ -91,15 +85,9 @@ def read_printed(attempt: AttemptDir | None, before: Mapping[int, int]) -> list[
 
 
 def _read_all(folder: Path) -> list[RankRecord]:
-    found = []
-    for path in rank_files(folder, ".json").values():
-        try:
-            document = read_json(path)
-        except BslError:
-            continue  # the file is being written right now
-        if isinstance(document, dict) and "rank" in document:
-            found.append(document)
-    return found
+    """Return the records of ranks, without files that are being written right now."""
+    records = (read_record(path) for path in rank_files(folder, ".json").values())
+    return [record for record in records if record.get("rank") is not None]
 
 
 def _pick(document: Mapping[str, Any], *keys: str) -> RankRecord:

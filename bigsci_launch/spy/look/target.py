@@ -14,12 +14,11 @@ from bigsci_launch.errors import CollectError, JobNotFound, RunDirError
 from bigsci_launch.runs.attempts import JobRecord, find_job, identify, query_attempt, read_exit, read_job
 from bigsci_launch.runs.find import find_run, run_argument, runs_root
 from bigsci_launch.runs.generations.read import present_topology, read_generations
-from bigsci_launch.runs.layout import AttemptDir, RunDir, find_runs, open_run, rank_files
+from bigsci_launch.runs.layout import AttemptDir, RunDir, find_runs, open_run
 from bigsci_launch.scheduler import choice
 from bigsci_launch.scheduler.here import this_node
 from bigsci_launch.scheduler.hostlist import expand_hostlist
 from bigsci_launch.scheduler.job import JobInfo, JobState
-from bigsci_launch.spy.look.ring_copies import copies_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +60,7 @@ class Target:
     asked: str = ""
     """How to name it on the command line of `bsl spy`."""
     is_over: bool = False
-    """Whether the job has ended: what is known is what its ranks have left."""
+    """Whether the job has ended: its ranks have left rings, and nothing else of them can be looked at."""
 
     def with_options(self, look: LookOptions, axes: str | None = None) -> Target:
         """Return the target with the options of the look; `axes` is the topology, if the user named one."""
@@ -100,7 +99,7 @@ def find_target(argument: str | None, job_id: str | None) -> Target:
 
     Raises:
         RunDirError, JobNotFound, SlurmUnavailable: there is no such run or job.
-        CollectError: it does not run, and nothing is left of its ranks.
+        CollectError: it does not run, and no record shows that it has ended.
     """
     if job_id is not None:
         job = choice.OF_JOBS.find_job(job_id)
@@ -117,9 +116,11 @@ def find_target(argument: str | None, job_id: str | None) -> Target:
         try:
             return _target_of_run_on_slurm(run, attempt, record)
         except (CollectError, JobNotFound):
-            if not _has_left_records(attempt) or not _has_ended(attempt, query_attempt(attempt)):
+            if not _has_ended(attempt, query_attempt(attempt)):
                 raise
             return target_of_ended_run(run, attempt)
+    if query_attempt(attempt).state.is_over:
+        return target_of_ended_run(run, attempt)
     return target_of_local_run(run, attempt)
 
 
@@ -138,19 +139,14 @@ def target_of_ended_run(run: RunDir, attempt: AttemptDir) -> Target:
 
 
 def _has_right_job(attempt: AttemptDir, job: JobInfo) -> bool:
-    """Whether the attempt is that of the job, which has ended, and its ranks have left anything."""
+    """Whether the attempt is that of the job, which has ended."""
     record = read_job(attempt)
-    is_its_own = record is not None and record.job_id == job.number
-    return is_its_own and _has_ended(attempt, job) and _has_left_records(attempt)
+    return record is not None and record.job_id == job.number and _has_ended(attempt, job)
 
 
 def _has_ended(attempt: AttemptDir, job: JobInfo) -> bool:
     """Whether the job is over. While Slurm cleans up its nodes, its attempt records that."""
     return job.state.is_over or (job.state is JobState.COMPLETING and read_exit(attempt) is not None)
-
-
-def _has_left_records(attempt: AttemptDir) -> bool:
-    return bool(copies_of(attempt) or rank_files(attempt.pids, ".json") or rank_files(attempt.exits, ".json"))
 
 
 def _run_of(job: JobInfo) -> tuple[RunDir | None, AttemptDir | None]:
@@ -174,6 +170,7 @@ def target_of_job(job: JobInfo, run: RunDir | None, attempt: AttemptDir | None) 
     scheduler = choice.OF_JOBS
     if job.state is not JobState.RUNNING or not job.hostlist:
         more = f"bsl status --jobid {job.job_id}" if run else scheduler.show_job.format(job_id=job.job_id)
+        more = f"bsl why {job.job_id}" if job.state.is_over else more
         raise CollectError(
             f"job {job.job_id} is not running: {job.raw_state or job.state.value}",
             hint=f"stacks can only be read while a job is running; see `{more}`",

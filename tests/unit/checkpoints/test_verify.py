@@ -104,6 +104,24 @@ def test_every_file_that_is_wrong_is_named(checkpoints: CheckpointsDir, check_te
     assert len(find_damage(folder)) == 3
 
 
+POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:" + b"4d" * 32 + b"\nsize 25602\n"
+
+
+def test_what_is_in_the_place_of_a_file_is_named(checkpoints: CheckpointsDir, check_text: CheckText) -> None:
+    """A folder that came by git or from a server, or whose bytes were lost."""
+    folder = save(checkpoints, 10)
+    shard = folder / SHARD
+    found = []
+    for content in (POINTER, bytes(shard.stat().st_size), b"<!DOCTYPE html><html>Sign in</html>", b"PK"):
+        shard.write_bytes(content)
+        found += find_damage(folder)
+    os.mkfifo(shard.with_suffix(".fifo"))
+    shard.with_suffix(".fifo").rename(shard)
+    found += find_damage(folder)
+    record_path(folder).write_bytes(POINTER)
+    check_text(*found, *find_damage(folder))
+
+
 def test_half_a_checkpoint_is_no_lost_run(checkpoints: CheckpointsDir) -> None:
     folder = save(checkpoints, 10)
     record_path(folder).unlink()

@@ -18,9 +18,10 @@ import pytest
 from click.testing import CliRunner, Result
 
 from bigsci_launch.cli import console
-from bigsci_launch.cli.main import bsl
+from bigsci_launch.cli.main import LONGEST_LINE, bsl, error_text
 from bigsci_launch.demo.screen import last_screen
 from bigsci_launch.demo.story import DemoResult
+from bigsci_launch.errors import BslError
 
 pytestmark = pytest.mark.slow
 
@@ -267,3 +268,8 @@ def test_a_table_whose_reader_went_away_ends_as_other_text_does(monkeypatch: pyt
         console.answer_table(("tensor",), [("weight",)])
     with suppress(BrokenPipeError):
         stdout.close()
+
+
+def test_an_error_that_quotes_a_million_characters_is_cut() -> None:
+    text = error_text(BslError("x" * 1_000_000, hint="mend it"))
+    assert len(text) < LONGEST_LINE + 50 and text.endswith("\nhint: mend it")

@@ -15,9 +15,10 @@ from hypothesis import strategies as st
 from bigsci_launch.cli.main import bsl
 from bigsci_launch.endings.lines import UNKNOWN, Speaker
 from bigsci_launch.errors import EvidenceError
-from bigsci_launch.why.find import kind_of, why_logs
-from bigsci_launch.why.sources import elastic_text, read_material, speaker_of
-from tests.support.texts import CheckText
+from bigsci_launch.runs.layout import RunDir
+from bigsci_launch.why.find import kind_of, why_logs, why_run
+from bigsci_launch.why.sources import TAIL_BYTES, elastic_text, read_material, speaker_of
+from tests.support.texts import CheckText, has_parts
 
 OOM = "srun: error: n1: task 3: Out Of Memory\n"
 ERROR_FILE = {
@@ -82,6 +83,27 @@ def test_lines_of_a_long_log_keep_their_numbers(tmp_path: Path, monkeypatch: pyt
     assert found.notes
     log.write_text(OOM)
     assert not read_material([log]).notes
+
+
+def test_of_a_log_of_many_gigabytes_only_the_end_is_read(tmp_path: Path) -> None:
+    log, size = tmp_path / "job.out", 6 << 30
+    with log.open("wb") as stream:
+        stream.seek(size)  # a hole takes no room on the disk
+        stream.write(b"\n" + b"step 1 of many\n" * (TAIL_BYTES // 15) + OOM.encode())
+    found = asked(str(log))
+    assert (found["kind"], found["evidence"][0]["line"]) == ("out_of_memory", None)
+    assert has_parts(found["notes"][0], "from byte 64424")
+
+
+@pytest.mark.parametrize("earlier", [0, 3000])
+def test_of_very_many_lines_the_last_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, earlier: int) -> None:
+    monkeypatch.setattr("bigsci_launch.why.sources.MOST_LINES", 100)
+    monkeypatch.setattr("bigsci_launch.why.sources.TAIL_BYTES", 1000)
+    log = tmp_path / "job.out"
+    log.write_text(f"{OOM}\n" + "\n" * (earlier + 300) + OOM)
+    found = read_material([log])
+    assert [each.line for each in found.statements] == [earlier + 303]
+    assert len(found.notes) == 1
 
 
 def test_what_is_missing_is_said(tmp_path: Path) -> None:
@@ -172,6 +194,31 @@ def test_the_usual_output_is_found_where_slurm_has_forgotten_it(slurm: Any) -> N
     Path("slurm-12.out").write_text("srun: error: n1: task 1: Segmentation fault (core dumped)\n")
     found = asked("12")
     assert (found["kind"], found["first_failure"]["text"]) == ("crashed", "task 1 on n1")
+
+
+ROOT_CAUSE = """Root Cause (first observed failure):
+[0]:
+  time      : 2026-11-27_05:38:07
+  host      : n1
+  rank      : 10 (local_rank: 2)
+  exitcode  : -6 (pid: 214033)
+  error_file: <N/A>
+  traceback : Signal 6 (SIGABRT) received by PID 214033
+============================================================
+"""
+
+
+def test_of_a_launcher_that_is_a_task_the_rank_is_the_one_that_it_names(tmp_path: Path) -> None:
+    attempt = RunDir(tmp_path / "run").attempt("0001")
+    attempt.make()
+    attempt.log_file(1).write_text(ROOT_CAUSE)
+    said = "torchrun saw rank 10 (local rank 2) on n1 end first, SIGABRT"
+    failure = {"rank": 1, "node": "n1", "error": said}
+    found = why_run("demo", attempt, {"reason": "crashed", "first_failure": failure}, None)
+    assert (found.ranks, found.local_rank, found.node) == ((10,), 2, "n1")
+    assert has_parts(found.first, "rank 10 (local rank 2)") and "rank 1 " not in found.first
+    own = why_run("demo", attempt, {"reason": "crashed", "first_failure": {**failure, "error": "ValueError: 1"}}, None)
+    assert own.ranks == (1,)
 
 
 @pytest.mark.parametrize(

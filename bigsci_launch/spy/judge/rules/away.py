@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from bigsci_launch.spy.evidence.known_code import is_backward_engine
 from bigsci_launch.spy.evidence.ranks import Evidence, RankEvidence
 from bigsci_launch.spy.judge.case import JobCase
-from bigsci_launch.spy.judge.commands import on_node
+from bigsci_launch.spy.judge.commands import ASK_NATIVE, on_node
 from bigsci_launch.spy.judge.conclusion import Conclusion, GracePeriod, Side, Strength, Suspect, where_shared
 from bigsci_launch.spy.judge.facts import UNKNOWN_STATE, deciding_thread_ran, is_busy
 from bigsci_launch.spy.judge.rules.messages import sides_of
@@ -21,6 +22,11 @@ from bigsci_launch.spy.judge.rules.work import conclude_work, find_works, judge_
 from bigsci_launch.spy.judge.waits import WaitGraph
 from bigsci_launch.spy.taxonomy import HangClass, State
 from bigsci_launch.topology.naming import agree, count_ranks, counted
+
+UNEVEN = (
+    "how many batches each rank has: one with more than the others is in a backward pass without them "
+    f"({HangClass.LEFT_EARLY})"
+)
 
 
 def certain_stalls(case: JobCase, ranks: Sequence[RankEvidence]) -> list[Stall]:
@@ -190,16 +196,29 @@ def may_be_victims(case: JobCase) -> Conclusion | None:
             f"{case.evidence.names(there)}: {at}" + (", computing in one place without the GIL" if busy else "")
             for (busy, at), there in list(standing.items())[:3]
         ),
-        missing=("whether they wait for a collective started earlier: native frames or a recorder show it",),
+        missing=(
+            "whether they wait for a collective started earlier: native frames or a recorder show it",
+            *(UNEVEN,) * _may_have_more_batches(case, roots),
+        ),
         next=ask_native(roots),
         grace=GracePeriod.COMPUTES if spins else GracePeriod.ELSEWHERE,
     )
 
 
+def _may_have_more_batches(case: JobCase, roots: Sequence[RankEvidence]) -> bool:
+    """Whether a minority is in its backward pass, while those that wait are not."""
+    waiting = [case.by_rank[rank] for rank in case.graph.waits]
+    return len(roots) < len(waiting) and all(map(_is_in_backward, roots)) and not any(map(_is_in_backward, waiting))
+
+
+def _is_in_backward(seen: RankEvidence) -> bool:
+    return seen.thread is not None and any(is_backward_engine(each.function, each.file) for each in seen.thread.frames)
+
+
 def ask_native(ranks: Sequence[RankEvidence]) -> tuple[str, ...]:
     """The command that shows what native code `ranks` are in, if it was not run yet."""
     was_read = all(seen.thread is not None and seen.thread.native for seen in ranks)
-    return () if was_read else ("bsl spy --native  # shows which native code they are in, such as a collective",)
+    return () if was_read else (ASK_NATIVE,)
 
 
 def cannot_be_read(case: JobCase) -> Conclusion | None:

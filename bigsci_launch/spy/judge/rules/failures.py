@@ -24,13 +24,6 @@ from bigsci_launch.topology.naming import agree, count_ranks
 OTHER_AMOUNT = re.compile(r"EnforceNotMet|enforce fail at.*(preamble|nbytes|length)", re.IGNORECASE)
 NEWEST = 3
 """The last collectives of a rank among which the one must be that its backend aborted."""
-ENDED_BY = {
-    "cancelled": "the run was cancelled",
-    "time_limit": "the time limit ended the run",
-    "preempted": "Slurm took the nodes of the run for another job",
-    "requeued": "the job was requeued",
-}
-"""Reasons in exit.json that lie outside of the ranks, in words."""
 AMOUNTS = re.compile(r"(\d+) vs\.? (\d+)")
 
 
@@ -81,22 +74,20 @@ def all_ended_well(case: JobCase) -> Conclusion | None:
 def all_lost_a_peer(case: JobCase) -> Conclusion | None:
     """Every failed rank reports that a peer was gone, or was asked to stop after that."""
     evidence = case.evidence
-    away = [seen for seen in evidence.ranks if _is_on_a_lost_node(seen, evidence)]
+    away = [seen for seen in evidence.ranks if _is_on_a_silent_node(seen, evidence)]
     failed = [seen for seen in failed_ranks(case) if seen not in away]
     lost = [seen for seen in failed if lost_peer(seen)]
     told = [seen for seen in failed if seen not in lost]
     if not all(seen.exit and seen.exit.was_terminated for seen in told):
         return None
     if away and failed:
-        return _conclude_lost_node(evidence, away, lost, told)
+        return _conclude_silent_node(evidence, away, lost, told)
     return _conclude_lost(evidence, lost) if lost else None
 
 
-def _is_on_a_lost_node(seen: RankEvidence, evidence: Evidence) -> bool:
-    """Whether the rank left no record of its end, on a node that does not answer or that Slurm has lost."""
-    return seen.exit is None and seen.node in {evidence.lost_node, *(node for node, _ in evidence.nodes_silent)} - {
-        None
-    }
+def _is_on_a_silent_node(seen: RankEvidence, evidence: Evidence) -> bool:
+    """Whether the rank left no record of its end, on a node that does not answer."""
+    return seen.exit is None and seen.node in {node for node, _ in evidence.nodes_silent}
 
 
 def ended_in_silence(case: JobCase) -> Conclusion | None:
@@ -113,40 +104,30 @@ def ended_in_silence(case: JobCase) -> Conclusion | None:
 def ended_on_request(case: JobCase) -> Conclusion | None:
     """Each failed rank had been asked to stop before. Rings show where they were, if all have ended."""
     failed, evidence = failed_ranks(case), case.evidence
-    if not failed or not all(_ended_because_asked(seen, evidence) for seen in failed):
+    if not failed or not all(seen.exit is not None and seen.exit.was_terminated for seen in failed):
         return None
     rings = [] if case.alive else [seen.rank for seen in evidence.ranks if seen.ring is not None]
-    asked = ENDED_BY.get(evidence.ending or "")
+    asked = f"{count_ranks(failed)} had been asked to stop, and did"
     if not rings:
-        told = f"{count_ranks(failed)} had been asked to stop, and did"
-        told += f"; {len(case.alive)} of {evidence.world_size} ranks still run" if case.alive else ""
+        left = f"; {len(case.alive)} of {evidence.world_size} ranks still run" if case.alive else ""
         return Conclusion(
             state=State.UNKNOWN,
-            claim=f"{asked}: {told}" if asked else told,
-            strength=Strength.AGREED if asked else Strength.DERIVED,
+            claim=asked + left,
+            strength=Strength.DERIVED,
             missing=("what they did before: none of them left a ring with its last calls",),
         )
     found = find_in_rings(evidence)
     without = [seen.rank for seen in failed if seen.ring is None]
-    words = found[0].words if found else places_of(evidence, rings)
     return Conclusion(
         state=State.UNKNOWN,
-        claim=f"{count_ranks(failed)} had been asked to stop, and did: {words}",
+        claim=f"{asked}: {found[0].words if found else places_of(evidence, rings)}",
         strength=Strength.DERIVED if found else Strength.GUESS,
         hang_class=found[0].hang_class if found else None,
         sides=(Side(tuple(rings), "ended; known from their rings"),),
-        evidence=(*((f"{asked}, according to its exit.json",) if asked else ()), *(each.words for each in found[1:])),
+        evidence=tuple(each.words for each in found[1:]),
         missing=(f"the last calls of {evidence.names(without)}: no ring of them was kept",) if without else (),
         next=("bsl trace last  # the last calls of every rank",),
     )
-
-
-def _ended_because_asked(seen: RankEvidence, evidence: Evidence) -> bool:
-    """Whether the rank had been asked to stop; if the run was, also one that was killed with its runner, or whose peer
-    was asked a moment before."""
-    if seen.exit is not None and seen.exit.was_terminated:
-        return True
-    return evidence.ending in ENDED_BY and (seen.exit is None or lost_peer(seen))
 
 
 def aborted_on_size(case: JobCase) -> Conclusion | None:
@@ -180,7 +161,7 @@ def find_resized(evidence: Evidence) -> list[Departure]:
 
 def _conclude_resized(evidence: Evidence, abort: Conclusion, resized: Sequence[Departure]) -> Conclusion:
     """The verdict on an abort if the past of ranks shows who sent another amount."""
-    why = {each.rank: f"issued {_sized(each.did)} where {_sized(each.expected)} was due" for each in resized}
+    why = {each.rank: words_of_resized(each) for each in resized}
     said = "; ".join(f"{evidence.name(rank)} {words}" for rank, words in why.items())
     return replace(
         abort,
@@ -191,6 +172,11 @@ def _conclude_resized(evidence: Evidence, abort: Conclusion, resized: Sequence[D
         missing=(),
         next=(),
     )
+
+
+def words_of_resized(departure: Departure) -> str:
+    """`issued all_reduce of [[2]] float32 where all_reduce of [[4]] float32 was due`."""
+    return f"issued {_sized(departure.did)} where {_sized(departure.expected)} was due"
 
 
 def _sized(did: Collective) -> str:
@@ -235,22 +221,20 @@ def _conclude_lost(evidence: Evidence, failed: Sequence[RankEvidence]) -> Conclu
     )
 
 
-def _conclude_lost_node(
+def _conclude_silent_node(
     evidence: Evidence, away: Sequence[RankEvidence], lost: Sequence[RankEvidence], told: Sequence[RankEvidence]
 ) -> Conclusion:
-    """The verdict where the first failure is that of a node: the other ranks noticed, or were asked to stop."""
+    """The verdict where a node is silent: the other ranks noticed that, or were asked to stop."""
     ranks, nodes = tuple(seen.rank for seen in away), sorted({seen.node for seen in away})
-    why = "Slurm lost it" if evidence.lost_node in nodes else dict(evidence.nodes_silent)[nodes[0]]
-    where = f"{'was' if len(away) == 1 else 'were'} on node {nodes[0]}" + (" and others" if len(nodes) > 1 else "")
+    where = f"{agree('was', ranks)} on node {nodes[0]}" + (" and others" if len(nodes) > 1 else "")
     others = [f"{count_ranks(lost)} then lost a peer and ended"] if lost else []
     others += [f"{count_ranks(told)} had been asked to stop, and did"] if told else []
-    is_known = evidence.lost_node in nodes
     return Conclusion(
         state=State.CRASHED,
-        claim=f"{name_with_part(evidence, ranks)} {where}: {why}; {', and '.join(others)}",
-        strength=Strength.AGREED if is_known else Strength.GUESS,
+        claim=f"{name_with_part(evidence, ranks)} {where}: {dict(evidence.nodes_silent)[nodes[0]]}; "
+        + ", and ".join(others),
+        strength=Strength.GUESS,
         hang_class=HangClass.NODE_LOST,
-        suspects=tuple(Suspect(rank, f"was on node {nodes[0]}: {why}") for rank in ranks) if is_known else (),
         sides=(Side(ranks, "on a node that does not answer"),),
         evidence=tuple(f"{evidence.name(seen.rank)}: {words_of(seen)[:120]}" for seen in lost[:2]),
         next=(f"scontrol show node {nodes[0]}  # whether Slurm has lost it",),

@@ -1,5 +1,9 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
+import pytest
+
 from bigsci_launch.spy.evidence.stacks import (
     Frame,
     ThreadStack,
@@ -54,6 +58,25 @@ def test_an_idle_main_thread_gives_way_to_the_thread_that_works() -> None:
     working = thread(9, ("load", "/src/data.py"))
     assert decisive_thread([main, idle, working], pid=7) is working
     assert decisive_thread([main, idle], pid=7) is main
+
+
+IN_BACKWARD = (("_engine_run_backward", "/venv/torch/autograd/graph.py"), ("step", "/src/train.py"))
+
+
+@pytest.mark.parametrize(
+    ("hook", "decides"),
+    [
+        (replace(thread(9, ("offload", "/src/hooks.py")), name=None), True),
+        (thread(9, ("offload", "/src/hooks.py"), name="pt_autograd_0"), True),
+        (thread(9, ("offload", "/src/hooks.py"), name="uploader"), False),
+        (replace(thread(9, ("upload", "/src/log.py"), ("_bootstrap", STDLIB)), name=None), False),
+        (replace(thread(9, ("wait", STDLIB), ("get", "/src/log.py")), name=None), False),
+    ],
+)
+def test_of_a_backward_pass_the_thread_decides_that_calls_python_again(hook: ThreadStack, decides: bool) -> None:
+    main = thread(7, *IN_BACKWARD, name="MainThread")
+    assert (decisive_thread([main, hook], pid=7) is hook) == decides
+    assert decisive_thread([thread(7, ("load", "/src/data.py"), name="MainThread"), hook], pid=7) is not hook
 
 
 def test_the_main_thread_decides_otherwise() -> None:

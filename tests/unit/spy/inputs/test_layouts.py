@@ -374,3 +374,18 @@ def test_no_text_is_too_strange(text: str, cuts: list[tuple[int, bytes]]) -> Non
 def test_no_line_takes_long(line: str) -> None:
     with pytest.raises(NotThis):
         read_stack_text(Path("x"), f"{line}\n".encode() * 300)
+
+
+def test_a_thread_of_json_whose_name_is_no_text(tmp_path: Path) -> None:
+    threads = json.loads(json_dump(70, *WAITS))
+    threads[0]["thread_name"] = 1.5
+    assert seen_in(evidence_of(tmp_path, json.dumps(threads), "rank-0.json")) == EXPECTED[:1]
+
+
+def test_an_error_does_not_quote_the_whole_file(tmp_path: Path) -> None:
+    threads = json.loads(json_dump(70, *WAITS))
+    threads[0]["pid"] = "x" * 70_000
+    (tmp_path / "rank-0.json").write_text(json.dumps(threads))
+    with pytest.raises(EvidenceError, match="damaged") as caught:
+        open_evidence([tmp_path])
+    assert len(caught.value.message) < 1000

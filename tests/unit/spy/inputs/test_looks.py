@@ -12,7 +12,7 @@ import pytest
 
 from bigsci_launch.spy.evidence.numbering import NumberedBy, Numbering
 from bigsci_launch.spy.evidence.ranks import Evidence
-from bigsci_launch.spy.inputs.gather import open_evidence
+from bigsci_launch.spy.inputs.gather import MOST_LOOKS, open_evidence
 from bigsci_launch.spy.inputs.looks import node_of, said_time
 from bigsci_launch.spy.judge.case import JobCase
 from bigsci_launch.spy.judge.facts import elapsed_s, frames_moved, still_s, stood_s, was_seen_twice
@@ -206,3 +206,12 @@ def test_times_in_names() -> None:
     assert said_time("trace-2026-11-22T10:05:00.out") == said_time("20261122_100500") == 1795341900.0
     assert said_time("dump-1795341900.txt") == 1795341900.0
     assert said_time("trace-n0.out") is said_time("20269922-100500") is None
+
+
+def test_of_a_thousand_looks_some_are_judged_the_first_and_the_last_among_them(tmp_path: Path) -> None:
+    looks = [[f"work (train.py:{number})"] for number in range(1, 1000)]
+    (tmp_path / "trace-n0.out").write_text("".join(text_of(*places) for places in looks))
+    (seen,) = open_evidence([tmp_path]).evidence().ranks
+    assert len(seen.samples) == MOST_LOOKS
+    lines = [sample.threads[0].frames[1].line for sample in seen.samples if sample.threads]
+    assert (lines[0], lines[-1]) == (1, 999) and lines == sorted(lines)

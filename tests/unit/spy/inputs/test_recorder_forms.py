@@ -145,3 +145,11 @@ def test_any_value_of_a_key_is_no_traceback(key: str, value: Any) -> None:
             holder[key] = value
     with suppress(NotThis, Damaged):
         assert read_recorder_json(Path("rank_0"), document).readings
+
+
+@pytest.mark.parametrize("number", [float("inf"), float("nan"), 1e308, "9" * 5000])
+def test_a_number_that_is_none_is_damage(tmp_path: Path, number: object) -> None:
+    entries = [{**of_torchcomms(1, "w"), "record_id": number}, of_torchcomms(2, "w")]
+    (tmp_path / "nccl_trace_rank_0").write_bytes(pickle.dumps(dump_of_torchcomms(*entries, w="0,1"), protocol=2))
+    with suppress(EvidenceError):
+        judge(open_evidence([tmp_path]).evidence())

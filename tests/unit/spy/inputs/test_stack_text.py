@@ -126,3 +126,19 @@ def test_a_rank_that_did_not_answer_leaves_a_gap_where_the_command_line_numbers_
     evidence = open_evidence([tmp_path]).evidence("dp=6")
     assert [seen.rank for seen in evidence.ranks if seen.threads is None] == [4]
     assert str(evidence.coordinate(5)) == "dp5 pp0 tp0"
+
+
+def test_of_a_long_text_the_end_is_read_and_that_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bigsci_launch.spy.inputs.stack_text.MOST_BYTES", 4000)
+    text = "".join(f"Process {pid}: python t.py\n{LEFT.format(pid=pid)}" for pid in range(100, 200))
+    found = read_stack_text(tmp_path / "all.txt", text.encode())
+    assert 10 < len(found.readings) < 40 and found.readings[-1].pid == 199
+    assert any("all.txt" in problem and "last" in problem for problem in found.problems)
+    assert not read_stack_text(tmp_path / "all.txt", text[:3000].encode()).problems
+
+
+@pytest.mark.parametrize("unit", [b"\n", b"\0", b"3: \n", b"step 4 loss 2.1\n"])
+def test_what_holds_no_stack_is_not_taken_apart(monkeypatch: pytest.MonkeyPatch, unit: bytes) -> None:
+    monkeypatch.setattr("bigsci_launch.spy.inputs.stack_text.passages_of", lambda data: pytest.fail("it was"))
+    with pytest.raises(NotThis):
+        read_stack_text(Path("rank-0.txt"), unit * 1000)

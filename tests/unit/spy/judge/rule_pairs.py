@@ -8,7 +8,6 @@ PAIRS = {
     "ended-in-silence > one-has-ended": "zoo/H00-finished-4-ranks-culprit-0 without a run of bsl",
     "ended-on-request > one-has-ended": "test: all-told-to-end-with-rings",
     "ended-on-request > all-lost-a-peer": "test: all-told-and-lost-a-peer",
-    "ended-on-request > ended-in-silence": "test: cancelled-without-a-record",
     "aborted-on-size > one-has-ended": "zoo/H04-4-ranks-culprit-0",
     "one-has-ended > stays-away": "zoo/H70-unseen-4-ranks-culprit-1",
     "one-has-ended > cannot-be-read": "zoo/H70-unseen-4-ranks-culprit-1 without stacks",

@@ -99,11 +99,7 @@ def all_told_to_end_with_rings() -> Evidence:
 def all_told_and_lost_a_peer() -> Evidence:
     exits = [ended(rank, 1, terminated=0.5) for rank in (0, 1)]
     errors = [{"rank": rank, "node": "n0", "type": "RuntimeError", "message": LOST, "time": 0.9} for rank in (0, 1)]
-    return job([], world_size=2, exits=exits, errors=errors, is_over=True, ending="cancelled")
-
-
-def cancelled_without_a_record() -> Evidence:
-    return job([], world_size=2, is_over=True, ending="cancelled")
+    return job([], world_size=2, exits=exits, errors=errors, is_over=True)
 
 
 def _in_one_place(last: str, step: int | None) -> Evidence:
@@ -390,7 +386,7 @@ CASES: dict[str, Callable[[], Evidence]] = {
         all_moved_to_two_places, a_server_sleeps, a_server_is_woken, a_server_asks, a_rank_holds_a_lock,
         one_died_and_the_rest_stand_apart, in_the_kernel_with_the_interpreters_lock,
         a_key_of_a_known_rank, all_told_to_end_with_rings, all_told_and_lost_a_peer,
-        cancelled_without_a_record, prints_a_step_in_one_place, prints_something_in_one_place,
+        prints_a_step_in_one_place, prints_something_in_one_place,
         one_is_a_step_behind, one_is_a_step_behind_in_the_next_phase, one_does_not_return,
         one_does_not_return_and_sizes_differ, one_has_launched_less, all_have_launched_as_much, one_prepares_data,
         one_prepares_data_and_sleeps, one_prepares_data_in_workers,

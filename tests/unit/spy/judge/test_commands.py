@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from bigsci_launch.spy.evidence.bundle import Bundle
-from bigsci_launch.spy.judge.commands import on_node, typed
+from bigsci_launch.spy.judge.commands import ASK_NATIVE, ASK_RECORDER, OF_FILES, on_node, typed
 
 NODE = {"node": "n1", "host": "h", "py_spy": "/env/bin/py-spy", "ranks": []}
 STEP = "srun --overlap --jobid=34 --gres=gpu:0 -N1 -n1 -w n1"
@@ -40,3 +40,12 @@ def test_a_line_can_be_typed(command: str, collection: dict[str, Any], found: st
 def test_a_pipe_runs_on_the_node_too() -> None:
     command = "dmesg -T | grep -i 'killed process'"
     assert shlex.split(line(on_node("n1", command))) == [*shlex.split(STEP), "sh", "-c", command]
+
+
+@pytest.mark.parametrize("ask", [ASK_NATIVE, ASK_RECORDER])
+def test_what_bsl_spy_would_read_is_advised_only_where_it_can_look(ask: str) -> None:
+    rank = {"rank": 0, "pid": 7, "source": "files", "samples": [{"mono": 0.0, "state": "?"}]}
+    stored = Bundle({}, ({"node": "n1", "found_by": "files", "ranks": [rank]},)).evidence()
+    assert stored.is_from_files and typed(ask, stored) == OF_FILES[ask] and "bsl spy" not in OF_FILES[ask]
+    seen = Bundle({"asked": "--jobid 34"}, ({"node": "n1", "ranks": [{**rank, "source": None}]},)).evidence()
+    assert typed(ask, seen) == ask.replace("bsl spy", "bsl spy --jobid 34")

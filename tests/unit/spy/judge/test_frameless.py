@@ -56,7 +56,7 @@ def test_a_collective_without_a_frame_is_not_denied(tmp_path: Path, stack: tuple
     found = judge(evidence_of(tmp_path, stack, stack, stack, other))
     assert found.state is State.UNKNOWN
     assert "no stack shows a collective" in found.claim and "none" not in found.claim
-    assert [words in " ".join(found.next) for words in ("--native", "--flight-recorder", "power.draw")] == [True] * 3
+    assert [words in " ".join(found.next) for words in ("--native", "TORCH_FR_BUFFER_SIZE", "power.draw")] == [True] * 3
 
 
 def test_ranks_that_wait_in_a_library_are_in_no_collective(tmp_path: Path) -> None:

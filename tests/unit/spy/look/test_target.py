@@ -96,19 +96,8 @@ def with_ring(attempt: AttemptDir) -> None:
     (attempt.rings / "rank-0000.ring").write_bytes(b"")
 
 
-def with_exits(attempt: AttemptDir) -> None:
-    attempt.exits.mkdir()
-    write_json(attempt.exits / "rank-0000.json", {"rank": 0, "code": 1, "signal": None, "time": 1.0})
-
-
-@pytest.mark.parametrize("leave", [with_ring, with_exits])
-def test_a_run_that_has_ended_is_known_from_what_its_ranks_left(
-    attempt: AttemptDir, leave: Callable[[AttemptDir], None]
-) -> None:
+def test_a_run_that_has_ended_is_known_from_the_record_of_its_end(attempt: AttemptDir) -> None:
     write_json(attempt.exit, {"reason": "cancelled", "exit_code": 143})
-    with pytest.raises(JobNotFound):
-        find_target(str(attempt.path.parent.parent), None)
-    leave(attempt)
     found = find_target(str(attempt.path.parent.parent), None)
     assert found.is_over and found.attempt is not None and found.attempt.name == "0001"
 
