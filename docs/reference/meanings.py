@@ -27,7 +27,7 @@ VARIABLES = {
     "BSL_CONTROLLER_TOKEN": "Set for the runners of a job with `survive`: what proves to the controller who they are.",
     "BSL_CHECK_TOKEN": "Set for the node check: what proves to other nodes of the check that one belongs to it.",
     "BSL_RING_DIR": "Set for every rank: the folder on its node in which it keeps its last calls.",
-    "BSL_WORKER_RUNNER": "Set for every launcher (`slurm.ranks_per_task`): the command that starts the runner of a worker.",
+    "BSL_WORKER_RUNNER": "Set for every launcher (`slurm.ranks_per_task`): the command that starts a worker's runner.",
     "BSL_TRACE": "Set for every rank: the file that says which calls it traces, if any.",
     "BSL_SUBJECT": "Set for the program in `monitor.notify.command`: the message in one line.",
     "BSL_MESSAGE": "Set for the program in `monitor.notify.command`: the message as a JSON document.",

@@ -22,7 +22,7 @@ def test_isolated_nodes_have_their_own_name_address_and_processes(isolated_clust
     rows = sorted(line.split() for line in done.stdout.splitlines())
     assert [row[0] for row in rows] == ["n0", "n1", "n2", "n3"]
     assert [row[1].rpartition(".")[2] for row in rows] == ["10", "11", "12", "13"]
-    assert len({row[2] for row in rows} | {str(Path('/proc/self/ns/pid').readlink())}) == 5
+    assert len({row[2] for row in rows} | {str(Path("/proc/self/ns/pid").readlink())}) == 5
 
 
 def test_a_node_knows_the_names_of_the_others(isolated_cluster):
