@@ -22,6 +22,7 @@ from pathlib import Path
 from statistics import mean
 
 from bigsci_launch.errors import BslError
+from bigsci_launch.topology.ranks import expand_ranks
 from bigsci_launch.why.answer import Why
 from bigsci_launch.why.find import why_logs
 
@@ -116,7 +117,8 @@ def judge_first(truth: Sequence[str], why: Why) -> str:
     ranks, node = {*why.ranks, *why.tasks}, why.node
     if not ranks and not node:
         return "right" if NO_ONE in truth else "unknown"
-    numbers = {int(number) for number in re.findall(r"(?:rank|task) (\d+)", " ".join(truth))}
+    listed = re.findall(r"(?:rank|task)s? ([\d,-]*\d)", " ".join(truth))
+    numbers = {number for each in listed for number in expand_ranks(each)}
     nodes = set(re.findall(r"(?:node|on) ([\w.:-]+)", " ".join(truth)))
     if ranks and numbers:
         return "right" if ranks <= numbers else "wrong"

@@ -16,8 +16,8 @@ from bigsci_launch.endings.statements import Statement, listed_by
 from bigsci_launch.topology.naming import agree, name_ranks
 from bigsci_launch.topology.ranks import compress_ranks
 
-SLURM = ("node_failure", "preempted", "requeued", "time_limit", "unkillable", "cancelled")
-"""What Slurm decides, in the order in which it counts: a preemption may also requeue, a lost node may do both."""
+SLURM = ("preempted", "node_failure", "requeued", "time_limit", "unkillable", "cancelled")
+"""What the cluster decides, in the order in which it counts: a preempted node is lost too, and a lost one requeues."""
 MAY_FOLLOW = ("time_limit", "cancelled")
 """Ends of a job that often hung, or had failed, long before: then that is the reason."""
 PROOFS = tuple(("witness", kind) for kind in ("out_of_memory", "hardware", "disk", "launch_failed"))
@@ -327,6 +327,8 @@ def _explanation(told: Sequence[Statement], victims: Sequence[Statement], compla
         if signal_of(each) == "SIGTERM" and not is_odd:
             continue
         numbers = {*each.named_ranks, *each.tasks}
+        if each.named_ranks and numbers <= complained:
+            continue
         is_other = all_known and bool(numbers) and not numbers & complained
         if is_odd or is_other or (each.file in files and each.line < before):
             return each
