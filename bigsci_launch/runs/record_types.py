@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 MOST_RANKS = 1 << 20
-LAST_YEAR_S = 250_000_000_000.0
-"""Seconds since the epoch: later moments have no date."""
+MOST_S = 60_000_000_000.0
+"""Seconds since the epoch, or before it where a clock was never set: the years from 69 to 3871 have a date."""
 
 
 def _is_text(value: object) -> bool:
@@ -23,7 +23,7 @@ def _is_rank(value: object) -> bool:
 
 
 def _is_moment(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < LAST_YEAR_S
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < MOST_S
 
 
 KNOWN: Mapping[str, Callable[[object], bool]] = {

@@ -18,7 +18,7 @@ from bigsci_launch.spy.look.run_records import read_records
     ("name", "value"),
     [
         *[("rank", value) for value in ("3", 3.0, True, -1, 1 << 40, [])],
-        *[("time", value) for value in ("now", -1, 1e300, [1])],
+        *[("time", value) for value in ("now", -1e11, 1e300, [1])],
         *[("node", value) for value in (3, {"a": 1}, [])],
         *[("step", value) for value in ("3", 1 << 70, 0.5)],
         ("first_failure", "rank 3"),
