@@ -12,6 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 from click.testing import CliRunner
 
@@ -65,7 +66,8 @@ class Reader:
     own_errors: tuple[type[Exception], ...] = field(default=(BslError,))
 
 
-answer.read_library = functools.cache(read_library)  # it takes longer than all else, and is not what is damaged
+READ_ONCE = functools.cache(read_library)
+"""The signatures: reading them takes longer than all else, and they are not what is damaged."""
 
 
 def spy(folder: Path) -> None:
@@ -76,7 +78,8 @@ def spy(folder: Path) -> None:
 
 def judged(bundle: Bundle) -> None:
     """What `bsl spy` makes of a bundle: the verdict, and every way to show it."""
-    judgment = answer.answer_from(bundle)
+    with patch.object(answer, "read_library", READ_ONCE):
+        judgment = answer.answer_from(bundle)
     held = {int(rank["rank"]) for node in bundle.nodes for rank in node["ranks"]}
     held |= {int(each["rank"]) for each in bundle.collection.get("expected") or []}
     found, evidence = judgment.conclusion, judgment.evidence
