@@ -376,11 +376,10 @@ def _ended(told: Sequence[Statement], statements: Sequence[Statement]) -> JobEnd
     before = [each for each in cancelled if each.file == witness.file and each.line < witness.line]
     if before and signal_of(witness) in ("SIGKILL", "SIGTERM"):
         return _ending(before[0], [before[0], witness], Culprit(), "all were ended with the step")
-    return _ending(
-        witness,
-        [witness, *(each for each in told if each is not witness and each.word.speaker != "register")],
-        named_by(witness, ()),
-    )
+    alike = [each for each in exits_of(told) if each is not witness and each.code == witness.code]
+    culprit = Culprit() if len(witness.tasks) > 1 and alike else named_by(witness, ())
+    others = [each for each in told if each is not witness and each.word.speaker != "register"]
+    return _ending(witness, [witness, *others], culprit, "several tasks ended alike, and nothing says which was first")
 
 
 def _place_of(witness: Statement, told: Iterable[Statement]) -> Culprit:
@@ -391,9 +390,13 @@ def _place_of(witness: Statement, told: Iterable[Statement]) -> Culprit:
     return Culprit(node=nodes.pop()) if code is not None and len(nodes) == 1 else Culprit()
 
 
-def named_by(first: Statement, others: Iterable[Statement] = ()) -> Culprit:
-    """Return who a statement names, else who says it: the first of the same kind that names a rank or a node."""
-    for each in (first, *others):
+def named_by(first: Statement, others: Sequence[Statement] = ()) -> Culprit:
+    """Return who a statement names, else who says it: the first of the same kind that names a rank or a node.
+
+    What another process reports is not where it was reported: those that name come first then.
+    """
+    naming = [each for each in others if each.named_ranks or each.tasks or "node" in each.named]
+    for each in (*naming, first, *others) if first.is_reported else (first, *others):
         if each.word.speaker == "witness":
             culprit = Culprit(each.named_ranks, each.tasks, _local(each), each.named.get("node") or each.speaker.node)
         elif each.word.speaker == "cause":

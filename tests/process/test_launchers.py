@@ -22,7 +22,7 @@ TORCHRUN = str(Path(sys.executable).with_name("torchrun"))
 PRELUDE = """
 import os, signal, sys, time
 RANK = int(os.environ["RANK"])
-print("up", os.getpid(), flush=True)
+os.write(1, b"up %d\\n" % os.getpid())  # two workers may write to one pipe
 """
 WAIT = "time.sleep(60)\n"
 
