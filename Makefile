@@ -13,8 +13,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
-# Most tests wait for a cluster or for ranks: four processes keep two cores busy. tests/conftest.py says what one runs.
-SIDE_BY_SIDE := -n 4 --no-loadscope-reorder
+# Most tests wait for a cluster or for ranks: two processes keep two cores busy. tests/conftest.py says what one runs.
+SIDE_BY_SIDE := -n 2 --no-loadscope-reorder
 # Thousands of programs start in a run: compiled modules are kept for the next one.
 unexport PYTHONDONTWRITEBYTECODE
 
