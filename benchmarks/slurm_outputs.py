@@ -56,7 +56,7 @@ class Recorder:
 
     def record(self, case: str, argv: Sequence[str], **truth: Any) -> None:
         done = self.run(*argv)
-        texts = [text.replace(str(self.folder), "/work") for text in (done.stdout, done.stderr)]
+        texts = [text.replace(str(self.folder), "/home/me") for text in (done.stdout, done.stderr)]
         self.printed.append(Printed(case, list(argv), texts[0], texts[1], done.returncode, truth))
 
     def submit(self, body: str, *options: str) -> str:
@@ -111,7 +111,7 @@ def record_jobs(recorder: Recorder) -> None:
     recorder.job("running", plain, state="RUNNING", nodes=["n0", "n1"], name="a demo", output=f"/tmp/log-{plain}.txt")
     asked = recorder.submit(SLEEP, "-N1", "--gres=gpu:1", "-e", "err.txt", "-w", "n2")
     recorder.wait(asked, "RUNNING")
-    recorder.job("with gres", asked, state="RUNNING", nodes=["n2"], output=f"/work/slurm-{asked}.out")
+    recorder.job("with gres", asked, state="RUNNING", nodes=["n2"], output=f"/home/me/slurm-{asked}.out")
     held = recorder.submit(SLEEP, "-N1", "--hold")
     recorder.job("held", held, state="PENDING", reason="JobHeldUser", nodes=[])
     after = recorder.submit(SLEEP, "-N1", f"--dependency=afterok:{plain}")
