@@ -101,7 +101,7 @@ def conclude(statements: Sequence[Statement], ranks: Collection[int] = (), size:
 def _finish_of(statements: Sequence[Statement]) -> Statement | None:
     """Return what reports that the program has finished, if that was printed long after each failure: it was started
     again after them."""
-    last = next((each for each in reversed(statements) if each.kind == "finished"), None)
+    last = next((each for each in reversed(statements) if each.kind == "finished" and each.word.is_sure), None)
     others = [each for each in statements if each.kind != "finished" and each.word.speaker != "register"]
     if last is None or not others:
         return None

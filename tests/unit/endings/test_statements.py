@@ -167,3 +167,10 @@ def test_no_line_takes_long(piece: str) -> None:
     before = time.process_time()
     said(f"{line}\n{line[::-1]}")
     assert time.process_time() - before < 2.0
+
+
+def test_only_a_sure_word_says_that_it_finished_after_a_failure() -> None:
+    text = "[rank1]: Traceback (most recent call last):\n[rank1]: KeyError: 1\n" + "x\n" * 12
+    assert conclude(said(f"{text}training finished\n")).kind == "finished"
+    assert conclude(said(f"{text}upload of the report: done\n")).kind == "crashed"
+    assert conclude(said("x\n" * 12 + "[RANK 0] done\n")).kind == "finished"
