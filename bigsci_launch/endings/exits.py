@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from signal import Signals
 
 from bigsci_launch.endings.statements import Statement
@@ -21,6 +21,9 @@ BY_WORDS = {
 }
 PLAIN_EXIT = 2
 """How odd it is to end with 1 or by SIGABRT: victims do."""
+PASSED_ON = 256
+PASSED = range(2, 16)
+"""`sys.exit(-6)` leaves with 250. With 255, for -1, so much else leaves that it says nothing."""
 TORCHRUN = "torchrun: "
 ROOT = f"{TORCHRUN}root cause"
 LISTED = f"{TORCHRUN}member"
@@ -66,10 +69,21 @@ def _without_swept_up(found: Sequence[Statement], told: Sequence[Statement]) -> 
     ]
 
 
+def has_swept_up(told: Sequence[Statement]) -> bool:
+    """Whether Slurm ended tasks that still ran, after another one had failed."""
+    found = [each for each in told if each.word.speaker == "witness" and each.kind == "crashed"]
+    return 0 < len(_without_swept_up(found, told)) < len(found)
+
+
+def closed_in(told: Sequence[Statement]) -> set[str]:
+    """Return the PIDs of the processes that torchrun ended."""
+    return {each.named["pid"] for each in told if each.word.name == CLOSING and "pid" in each.named}
+
+
 def unsent_in(told: Sequence[Statement]) -> set[tuple[str, int]]:
     """Return the processes that ended by a SIGTERM which their launcher did not send: it lists whom it ended,
     and ends nothing where the others of its node had ended themselves."""
-    closed = {each.named["pid"] for each in told if each.word.name == CLOSING and "pid" in each.named}
+    closed = closed_in(told)
     ended = [each for each in told if each.word.name in (ROOT, LISTED)]
     others = {(each.file, each.node) for each in ended if each.word.name == LISTED and signal_of(each) != "SIGTERM"}
     return {
@@ -96,14 +110,22 @@ def oddities_in(told: Sequence[Statement]) -> dict[tuple[str, int], int]:
 
 
 def signal_of(each: Statement) -> str | None:
-    """Return the signal that ended the process which a statement names: `exitcode: -6`, 134, `Aborted`."""
+    """Return the signal that ended the process which a statement names: `exitcode: -6`, 134, `Aborted`; or 250, with
+    which a launcher in Python leaves whose process had ended so."""
     words = each.named.get("what", "").lower().partition(" (")[0]
     if words.upper() in Signals.__members__:
         return words.upper()
     if words in BY_WORDS:
         return BY_WORDS[words]
-    code = each.code
+    code, signal = each.code, each.named.get("signal", "")
+    if signal.isdigit() and len(signal) < 3:
+        return Signals(int(signal)).name if int(signal) in list(Signals) else None
     if code is None:
         return None
-    number = -code if code < 0 else code - 128
+    number = -code if code < 0 else PASSED_ON - code if PASSED_ON - code in PASSED else code - 128
     return Signals(number).name if number in list(Signals) else None
+
+
+def complained_in(told: Iterable[Statement]) -> set[int]:
+    """Return the ranks that are victims, as they say themselves."""
+    return {each.by for each in told if each.word.speaker == "victim" and each.by is not None}

@@ -14,6 +14,8 @@ from bigsci_launch.printable import without_escapes
 from bigsci_launch.topology.ranks import expand_ranks
 
 TRACEBACK = "Traceback (most recent call last)"
+RAISED_FOR = re.compile(r"\(RANK (\d{1,6})\)")
+"""In the first line of a traceback which torch's distributed checkpoints print for another rank."""
 IGNORED = "Exception ignored in"
 """Above the traceback of what went wrong while an object was deleted: it ends nothing."""
 CHAINED = ("The above exception was the direct cause", "During handling of the above exception")
@@ -33,6 +35,13 @@ HEADING = re.compile(
 """A line above a traceback that says whose it is."""
 REMARK = re.compile(r"^.{0,120}?(?:^|(?<!NCCL)[\s\[(|])(?:DEBUG|INFO|WARN|WARNING)(?:[\s\])|:]|$)")
 """A line that Python's logging calls no error: what it holds was handled, or is a setting."""
+RETRIED = re.compile(
+    r"\bretrying\b|\bwill (?:be )?retr(?:y|ied)\b|\bretries left\b|\bretry \d+/\d|\battempt (\d+)(?:/| of )(?!\1\b)\d"
+    r"|\bthrown while requesting\b|\btrying (?:again|(?:batch size )?\d)|\breducing (?:batch|micro|to\b)"
+    r"|\bskipp(?:ed|ing)\b|\bignoring this choice\b|\bfalling back\b",
+    re.IGNORECASE,
+)
+"""In a line about what is tried again, or done without: that ends nothing."""
 LAUNCHERS = ("torchrun:", "elastic:")
 INDENT = "  "
 """In front of each line of torchrun's table."""
@@ -43,6 +52,7 @@ MOST_FORMS = 10_000
 NUMBERS = re.compile(r"\d+(?:[.,:]\d+)*(?:e[+-]?\d+)?")
 SAID_LENGTH = 300
 LONGEST_NUMBER = 6
+LONGEST_PID = 9
 MEMBERS = re.compile(r"'([\w.:-]{1,80})': \[([\d, ]{1,4000})\]")
 RANGE = re.compile(r"\d+(?:-\d+)?")
 
@@ -105,6 +115,8 @@ class Told(NamedTuple):
 
     statements: tuple[Statement, ...]
     ranks: frozenset[int]
+    members: frozenset[Speaker] = frozenset()
+    """Processes whose rank, place or PID is known."""
 
 
 def read_statements(text: str, file: str, speaker: Speaker, words: EndWords) -> Told:
@@ -118,7 +130,7 @@ def read_statements(text: str, file: str, speaker: Speaker, words: EndWords) -> 
         found = [each if own else _without_task(each, nodes) for each, own in zip(found, is_rank, strict=True)]
         ranks = frozenset(each.speaker.rank for each in found if each.speaker.rank is not None)
     listed = {each.rank for each in reader.members if each.rank is not None}
-    return Told(with_ranks(found, reader.members), ranks | listed)
+    return Told(with_ranks(found, reader.members), ranks | listed, frozenset(reader.members))
 
 
 def _is_own_label(statement: Statement) -> bool:
@@ -255,7 +267,7 @@ class _StatementReader:
             return None
         may_end = open_one is not None and bool(text) and not text.startswith(CHAINED)
         found = self._words.find(text, "\n".join(open_one.calls) if open_one and may_end else None)
-        if found is not None and found.word.speaker == "cause" and REMARK.search(text):
+        if found is not None and _ends_nothing(found, text):
             found = None
         if open_one is not None and may_end:
             self._end_traceback(who, open_one, is_foreign=found is None)
@@ -263,7 +275,7 @@ class _StatementReader:
             self._printed.setdefault(who, _Output()).count(text)
             self._all_printed += 1
         if found is not None and found.word.speaker == "register":
-            self.members.update(listed_by(found.named))
+            self.members.update(listed_by(found.named, who.node))
         if found is None or open_one is None or not may_end:
             return found and _Said(found, who)
         is_reported = open_one.is_reported or who in self._listed
@@ -281,11 +293,12 @@ class _StatementReader:
             return False
         elif TRACEBACK in text:
             above = self._above
-            whose = _heading_of(above, who) if above else None
+            other = RAISED_FOR.search(text[:SAID_LENGTH])
+            whose = replace(who, rank=int(other[1])) if other else _heading_of(above, who) if above else None
             self.members.update({whose} if whose else ())
             is_logged = above is not None and (whose is not None or (who != UNKNOWN and above.speaker == who))
             moment = above.moment if above and is_logged else None
-            is_reported = above is not None and "Error Snippet]" in above.text
+            is_reported = other is not None or (above is not None and "Error Snippet]" in above.text)
             self._traceback[who] = _Traceback([text], whose, moment, is_reported, due)
         else:
             return False
@@ -318,14 +331,22 @@ class _StatementReader:
                     yield self._statement(said, line, at, line.text)
             return
         yield self._statement(_Said(whole, block.first.speaker), replace(block.first, text=text), block.number, text)
-        rank, local_rank, pid = (_int(whole.named.get(name)) for name in ("rank", "local_rank", "pid"))
-        who = Speaker(rank, whole.named.get("node"), local_rank, pid)
+        rank, local_rank = (_int(whole.named.get(name)) for name in ("rank", "local_rank"))
+        who = Speaker(rank, whole.named.get("node"), local_rank, _pid(whole.named.get("pid")))
         self.members.add(who)
         self._listed.add(who)
         for line, at in block.lines:
             inner = replace(line, text=line.text.removeprefix(INDENT).removeprefix("traceback : "), speaker=who)
             if (said := self._word_of(inner)) is not None and said.found.word.ends is None:
                 yield self._statement(said, inner, at, inner.text)
+
+
+def _ends_nothing(found: FoundWord, text: str) -> bool:
+    """Whether the program has handled what the line reports."""
+    speaker = found.word.speaker
+    if (speaker == "cause" or (speaker == "victim" and found.word.kind == "network")) and REMARK.search(text):
+        return True
+    return speaker in ("cause", "victim") and RETRIED.search(text[:LONGEST]) is not None
 
 
 def _heading_of(above: PlainLine, who: Speaker) -> Speaker | None:
@@ -339,28 +360,59 @@ def _is_last(block: _Block, line: PlainLine) -> bool:
     return bool(ends and ends.search(line.text)) or len(block.lines) == LONGEST_BLOCK
 
 
-def listed_by(named: Mapping[str, str]) -> Iterator[Speaker]:
-    """Yield the processes that a launcher lists: `{'n0': [0, 1], 'n1': [2, 3]}`, or one of them."""
+def listed_by(named: Mapping[str, str], node: str | None = None) -> Iterator[Speaker]:
+    """Yield the processes that a launcher lists: `{'n0': [0, 1], 'n1': [2, 3]}`, or one of them.
+
+    `node` is where it printed this. Its rank is missing where it lists a PID by its local rank.
+    """
     for node, ranks in MEMBERS.findall(named.get("members", "")):
         for local_rank, rank in enumerate(ranks.split(",")):
             yield Speaker(_int(rank.strip()), node, local_rank)
-    if "rank" in named:
-        yield Speaker(_int(named["rank"]), named.get("node"), _int(named.get("local_rank")), _int(named.get("pid")))
+    if "rank" in named or {"pid", "local_rank"} <= named.keys():
+        place = named.get("node", node)
+        yield Speaker(_int(named.get("rank")), place, _int(named.get("local_rank")), _pid(named.get("pid")))
 
 
 def with_ranks(statements: Sequence[Statement], members: Collection[Speaker]) -> tuple[Statement, ...]:
     """Return the statements with the ranks that other lines give to the processes which they name, or which say them:
-    by node and local rank, or by PID."""
+    by node and local rank, or by PID. Where only the local rank is known, it is that."""
     known: dict[object, set[Speaker]] = {}
     places = {(each.pid, each.node) for each in members if each.pid is not None and each.node}
     shared = {pid for pid, count in Counter(pid for pid, _ in places).items() if count > 1}
-    for each in members:
-        for key in _keys_of(each.node, each.local_rank, each.pid) if each.rank is not None else ():
+    for each in _with_places(members):
+        has_number = each.rank is not None or (each.pid is not None and each.local_rank is not None)
+        for key in _keys_of(each.node, each.local_rank, each.pid) if has_number else ():
             known.setdefault(key, set()).add(each)
-    ranks = {key: found.pop() for key, found in known.items() if len({each.rank for each in found}) == 1}
+    alone = {
+        key: min(found, key=_vagueness) for key, found in known.items() if len({_number(each) for each in found}) == 1
+    }
     for pid in shared:
-        ranks.pop(("pid", None, pid), None)
-    return tuple(_with_rank(each, ranks) for each in statements) if ranks else tuple(statements)
+        alone.pop(("pid", None, pid), None)
+    return tuple(_with_rank(each, alone) for each in statements) if alone else tuple(statements)
+
+
+def _number(who: Speaker) -> tuple[int | None, int | None]:
+    return who.rank, who.local_rank if who.rank is None else None
+
+
+def _vagueness(who: Speaker) -> tuple[bool, bool]:
+    return who.node is None, who.local_rank is None
+
+
+def _with_places(members: Collection[Speaker]) -> list[Speaker]:
+    """Return the processes with the rank of their local rank on their node; if no node is named, on the only one."""
+    ranks: dict[tuple[str | None, int | None], int] = {
+        (each.node, each.local_rank): each.rank for each in members if each.rank is not None and each.node
+    }
+    nodes = {node for node, _ in ranks}
+    only = nodes.pop() if len(nodes) == 1 else None
+    whole = []
+    for each in members:
+        if each.rank is None and each.local_rank is not None:
+            node = each.node or only
+            each = replace(each, node=node, rank=ranks.get((node, each.local_rank)))
+        whole.append(each)
+    return whole
 
 
 def _keys_of(node: str | None, local_rank: int | None, pid: int | None) -> list[tuple[str, object, object]]:
@@ -376,10 +428,13 @@ def _keys_of(node: str | None, local_rank: int | None, pid: int | None) -> list[
 def _with_rank(each: Statement, ranks: Mapping[object, Speaker]) -> Statement:
     who, named = each.speaker, each.named
     if who.rank is None and (own := _first_known(ranks, who.node, who.local_rank, who.pid)):
-        each = replace(each, speaker=replace(who, rank=own.rank, node=who.node or own.node))
-    node, local_rank, pid = named.get("node"), _int(named.get("local_rank")), _int(named.get("pid"))
+        local_rank = own.local_rank if own.rank is None else who.local_rank
+        each = replace(each, speaker=replace(who, rank=own.rank, node=who.node or own.node, local_rank=local_rank))
+    node, local_rank, pid = named.get("node"), _int(named.get("local_rank")), _pid(named.get("pid"))
     if not (each.named_ranks or each.tasks) and (meant := _first_known(ranks, node, local_rank, pid)):
-        each = replace(each, named={**named, "rank": str(meant.rank), **({"node": meant.node} if meant.node else {})})
+        places = {"rank": meant.rank, "local_rank": None if meant.rank is not None else meant.local_rank}
+        more = {name: str(number) for name, number in places.items() if number is not None}
+        each = replace(each, named={**named, **more, **({"node": meant.node} if meant.node else {})})
     return each
 
 
@@ -406,3 +461,7 @@ def _numbers(text: str) -> tuple[int, ...]:
 
 def _int(text: str | None) -> int | None:
     return int(text) if text and len(text) <= LONGEST_NUMBER else None
+
+
+def _pid(text: str | None) -> int | None:
+    return int(text) if text and len(text) <= LONGEST_PID else None

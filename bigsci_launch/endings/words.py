@@ -20,7 +20,7 @@ SPEAKERS = ("cause", "victim", "witness", "echo", "register")
 that only repeats that it ends; or a launcher that lists which rank is where, or which process it ended."""
 GROUPS = frozenset(
     {"by", "rank", "ranks", "local_rank", "tasks", "node", "server", "address", "device", "key", "pid", "code", "what"}
-    | {"came", "size", "time", "members", "own", "other", "others"}
+    | {"signal", "came", "size", "time", "members", "own", "other", "others"}
 )
 """What a pattern may name. A digit at the end tells alternatives apart: `what2` is `what`."""
 FIELDS = ("holds", "line", "speaker", "kind", "says", "next", "sure", "ends", "within", "example")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from bigsci_launch.endings.conclude import JobEnding
+from bigsci_launch.endings.ending import JobEnding
 from bigsci_launch.endings.exits import signal_of
 from bigsci_launch.endings.statements import Statement
 
@@ -90,7 +90,8 @@ def was_killed(ending: JobEnding) -> bool:
 def why_lines(why: Why) -> list[str]:
     """Return the answer as lines `name   value`, and what to do next."""
     kind = NAMES.get(why.kind, why.kind.replace("_", " ")) + ("" if why.is_certain else ", most likely")
-    facts = [("ended", f"{kind}: {why.sentence}"), ("first failure", why.first)]
+    ended = kind if why.sentence == kind else f"{kind}: {why.sentence}"
+    facts = [("ended", ended), ("first failure", why.first)]
     facts += [("evidence", f"{each.place}  {each.said}" if each.place else each.said) for each in why.evidence]
     facts += [("note", each) for each in why.notes]
     width = max(len(name) for name, _ in facts)

@@ -8,7 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from bigsci_launch.endings.conclude import Culprit, conclude, named_by, sentence_of
+from bigsci_launch.endings.conclude import conclude
+from bigsci_launch.endings.ending import Culprit, named_by, sentence_of
 from bigsci_launch.endings.lines import Speaker
 from bigsci_launch.endings.statements import LAUNCHERS, Statement, read_statements
 from bigsci_launch.endings.words import read_words
@@ -36,24 +37,31 @@ def why_logs(paths: Sequence[Path]) -> Why:
 
 
 def why_job(job: JobInfo) -> Why:
-    """Return why a job ended that `bsl` did not submit: what Slurm knows of it, and what it printed."""
+    """Return why a job ended that `bsl` did not submit: what Slurm knows of it, and what it printed. One that has not
+    ended may have printed a failure too."""
     about = f"job {job.job_id}"
-    if job.state.is_active:
-        said = f"it has not ended: {job.state.value}"
-        return Why(
-            about, "running", said, "none", next=f"while it hangs: `bsl spy --jobid {job.job_id}`", read=(SLURM,)
-        )
     material, notes = _output_of(job)
+    if job.state.is_active:
+        return _why_not_over(job, about, material)
     of_slurm = read_statements(f"Slurm: state={job.raw_state.split(' ')[0]}", SLURM, Speaker(), read_words())
     ending = conclude((*material.statements, *of_slurm.statements), material.ranks)
     return why_of(ending, about, (SLURM, *material.files), (*notes, *material.notes))
+
+
+def _why_not_over(job: JobInfo, about: str, material: Material) -> Why:
+    said, read = f"it has not ended: {job.state.value}", (SLURM, *material.files)
+    ending, look = conclude(material.statements, material.ranks), f"while it hangs: `bsl spy --jobid {job.job_id}`"
+    if ending.kind in ("unknown", "finished"):
+        return Why(about, "running", said, "none", next=look, read=read)
+    found = why_of(ending, about, read, material.notes)
+    return replace(found, kind="running", sentence=f"{said}; its output: {ending.sentence}", next=look)
 
 
 def _output_of(job: JobInfo) -> tuple[Material, tuple[str, ...]]:
     """Return what the job printed, and why that could not be read: Slurm forgets to where, minutes after the end."""
     paths, usual = [], Path(f"slurm-{job.job_id}.out")
     with suppress(SlurmError):
-        paths = query_outputs(job.job_id)
+        paths = query_outputs(job.number)
     if not paths and not usual.is_file():
         return Material(), ("Slurm no longer says to where the job printed: `bsl why` takes the file itself",)
     try:

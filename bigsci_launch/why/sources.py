@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 from bigsci_launch.endings.lines import Speaker
-from bigsci_launch.endings.statements import Statement, read_statements
+from bigsci_launch.endings.statements import Statement, read_statements, with_ranks
 from bigsci_launch.endings.words import EndWords, read_words
 from bigsci_launch.errors import EvidenceError
 from bigsci_launch.safe_files import open_stream, parse_json
@@ -31,11 +31,27 @@ PEEKED = 4096
 MOST_FILES = 5000
 DEEPEST = 6
 LOG_NAMES = re.compile(
-    r"(?:\.(?:log|out|err|txt|json|[oe]?\d+)|^(?:stdout|stderr|log|out|output|err)[^.]*|^slurm-\S+)$", re.IGNORECASE
+    r"(?:\.(?:log|out|err|txt|json|ya?ml|[oe]?\d+)|^(?:stdout|stderr|log|out|output|err|messages|dmesg|syslog)[^.]*"
+    r"|^slurm-\S+)$",
+    re.IGNORECASE,
 )
 """PBS and Grid Engine write `name.o1234` and `name.e1234`."""
 RANK_NAME = re.compile(r"(?:^|[^a-z])(?:global[-_]?)?rank[-_.]?(\d{1,6})(?!\d)", re.IGNORECASE)
-TASK_NAME = re.compile(r"(?:^|[-_.])(?:task|proc)[-_.]?(\d{1,6})(?!\d)", re.IGNORECASE)
+TASK_NAME = re.compile(r"(?:^|[-_.])(?:task|proc(?:ess)?)[-_.]?(\d{1,6})(?!\d)", re.IGNORECASE)
+WORKER_NAME = re.compile(r"(?:^|[-_.])worker[-_.]?(\d{1,6})(?!\d)", re.IGNORECASE)
+PROCESS_WORKERS = ("jax", "mindspore", "mindformers")
+"""There, a worker is one process; elsewhere it is a node."""
+NODE_LOG = re.compile(
+    r"^(?:dmesg|kern(?:el)?|messages|syslog|journal(?:ctl)?|slurmd)[-_.](?P<node>[a-z][\w-]{0,60}\d[\w-]{0,9})(?:\.\w{1,8})?$"
+    r"|^(?P<node2>[a-z][\w-]{0,60}\d)[-_.](?:dmesg|kern(?:el)?|messages|syslog|journal(?:ctl)?)(?:\.\w{1,8})?$",
+    re.IGNORECASE,
+)
+"""Logs of a node's kernel or daemons, as people name them when they collect them."""
+POD = re.compile(
+    r"^(?:Name: +| {2}name: )(?P<pod>[a-z0-9][\w.-]{0,80})$|^(?P<node>Node: +|  nodeName: )\S", re.MULTILINE
+)
+"""In what `kubectl describe` and `kubectl get -o yaml` say of a pod. Its name is what its processes take for a node."""
+LONGEST_DOCUMENT = 1 << 17
 LOCAL_NAME = re.compile(r"(?:^|/)(?:attempt_\d+/(\d{1,4})/(?:stdout|stderr|error)|local[-_]rank[-_]?(\d{1,4}))")
 """torchrun's folder of logs: `attempt_0/3/stderr.log`."""
 
@@ -46,6 +62,7 @@ class Material:
 
     statements: tuple[Statement, ...] = ()
     ranks: frozenset[int] = frozenset()
+    members: frozenset[Speaker] = frozenset()
     files: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
@@ -53,6 +70,7 @@ class Material:
         return Material(
             self.statements + other.statements,
             self.ranks | other.ranks,
+            self.members | other.members,
             self.files + other.files,
             self.notes + other.notes,
         )
@@ -62,14 +80,21 @@ def read_material(paths: Sequence[Path]) -> Material:
     """Return what the files, and the logs in the folders, say.
 
     Raises:
-        EvidenceError: there is no such file, or no log in a folder.
+        EvidenceError: there is no such file, no log in a folder, or none of them can be read.
     """
     files = [found for path in paths for found in files_of(path)]
     words, size = read_words(), min(TAIL_BYTES, ALL_BYTES // max(1, len(files)))
     material = Material()
+    refusals = []
     for path, name in files:
-        material += _read_file(path, name, size, words)
-    return material
+        try:
+            material += _read_file(path, name, size, words)
+        except OSError as error:
+            refusals.append(_refusal(name, error))
+    if files and len(refusals) == len(files):
+        raise EvidenceError(refusals[0])
+    material += Material(notes=tuple(refusals))
+    return replace(material, statements=with_ranks(material.statements, material.members))
 
 
 def files_of(path: Path) -> list[tuple[Path, str]]:
@@ -83,7 +108,7 @@ def files_of(path: Path) -> list[tuple[Path, str]]:
             return [(path, str(path))]
         found = [(each, str(each)) for each in _logs_in(path, DEEPEST)] if path.is_dir() else None
     except OSError as error:
-        raise EvidenceError(f"{path}: {(error.strerror or 'it cannot be read').lower()}") from error
+        raise EvidenceError(_refusal(path, error)) from error
     if found is None:
         raise EvidenceError(
             f"{path}: no such file or folder", hint="`bsl why` takes a run, the ID of a job, a folder of logs, or logs"
@@ -91,6 +116,10 @@ def files_of(path: Path) -> list[tuple[Path, str]]:
     if not found:
         raise EvidenceError(f"{path}: no log in this folder", hint="logs end with .log, .out, .err, .txt or .json")
     return found[:MOST_FILES]
+
+
+def _refusal(name: Path | str, error: OSError) -> str:
+    return f"{name}: {(error.strerror or 'it cannot be read').lower()}"
 
 
 def _logs_in(folder: Path, depth: int) -> Iterator[Path]:
@@ -119,15 +148,15 @@ def _read_file(path: Path, name: str, size: int, words: EndWords) -> Material:
     begin = part.text[:PEEKED]
     if begin.count("\0") > len(begin) // 10:
         return Material(notes=(f"{name}: no text",))
-    text = elastic_text(part.text) if path.suffix == ".json" else part.text
+    text = document_text(part.text) if path.suffix == ".json" else part.text
     if not text:
         return Material()
-    told = read_statements(text, name, speaker_of(path), words)
+    told = read_statements(text, name, speaker_in(path, text), words)
     before = part.lines_before
     statements = tuple(
         replace(each, line=each.line + (before or 0), is_counted=before is not None) for each in told.statements
     )
-    return Material(statements, told.ranks, (name,), (_note_of(name, part),) if part.start else ())
+    return Material(statements, told.ranks, told.members, (name,), (_note_of(name, part),) if part.start else ())
 
 
 def _note_of(name: str, part: LastPart) -> str:
@@ -137,7 +166,7 @@ def _note_of(name: str, part: LastPart) -> str:
 
 
 def _last_part(path: Path, size: int) -> LastPart:
-    with suppress(OSError), open_stream(path, follow=True) as stream:
+    with open_stream(path, follow=True) as stream:
         whole = stream.seek(0, os.SEEK_END)
         start = max(0, whole - size)
         before = _count_lines(stream, start) if whole <= COUNTED * size else None
@@ -150,7 +179,6 @@ def _last_part(path: Path, size: int) -> LastPart:
             before = before + content.count(b"\n", 0, left_out) if before is not None else None
             cut, content = cut + left_out, content[left_out:]
         return LastPart(content.decode("utf-8", "replace").replace("\r\n", "\n"), start + cut, before)
-    return LastPart("")
 
 
 def _count_lines(stream: BinaryIO, size: int) -> int:
@@ -166,8 +194,31 @@ def speaker_of(path: Path) -> Speaker:
     """Return whose output a file is, as far as its name says it."""
     if found := LOCAL_NAME.search(path.as_posix()):
         return Speaker(local_rank=int(found[1] or found[2]))
+    if found := NODE_LOG.search(path.name):
+        return Speaker(node=found["node"] or found["node2"])
     found = RANK_NAME.search(path.name) or TASK_NAME.search(path.name)
     return Speaker(rank=int(found[1])) if found else Speaker()
+
+
+def speaker_in(path: Path, text: str) -> Speaker:
+    """Return whose output a file is, as its name and its text say it."""
+    speaker, worker = speaker_of(path), WORKER_NAME.search(path.name)
+    if worker and speaker.rank is None and any(each in text.lower() for each in PROCESS_WORKERS):
+        speaker = replace(speaker, rank=int(worker[1]))
+    return replace(speaker, node=speaker.node or pod_of(text[:LONGEST_DOCUMENT]))
+
+
+def pod_of(text: str) -> str | None:
+    """Return the pod that a document describes; None if it is none, or several."""
+    found = list(POD.finditer(text))
+    pods = {each["pod"] for each in found if each["pod"]}
+    return pods.pop() if len(pods) == 1 and any(each["node"] for each in found) else None
+
+
+def document_text(text: str) -> str:
+    """Return what is read of a JSON document: an error file's traceback, else its lines; nothing of a long one, which
+    holds data."""
+    return elastic_text(text) or (text if len(text) <= LONGEST_DOCUMENT else "")
 
 
 def elastic_text(text: str) -> str:

@@ -7,11 +7,12 @@ from typing import NamedTuple
 
 import pytest
 
-from bigsci_launch.endings.conclude import JobEnding, conclude
+from bigsci_launch.endings.conclude import conclude
+from bigsci_launch.endings.ending import JobEnding
 from bigsci_launch.endings.lines import Speaker
 from bigsci_launch.endings.statements import Statement, read_statements
 from bigsci_launch.endings.words import read_words
-from bigsci_launch.why.sources import speaker_of
+from bigsci_launch.why.sources import speaker_in
 
 HERE = Path(__file__).parent
 
@@ -41,14 +42,14 @@ def conclude_files(files: dict[str, str]) -> JobEnding:
     said: list[Statement] = []
     ranks: set[int] = set()
     for name, text in files.items():
-        speaker = speaker_of(Path(name)) if name != "job.out" else Speaker()
+        speaker = speaker_in(Path(name), text) if name != "job.out" else Speaker()
         told = read_statements(text, name, speaker, read_words())
         said += told.statements
         ranks |= told.ranks
     return conclude(said, ranks)
 
 
-@pytest.mark.parametrize("end", corpus("corpus_seen.txt"), ids=lambda end: end.name)
+@pytest.mark.parametrize("end", [*corpus("corpus_seen.txt"), *corpus("corpus_clusters.txt")], ids=lambda end: end.name)
 def test_a_published_end_has_its_kind_and_its_first_failure(end: Labelled) -> None:
     found = conclude_files(end.files)
     assert (found.kind, str(found.culprit) if found.culprit else "-") == (end.kind, end.first), found

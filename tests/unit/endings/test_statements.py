@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -14,6 +15,7 @@ from bigsci_launch.endings.statements import Statement, read_statements
 from bigsci_launch.endings.words import read_words
 from bigsci_launch.entries import read_entries
 
+ORDINARY = (Path(__file__).parent / "ordinary_lines.txt").read_text().splitlines()
 FULL = "OSError: [Errno 28] No space left on device"
 PIECES = [
     *(entry.fields["example"] for entry in read_entries("endings")),
@@ -156,6 +158,24 @@ def test_any_text_has_an_answer(lines: list[str]) -> None:
 def test_damaged_lines_have_an_answer(line: str, damage: bytes, at: int) -> None:
     raw = line.encode()
     assert conclude(said((raw[:at] + damage + raw[at:]).decode("utf-8", "replace"))).kind
+
+
+@pytest.mark.parametrize("line", ORDINARY)
+def test_an_ordinary_line_ends_nothing(line: str) -> None:
+    assert not said(line)
+
+
+@pytest.mark.parametrize(
+    ("line", "speaker"),
+    [
+        ("[1,0]<stderr>:5: [allreduce.x]", Speaker(0)),
+        ("[0]<stderr>:5: [allreduce.x]", Speaker(0)),
+        ("Sep 14 09:14:51 gpu-d21 kernel: nvidia-nvswitch2: up", Speaker(node="gpu-d21")),
+        ("nvme0n1: up", UNKNOWN),
+    ],
+)
+def test_what_is_below_a_label_is_no_label(line: str, speaker: Speaker) -> None:
+    assert plain_line(line, UNKNOWN).speaker == speaker
 
 
 @pytest.mark.parametrize(

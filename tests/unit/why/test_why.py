@@ -17,7 +17,7 @@ from bigsci_launch.endings.lines import UNKNOWN, Speaker
 from bigsci_launch.errors import EvidenceError
 from bigsci_launch.runs.layout import RunDir
 from bigsci_launch.why.find import kind_of, why_logs, why_run
-from bigsci_launch.why.sources import TAIL_BYTES, elastic_text, read_material, speaker_of
+from bigsci_launch.why.sources import LONGEST_DOCUMENT, TAIL_BYTES, elastic_text, pod_of, read_material, speaker_of
 from tests.support.texts import CheckText, has_parts
 
 OOM = "srun: error: n1: task 3: Out Of Memory\n"
@@ -48,6 +48,11 @@ def asked(*words: str, code: int = 0) -> Any:
         ("log.task-7", Speaker(7)),
         ("run/attempt_0/2/stderr.log", Speaker(local_rank=2)),
         ("run/attempt_0/2/error.json", Speaker(local_rank=2)),
+        ("process_2.log", Speaker(2)),
+        ("dmesg-gpu-b07.txt", Speaker(node="gpu-b07")),
+        ("messages-node031", Speaker(node="node031")),
+        ("n12.dmesg.txt", Speaker(node="n12")),
+        ("worker-3.log", UNKNOWN),
         ("slurm-1234.out", UNKNOWN),
         ("frank3.log", UNKNOWN),
     ],
@@ -69,9 +74,61 @@ def test_a_folder_of_torchruns_logs(tmp_path: Path) -> None:
     assert found.evidence[0].said == "ValueError: vocab size 50257 is not divisible by 4"
 
 
+def test_the_log_of_a_kernel_and_the_list_of_a_launcher_belong_together(tmp_path: Path) -> None:
+    listed = "process {} spawned with command: ['python', 't.py', '--local_rank={}']\n"
+    launcher = "".join(
+        f"{node}: {listed.format(4711 + number, number % 2)}" for number, node in enumerate(("n1", "n1", "n2", "n2"))
+    )
+    mapping = "global_rank_mapping=defaultdict(<class 'list'>, {'n1': [0, 1], 'n2': [2, 3]})\n"
+    (tmp_path / "job.log").write_text(mapping + launcher)
+    (tmp_path / "dmesg-n2.txt").write_text("[12.1] Out of memory: Killed process 4713 (python) total-vm:1kB\n")
+    found = why_logs([tmp_path])
+    assert (found.kind, found.ranks, found.node) == ("out_of_memory", (2,), "n2")
+
+
+@pytest.mark.parametrize(("tasks", "task"), [(2, None), (4, 1)])
+def test_a_task_that_is_a_launcher_has_not_the_number_of_a_rank(tmp_path: Path, tasks: int, task: int | None) -> None:
+    """Ranks 0, 2 and 3 lose rank 1. Two tasks end alike: launchers of two ranks each; four tasks are the ranks."""
+    lines = [f"[rank{rank}]: RuntimeError: Connection closed by peer [10.0.0.2]:4711" for rank in (0, 2, 3)]
+    lines += [f"srun: error: n{number}: task {number}: Exited with exit code 1" for number in range(tasks)]
+    (tmp_path / "slurm-7.out").write_text("step 1/40 loss 1.5\n" + "\n".join(lines) + "\n")
+    found = why_logs([tmp_path])
+    assert (found.tasks, found.node) == (((task,), "n1") if task is not None else ((), None))
+
+
+def test_in_jax_a_worker_is_a_process(tmp_path: Path) -> None:
+    error = "Traceback (most recent call last):\n  File 't.py', line 1, in main\n{}ValueError: no such field\n"
+    (tmp_path / "worker-3.log").write_text(error.format(""))
+    assert why_logs([tmp_path]).ranks == ()
+    for program in ("jax 0.5", "mindformers[core/callback.py:550] - INFO - step 5"):
+        (tmp_path / "worker-3.log").write_text(f"{program}\n" + error.format(""))
+        assert why_logs([tmp_path]).ranks == (3,)
+
+
+@pytest.mark.parametrize(
+    ("document", "pod"),
+    [
+        ("Name:             sft-worker-2\nNode:             gke-1/10.2.7.119\n", "sft-worker-2"),
+        ("kind: Pod\nmetadata:\n  name: sft-worker-2\nspec:\n  nodeName: gke-1\n", "sft-worker-2"),
+        ("Name:  a-0\nNode:  gke-1/10.2.7.119\nName:  a-1\nNode:  gke-2/10.2.7.120\n", None),
+        ("kind: Job\nmetadata:\n  name: sft\n", None),
+    ],
+)
+def test_the_pod_of_a_document(document: str, pod: str | None) -> None:
+    assert pod_of(document) == pod
+
+
 @pytest.mark.parametrize("text", ["", "[]", "{", '{"a": 1}', '{"message": {"extraInfo": {}}}', '{"message": 3}'])
 def test_another_document_is_no_error_file(text: str) -> None:
     assert not elastic_text(text)
+
+
+def test_a_document_of_a_cloud_is_read_as_text_and_a_long_one_is_data(tmp_path: Path) -> None:
+    events = {"Events": [{"EventType": "Preempt", "Resources": ["gpu-3"]}]}
+    (tmp_path / "events.json").write_text(json.dumps(events, indent=1))
+    assert (why_logs([tmp_path]).kind, why_logs([tmp_path]).read) == ("preempted", (str(tmp_path / "events.json"),))
+    (tmp_path / "events.json").write_text(json.dumps({**events, "data": "x" * LONGEST_DOCUMENT}))
+    assert why_logs([tmp_path]).kind == "unknown"
 
 
 def test_lines_of_a_long_log_keep_their_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -109,6 +166,8 @@ def test_of_very_many_lines_the_last_are_read(tmp_path: Path, monkeypatch: pytes
 def test_what_is_missing_is_said(tmp_path: Path) -> None:
     with pytest.raises(EvidenceError, match="no such file"):
         why_logs([tmp_path / "nothing.log"])
+    with pytest.raises(EvidenceError, match="invalid argument"):  # no user may seek its end
+        read_material([Path("/proc/self/mem")])
     with pytest.raises(EvidenceError, match="no log"):
         why_logs([tmp_path])
     assert CliRunner().invoke(bsl, ["why", str(tmp_path)]).exit_code == 2
@@ -194,6 +253,14 @@ def test_the_usual_output_is_found_where_slurm_has_forgotten_it(slurm: Any) -> N
     Path("slurm-12.out").write_text("srun: error: n1: task 1: Segmentation fault (core dumped)\n")
     found = asked("12")
     assert (found["kind"], found["first_failure"]["text"]) == ("crashed", "task 1 on n1")
+
+
+def test_a_job_that_still_runs_may_have_printed_a_failure(slurm: Any) -> None:
+    slurm.answer("squeue", job("RUNNING"))
+    slurm.answer("scontrol", rc=1)
+    Path("slurm-12.out").write_text("srun: error: n1: task 1: Killed\n")
+    found = asked("12", code=1)
+    assert (found["kind"], found["first_failure"]["text"]) == ("running", "task 1 on n1")
 
 
 ROOT_CAUSE = """Root Cause (first observed failure):
