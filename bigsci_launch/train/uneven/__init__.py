@@ -1,0 +1,1 @@
+"""`parallelism.engine: uneven`: pipelines of different depths side by side, on torch's schedules."""
