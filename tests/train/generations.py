@@ -138,7 +138,7 @@ class Generations:
         self.topology = Topology.parse(topology) if topology else self.topology
         size = self.topology.world_size
         self._nodes = list(nodes or self._nodes or ())
-        self.until(lambda: len([slot for slot in self.slots if slot.said("warm")]) >= size)
+        self.until(lambda: len([slot for slot in self.slots if slot.said("warm")]) >= size, 180)
         if self._before is not None and self.topology.dp < self._before.topology.dp:
             self._let_replicas_leave(self._before)
         else:

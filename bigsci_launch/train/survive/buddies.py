@@ -30,7 +30,8 @@ class HostGroup:
 
     def gather(self, mine: Any) -> list[Any]:
         """Return what every rank gives, by rank; a collective call."""
-        return gather(mine, self.group)
+        with self.waits.for_gloo():
+            return gather(mine, self.group)
 
     def send(self, tensor: Tensor, to: int, tag: int) -> Any:
         return dist.isend(tensor, to, self.group, tag)

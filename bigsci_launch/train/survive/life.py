@@ -7,7 +7,6 @@ step k is held twice, and two buffers are enough.
 
 from __future__ import annotations
 
-import time
 from dataclasses import replace
 from typing import Any
 
@@ -28,17 +27,16 @@ from bigsci_launch.recover.holding import (
 )
 from bigsci_launch.train.rank.events import RankReport
 from bigsci_launch.train.rank.rng import seed_generators
+from bigsci_launch.train.rank.stop import wait_for_writers
 from bigsci_launch.train.state.checkpoint import ChosenCheckpoint, Origin, choose_from
 from bigsci_launch.train.steps.companion import Built, RankSetup, Start, StepDone, TrainingProgress
 from bigsci_launch.train.survive.buddies import Buddies, HostGroup
 from bigsci_launch.train.survive.channel import Begin, Channel
 from bigsci_launch.train.survive.engine_state import read_state, shape_of, unit_lengths, write_generators, write_state
-from bigsci_launch.train.survive.restore import fetch
+from bigsci_launch.train.survive.restore import fetch, find_apart
 from bigsci_launch.train.survive.snapshot import DOCUMENT_BYTES, Copy, Memory, Shape
 from bigsci_launch.train.survive.waits import Waits
-
-SAY_S = 1.0
-"""Least seconds between two words about steps."""
+from bigsci_launch.train.survive.words import LifeWords
 
 
 class RankLife(Origin):
@@ -46,10 +44,10 @@ class RankLife(Origin):
 
     def __init__(self, channel: Channel, memory: Memory, waits: Waits, begin: Begin, report: RankReport) -> None:
         self._channel, self._memory, self._waits = channel, memory, waits
-        self._begin, self._report = begin, report
-        self._since = time.monotonic()
-        self._said = -SAY_S
+        self._begin = begin
+        self._words = LifeWords(channel, report, begin.generation)
         self._restorable = Restorable(None)
+        self._restored: dict[str, Any] = {}
         self._interval = 1
         self.engine: PipelineEngine | None = None
 
@@ -61,8 +59,10 @@ class RankLife(Origin):
         self._meet()
         if self._restores:
             return None
+        wait_for_writers()
+        self._group.gather(None)
         try:
-            return choose_from(self._load(setup), setup)
+            return choose_from(load_in(self._begin.generation, setup), setup)
         except CheckpointError as error:
             raise self._refused(error) from None
 
@@ -83,35 +83,18 @@ class RankLife(Origin):
         damaged = None
         while True:
             found = choose_version(self._manifests)
-            if found.version is None or (apart := self._find_apart(found.version)) is None:
+            if found.version is None or (apart := self._apart(found.version)) is None:
                 return Restorable(found.version, damaged or found.why)
-            damaged = damaged or f"the copies of {apart} after step {found.version.step} differ"
+            damaged = damaged or f"the copies of {apart.unit} after step {found.version.step} differ"
             self._manifests = [without(manifest, found.version) for manifest in self._manifests]
 
-    def _find_apart(self, version: StateVersion) -> str | None:
-        """Return the first unit of a state whose copies on two ranks differ; a collective call."""
-        everywhere: list[dict[Shard, list[int]]] = self._group.gather(self._memory.digests(version))
-        seen: dict[Shard, list[int]] = {}
-        for digests in everywhere:
-            for shard, found in digests.items():
-                if seen.setdefault(shard, found) != found:
-                    return shard.unit
-        return None
+    def _apart(self, version: StateVersion) -> Shard | None:
+        return find_apart(self._memory.digests(version), self._group)
 
     @property
     def _restores(self) -> bool:
         """Whether the state is restored from memory."""
         return self._restorable.version is not None
-
-    def _load(self, setup: RankSetup) -> str:
-        """Return what `checkpoint.load` means in this generation: what this attempt has saved comes first."""
-        load, checkpoints = setup.config.checkpoint.load, CheckpointsDir(setup.identity.run.checkpoints)
-        if self._begin.generation == 0:
-            return load
-        began = setup.identity.attempt.config.stat().st_mtime
-        records = [record_path(checkpoints.folder(tag)) for tag in checkpoints.tags()]
-        has_saved = any(record.is_file() and record.stat().st_mtime >= began for record in records)
-        return "auto" if has_saved else load
 
     def _refused(self, error: CheckpointError) -> CheckpointError:
         """Return the error for a checkpoint that this generation cannot load, with the reason why it must."""
@@ -138,7 +121,7 @@ class RankLife(Origin):
         self._whole |= {shape.document: DOCUMENT_BYTES for shape in self._shapes}
         replicas = [topology.coordinate(each).dp_rank for each in range(topology.world_size)]
         self._buddies = Buddies(self._group, keepers(self._begin.nodes, replicas))
-        self._say("joined")
+        self._words.joined()
 
     def start(self, setup: RankSetup, engine: PipelineEngine, chosen: ChosenCheckpoint | None) -> Start:
         start = Start(self._restore(), is_restored=True) if self._restores else super().start(setup, engine, chosen)
@@ -180,9 +163,8 @@ class RankLife(Origin):
         if not self._restores:
             why = self._restorable.why if self._begin.generation else None
             self._restored = {"source": "checkpoint" if path else "start", "path": path, "why": why}
-        self._report.step = self._memory.done = progress.step
-        self._report.event("restored", generation=self._begin.generation, restored_step=progress.step, **self._restored)
-        self._say("restored", step=progress.step, **self._restored)
+        self._memory.done = progress.step
+        self._words.restored(progress.step, **self._restored)
         self._keep(progress, self._restorable.version or StateVersion(progress.step, self._begin.generation))
 
     def before_step(self, step: int) -> None:
@@ -206,9 +188,7 @@ class RankLife(Origin):
         self._memory.release_others([self._shapes[rank] for rank in (self._begin.rank, *self._buddies.kept)])
         if progress.step % self._interval == 0:
             self._keep(progress, StateVersion(progress.step, self._begin.generation))
-        if time.monotonic() - self._said >= SAY_S:
-            self._said = time.monotonic()
-            self._channel.say("stepped", generation=self._begin.generation, step=progress.step)
+        self._words.stepped(progress.step)
 
     def _keep(self, progress: TrainingProgress, version: StateVersion) -> None:
         own = self._place(self._begin.rank, version)
@@ -224,7 +204,13 @@ class RankLife(Origin):
         """Wait for what is still on its way."""
         self._buddies.wait()
 
-    def _say(self, word: str, **fields: Any) -> None:
-        now = time.monotonic()
-        self._channel.say(word, generation=self._begin.generation, **fields, seconds=round(now - self._since, 4))
-        self._since = now
+
+def load_in(generation: int, setup: RankSetup) -> str:
+    """Return what `checkpoint.load` means in a generation: what this attempt has saved comes first."""
+    load, checkpoints = setup.config.checkpoint.load, CheckpointsDir(setup.identity.run.checkpoints)
+    if generation == 0:
+        return load
+    began = setup.identity.attempt.config.stat().st_mtime
+    records = [record_path(checkpoints.folder(tag)) for tag in checkpoints.tags()]
+    has_saved = any(record.is_file() and record.stat().st_mtime >= began for record in records)
+    return "auto" if has_saved else load

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar
 
 from torch import Tensor
 
@@ -12,6 +12,8 @@ from bigsci_launch.recover.holding import StateVersion, Transfer
 from bigsci_launch.train.device.digest import digest64
 from bigsci_launch.train.survive.buddies import HostGroup
 from bigsci_launch.train.survive.snapshot import Copy, Memory
+
+HeldThing = TypeVar("HeldThing")
 
 
 def fetch(memory: Memory, version: StateVersion, plan: Sequence[Transfer], target: Copy, group: HostGroup) -> bool:
@@ -42,17 +44,33 @@ def fetch(memory: Memory, version: StateVersion, plan: Sequence[Transfer], targe
     group.wait(works)
     arrived = {tag: each for tag, each in mine if each.source != rank}
     got = {tag: [digest64(piece) for piece in target.pieces(each.shard)] for tag, each in arrived.items()}
-    _require_equal(plan, sent, got, group)
+    require_equal(plan, sent, got, group)
     return bool(got)
+
+
+def find_apart(mine: Mapping[HeldThing, list[int]], group: HostGroup) -> HeldThing | None:
+    """Return the first thing whose digests differ between ranks that hold it; a collective call."""
+    everywhere: list[Mapping[HeldThing, list[int]]] = group.gather(mine)
+    seen: dict[HeldThing, list[int]] = {}
+    for digests in everywhere:
+        for held, found in digests.items():
+            if seen.setdefault(held, found) != found:
+                return held
+    return None
 
 
 def _filled(pieces: Sequence[Tensor]) -> list[Tensor]:
     return [piece for piece in pieces if len(piece)]
 
 
-def _require_equal(
+def require_equal(
     plan: Sequence[Transfer], sent: dict[int, list[int]], got: dict[int, list[int]], group: HostGroup
 ) -> None:
+    """Compare the digests of what was sent with those of what has arrived, by their place in `plan`; a collective call.
+
+    Raises:
+        BslError: a shard is not what its source sent; every rank raises it.
+    """
     everywhere = group.gather((sent, got))
     all_sent = {tag: value for each, _ in everywhere for tag, value in each.items()}
     for _, each in everywhere:

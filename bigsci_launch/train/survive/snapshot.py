@@ -8,8 +8,6 @@ it keeps for another rank. The older one is overwritten, so a complete one is th
 from __future__ import annotations
 
 import json
-import mmap
-import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,7 +18,7 @@ from torch import Tensor
 from bigsci_launch.recover.holding import Holding, Shard, StateVersion
 from bigsci_launch.safe_files import parse_json
 from bigsci_launch.train.device.digest import digest64
-from bigsci_launch.train.device.gpu import computes_on_gpu
+from bigsci_launch.train.device.host_memory import host_zeros
 
 DOCUMENT_BYTES = 1 << 16
 VECTORS = 3
@@ -62,8 +60,7 @@ class Copy:
         self.version = StateVersion(-1, -1)
         self.whole: Mapping[str, int] = {}
         self.is_complete = False
-        size = shape.num_bytes
-        self.buffer = _locked_zeros(size) if computes_on_gpu() else torch.zeros(size, dtype=torch.uint8)
+        self.buffer = host_zeros(shape.num_bytes)
 
     def part_vectors(self) -> Iterator[tuple[HeldPart, Tensor]]:
         """Yield each part with its vectors, of shape (VECTORS, size)."""
@@ -104,21 +101,6 @@ class Copy:
         length = int.from_bytes(data[:_LENGTH_BYTES], "little")
         document: dict[str, Any] = parse_json(data[_LENGTH_BYTES : _LENGTH_BYTES + length], allow_nan=True)
         return document
-
-
-def _locked_zeros(num_bytes: int) -> Tensor:
-    """Return bytes in pages that are locked until they are freed: the GPU then copies to them at full speed.
-
-    torch's own locked memory is rounded up to a power of two, and never given back while the process lives.
-    """
-    pages = mmap.mmap(-1, num_bytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    # After a fork the GPU would still write to pages that only the child still has.
-    pages.madvise(mmap.MADV_DONTFORK)
-    buffer = torch.frombuffer(pages, dtype=torch.uint8)
-    runtime: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
-    torch.cuda.check_error(runtime.cudaHostRegister(buffer.data_ptr(), num_bytes, 0))
-    weakref.finalize(buffer, runtime.cudaHostUnregister, buffer.data_ptr()).atexit = False
-    return buffer
 
 
 class Memory:

@@ -6,13 +6,14 @@ hour. The same happens inside collectives. So a rank of `survive` waits in slice
 generation is over. A collective can be waited for again; a message cannot, because the first time-out closes all
 connections of its group, so a helper thread waits for it and is left behind if it must be.
 
-Waits for NCCL should end when its communicators are aborted. That was never tried.
+Waits for NCCL end when its communicators are aborted. What ranks exchange through host memory goes over gloo there too.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from queue import SimpleQueue
 from typing import Any
@@ -39,17 +40,29 @@ class Waits:
         self._wait = Work.wait
         self._helper: SimpleQueue[_Wait] | None = None
         self._is_left_behind = False
+        self._is_gloo = False
         self._kept: list[Any] = []
 
     def install(self) -> None:
         """Let everything that waits for gloo in this process wait like this, DeepSpeed included."""
-        if dist.get_backend() != "gloo" or Work.wait is not self._wait:
+        self._is_gloo = dist.get_backend() == "gloo"
+        if Work.wait is not self._wait:
             return
 
         def wait(work: Any, *timeout: Any) -> Any:
-            return self._wait(work, *timeout) if timeout or work.is_completed() else self.wait(work)
+            is_plain = timeout or not self._is_gloo or work.is_completed()
+            return self._wait(work, *timeout) if is_plain else self.wait(work)
 
         Work.wait = wait  # type: ignore[method-assign,assignment]
+
+    @contextmanager
+    def for_gloo(self) -> Iterator[None]:
+        """All waits of this block are for gloo, whatever the backend of the world."""
+        before, self._is_gloo = self._is_gloo, True
+        try:
+            yield
+        finally:
+            self._is_gloo = before
 
     def wait(self, work: Any) -> bool:
         """Wait for something that gloo does.

@@ -3,7 +3,9 @@
 With SUFFER=POINT:COUNT:HOW in the environment, something happens to the rank right after it has passed that point for
 the COUNT-th time: HOW is `die` (SIGKILL), `stop` (SIGSTOP), `raise` (an exception), `memory` (torch's own, for a
 shortage of memory), `exit` (exit code 7), `leave` (exit code 0), or `damage` (a bit of each copy that it holds changes;
-at `manifest`).
+at `manifest`). With NCCL_LIKE in the environment, ranks talk over the backend of `tests/support/nccl_like`. With
+TRACED, compiled layers need no C++ compiler: they are traced, and run operation by operation. With LOOP=PATH, that
+program runs instead of the trainer.
 """
 
 from __future__ import annotations
@@ -15,14 +17,17 @@ import runpy
 import signal
 import socket
 import sys
+from pathlib import Path
 from typing import Any
 
 POINTS = {
     "step": ("bigsci_launch.train.survive.life", "RankLife.before_step"),
+    "sent": ("bigsci_launch.train.parallel.reduction", "GradientBucket.send"),
     "optimizer": ("bigsci_launch.train.parallel.optimizer", "EagerAdamW.step"),
     "words": ("bigsci_launch.train.steps.word", "exchange_words"),
     "copy": ("bigsci_launch.train.survive.engine_state", "read_state"),
     "save": ("bigsci_launch.train.state.durable", "DurableCheckpointEngine.save"),
+    "part": ("bigsci_launch.train.state.background", "RankPart.write"),
     "commit": ("bigsci_launch.train.state.checkpoint", "save_checkpoint"),
     "evaluation": ("bigsci_launch.train.samples.batches", "Batches.held_out"),
     "manifest": ("bigsci_launch.train.survive.snapshot", "Memory.manifest"),
@@ -31,6 +36,16 @@ POINTS = {
     "fetching": ("bigsci_launch.train.survive.restore", "fetch"),
     "finishing": ("bigsci_launch.train.microbatch.traffic", "Traffic.finish"),
     "restored": ("bigsci_launch.train.survive.engine_state", "write_state"),
+    "loop-step": ("bigsci_launch.train.survivor", "Survivor._micro_batches"),
+    "loop-update": ("bigsci_launch.train.survivor", "Survivor._begin_update"),
+    "loop-commit": ("bigsci_launch.train.survivor", "Survivor._commit"),
+    "loop-holding": ("bigsci_launch.train.survive.objects", "KeptObjects.holding"),
+    "forward": ("bigsci_launch.train.uneven.stage", "UnevenStage.forward"),
+    "backward": ("torch.distributed.pipelining.stage", "PipelineStage.backward_one_chunk"),
+    "reduce": ("bigsci_launch.train.uneven.reduction", "_sum_together"),
+    "apply": ("bigsci_launch.train.uneven.optimizer", "MasterAdamW.take"),
+    "send": ("bigsci_launch.train.uneven.life", "_carry_out"),
+    "agreed": ("torch.distributed.distributed_c10d", "all_reduce"),
 }
 
 
@@ -70,6 +85,10 @@ def suffer(how: str, *args: Any) -> None:
         import torch
 
         raise torch.OutOfMemoryError("another shortage, while one is handled")
+    if how == "lose":
+        import torch.distributed as dist
+
+        raise dist.DistNetworkError("a peer is gone")
     if how in ("exit", "leave"):
         os._exit(7 if how == "exit" else 0)
     os.kill(os.getpid(), {"die": signal.SIGKILL, "stop": signal.SIGSTOP}[how])
@@ -79,12 +98,25 @@ def main() -> None:
     connection = socket.socket(socket.AF_UNIX)
     connection.connect(sys.argv[1])
     os.environ["BSL_SLOT_FD"] = str(connection.detach())
-    if request := os.environ.get("SUFFER"):
-        from bigsci_launch.train import startup
+    if os.environ.get("NCCL_LIKE"):
+        sys.path.insert(0, str(Path(__file__).parents[2] / "support" / "nccl_like"))
+        importlib.import_module("nccl_like").use_in_trainer()
+    if os.environ.get("TRACED"):
+        from bigsci_launch.train.device import compiler
 
-        startup.start_deepspeed()
+        compiler.BACKEND = "aot_eager"
+    loop = os.environ.get("LOOP")
+    if request := os.environ.get("SUFFER"):
+        if loop is None:
+            from bigsci_launch.train import startup
+
+            startup.start_deepspeed()
         point, count, how = request.split(":")
         suffer_after(point, int(count), how)
+    if loop is not None:
+        sys.argv = [loop]
+        runpy.run_path(loop, run_name="__main__")
+        return
     sys.argv = ["bigsci_launch.train"]
     runpy.run_module("bigsci_launch.train", run_name="__main__", alter_sys=True)
 

@@ -1,0 +1,190 @@
+"""Kills ranks of a loop that uses `Survivor`, and counts the seconds until all ranks have done a new step.
+
+    python benchmarks/survivor_kills.py [--seed 0] [--kills 9] [--page docs/measurements/survivor.md]
+
+The loop is `surviving/ddp.py` on four gloo ranks, with more and longer steps, under `bsl submit --local` with a standby
+for each rank. A seed decides what happens to which ranks, and how long after the last standby has come: kill -9, an
+exception, SIGSTOP (which the runner ends after 10 s), two ranks at once, or a second rank as soon as the next
+generation has begun. The same loop runs undisturbed, and the losses of all steps are compared.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+LOOP = Path(__file__).parent / "surviving" / "ddp.py"
+RANKS, LIMIT_S = 4, 400.0
+KINDS = ("kill", "raise", "stop", "two", "again")
+WEIGHTS = (8, 4, 1, 4, 3)
+FAIL = """
+        import os, time
+        time.sleep(PAUSE_S)
+        if os.path.exists(f"raise-{dist.get_rank()}"):
+            os.unlink(f"raise-{dist.get_rank()}")
+            raise RuntimeError("an exception of this rank's own")
+"""
+BEGIN, END = "<!-- kills -->", "<!-- /kills -->"
+
+
+@dataclass(frozen=True)
+class Injury:
+    """What happened to ranks, and the seconds from there to the first step of all ranks in a new generation."""
+
+    kind: str
+    ranks: tuple[int, ...]
+    seconds: float
+    restored_s: float
+
+
+class InjuredLoop:
+    """A running job."""
+
+    def __init__(self, folder: Path, name: str, pause_s: float) -> None:
+        self.folder = folder / name
+        self.folder.mkdir()
+        text = LOOP.read_text().replace(
+            "STEPS, GLOBAL_BATCH, MICRO_BATCH = 40,", "STEPS, GLOBAL_BATCH, MICRO_BATCH = 20000,"
+        )
+        head = "        total = 0.0\n"
+        (self.folder / "loop.py").write_text(text.replace(head, head + FAIL.replace("PAUSE_S", str(pause_s))))
+        config = {
+            "run": {"name": "loop", "command": [sys.executable, "loop.py"]},
+            "slurm": {"site": "local"},
+            "parallelism": {"data_parallel_size": RANKS},
+            "training": {"global_batch_size": 24, "micro_batch_size": 2, "steps": 20000},
+            "survive": {"in_place": True},
+            "monitor": {"watch": "off"},
+        }
+        (self.folder / "run.yaml").write_text(json.dumps(config))
+        argv = [sys.executable, "-m", "bigsci_launch", "submit", "run.yaml", "--wait"]
+        self._process = subprocess.Popen(argv, cwd=self.folder, stdout=subprocess.DEVNULL)
+        self._attempt = self.folder / "runs" / "loop" / "attempts" / "0001"
+
+    def records(self) -> list[dict[str, Any]]:
+        path = self._attempt / "recover" / "generations.jsonl"
+        return [json.loads(line) for line in path.read_text().splitlines() if line] if path.exists() else []
+
+    def phase(self, name: str, after: int = -1) -> dict[str, Any] | None:
+        """Return the newest record of a phase in a generation after `after`."""
+        found = [each for each in self.records() if each.get("phase") == name and each["generation"] > after]
+        return found[-1] if found else None
+
+    @property
+    def generation(self) -> int:
+        return max((each["generation"] for each in self.records() if each["event"] == "began"), default=-1)
+
+    def wait(self, what: Callable[[], Any]) -> Any:
+        until = time.monotonic() + LIMIT_S
+        while not (found := what()):
+            if time.monotonic() > until or self._process.poll() is not None:
+                sys.exit(f"the loop has not come so far in {LIMIT_S:g} s: {self.folder}\n{self.records()[-4:]}")
+            time.sleep(0.01)
+        return found
+
+    def injure(self, draw: random.Random) -> Injury:
+        self.wait(lambda: self.phase("standby", max(0, self.generation) - 1))
+        before = self.generation
+        time.sleep(draw.random())
+        kind = draw.choices(KINDS, WEIGHTS)[0]
+        ranks = tuple(draw.sample(range(RANKS), 2 if kind in ("two", "again") else 1))
+        began = time.time()
+        if kind == "raise":
+            (self.folder / f"raise-{ranks[0]}").touch()
+            self.wait(lambda: not (self.folder / f"raise-{ranks[0]}").exists())
+            began = time.time()
+        else:
+            for rank in ranks[:1] if kind == "again" else ranks:
+                self._signal(rank, signal.SIGSTOP if kind == "stop" else signal.SIGKILL)
+        if kind == "again":
+            self.wait(lambda: self.generation > before)
+            before += 1
+            self._signal(ranks[1], signal.SIGKILL)
+        stepped = self.wait(lambda: self.phase("first_step", before))
+        restored = self.phase("restored", before) or stepped
+        return Injury(kind, ranks, stepped["time"] - began, restored["time"] - began)
+
+    def _signal(self, rank: int, number: int) -> None:
+        record = json.loads((self._attempt / "pids" / f"rank-{rank:04d}.json").read_text())
+        os.kill(record["pid"], number)
+
+    def last_step(self) -> int:
+        return max(self.losses(), default=0)
+
+    def losses(self) -> dict[int, list[str]]:
+        """Return what was printed for each step, by rank 0 of all generations."""
+        found: dict[int, list[str]] = {}
+        for path in self._attempt.glob("logs/rank-0000.log"):
+            for step, loss in re.findall(r"step (\d+) loss (\S+)", path.read_text()):
+                found.setdefault(int(step), []).append(loss)
+        return found
+
+    def end(self) -> None:
+        subprocess.run([sys.executable, "-m", "bigsci_launch", "cancel", "loop"], cwd=self.folder, check=True)
+        self._process.wait(LIMIT_S)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Kills ranks of a loop that uses Survivor.")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--kills", type=int, default=9)
+    parser.add_argument("--page", type=Path)
+    options = parser.parse_args()
+    folder, draw = Path(tempfile.mkdtemp(prefix="survivor-")), random.Random(options.seed)
+    loop = InjuredLoop(folder, "injured", 0.1)
+    injuries = [told(loop.injure(draw)) for _ in range(options.kills)]
+    last = loop.last_step()
+    loop.end()
+    sound = InjuredLoop(folder, "sound", 0.0)
+    sound.wait(lambda: sound.last_step() >= last)
+    sound.end()
+    lines = [*table(injuries), "", *compared(loop.losses(), sound.losses(), last)]
+    print("\n".join(lines))
+    if options.page is not None:
+        head, rest = options.page.read_text().split(BEGIN)
+        options.page.write_text("\n".join([head + BEGIN, *lines, END + rest.split(END)[1]]))
+
+
+def told(injury: Injury) -> Injury:
+    print(f"{injury.kind} of ranks {injury.ranks}: {injury.seconds:.2f} s", flush=True)
+    return injury
+
+
+def table(injuries: list[Injury]) -> Iterator[str]:
+    yield "| what | how often | state restored, p50 s | first new step, p50 s | p95 s | most s |"
+    yield "|---|---|---|---|---|---|"
+    groups = {kind: [each for each in injuries if each.kind == kind] for kind in KINDS}
+    groups["all but stop"] = [each for each in injuries if each.kind != "stop"]
+    for name, found in groups.items():
+        if found:
+            seconds = sorted(each.seconds for each in found)
+            p95 = seconds[math.ceil(0.95 * len(seconds)) - 1]
+            restored = median(each.restored_s for each in found)
+            yield f"| {name} | {len(found)} | {restored:.2f} | {median(seconds):.2f} | {p95:.2f} | {seconds[-1]:.2f} |"
+
+
+def compared(injured: dict[int, list[str]], sound: dict[int, list[str]], last: int) -> Iterator[str]:
+    missing = [step for step in range(1, last + 1) if step not in injured]
+    doubled = [step for step, printed in injured.items() if len(printed) > 1]
+    both = [step for step in range(1, last + 1) if step in injured and step in sound]
+    apart = max(abs(float(injured[step][-1]) / float(sound[step][-1]) - 1) for step in both)
+    yield f"{last} steps. Relative difference of losses from the undisturbed run: {apart:.1e} at most."
+    yield f"Steps whose line is missing: {len(missing)}; printed twice: {len(doubled)}."
+
+
+if __name__ == "__main__":
+    main()
