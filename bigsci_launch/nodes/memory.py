@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from bigsci_launch.errors import RunDirError
 from bigsci_launch.runs.layout import read_json, write_json
@@ -159,11 +160,22 @@ def forgive_nodes(memory: Path, nodes: Iterable[str] | None, *, cluster: str | N
 
 
 def _change(memory: Path, change: Callable[[list[BadNode]], list[BadNode]]) -> None:
+    def changed() -> list[dict[str, Any]]:
+        return [asdict(entry) for entry in change(read_nodes(memory))]
+
+    change_memory(memory, lambda: {"schema_version": SCHEMA_VERSION, "nodes": changed()})
+
+
+def change_memory(memory: Path, make: Callable[[], object]) -> None:
+    """Write the document that `make` returns, while no other process can change the file.
+
+    Raises:
+        RunDirError: the memory cannot be read, locked or written.
+    """
     try:
         memory.parent.mkdir(parents=True, exist_ok=True)
         with _locked(memory):
-            entries = change(read_nodes(memory))
-            write_json(memory, {"schema_version": SCHEMA_VERSION, "nodes": [asdict(entry) for entry in entries]})
+            write_json(memory, make())
     except OSError as error:
         raise RunDirError(
             f"{memory}: {error.strerror or error}", hint="ask the owner of the folder for write access to it"

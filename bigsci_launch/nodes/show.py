@@ -9,10 +9,12 @@ from typing import Any
 
 from bigsci_launch.nodes.bisection import SlowFound
 from bigsci_launch.nodes.memory import BadNode
+from bigsci_launch.nodes.speeds import OftenSlow
 from bigsci_launch.scheduler.hostlist import compress_hostlist
 
 SCHEMA_VERSION = 1
 NODE_COLUMNS = ("node", "reason", "left out until", "seen in", "cluster", "evidence")
+SPEED_COLUMNS = ("slow node", "slow in", ">times longer", "newest run")
 CHECK_COLUMNS = ("node", "verdict", ">cpu Mflop/s", ">memory MiB/s", ">shm MiB/s", ">exchange MiB/s", "gpu", "why")
 _WORDS = {"failed_check": "failed check", "by_hand": "by hand", "not_known": "not known", "gpu": "GPU", "ecc": "ECC"}
 
@@ -54,13 +56,30 @@ def entry_document(entry: BadNode) -> dict[str, Any]:
     return asdict(entry)
 
 
-def nodes_document(entries: Sequence[BadNode], memory: str, cluster: str | None) -> dict[str, Any]:
+def speed_rows(slow: Sequence[OftenSlow]) -> list[list[str]]:
+    """Return the rows of `bsl nodes` under `SPEED_COLUMNS`."""
+    return [
+        [each.node, f"{each.slow_runs} of {each.runs} runs", f"{each.times_longer:.2f}", each.newest_run]
+        for each in slow
+    ]
+
+
+def speed_advice(slow: Sequence[OftenSlow]) -> str:
+    """Return what can be done about slow nodes: only a person leaves them out."""
+    names = compress_hostlist([each.node for each in slow])
+    return f"slow, but not left out: bsl nodes check --nodelist {names}, or: bsl nodes add {names} --reason slow"
+
+
+def nodes_document(
+    entries: Sequence[BadNode], memory: str, cluster: str | None, slow: Sequence[OftenSlow]
+) -> dict[str, Any]:
     """Return the JSON document of `bsl nodes list`."""
     return {
         "schema_version": SCHEMA_VERSION,
         "memory": memory,
         "cluster": cluster,
         "nodes": [entry_document(entry) for entry in entries],
+        "often_slow": [asdict(each) for each in slow],
     }
 
 

@@ -1,0 +1,146 @@
+"""Writes the page of `slow_runs.py`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from statistics import median
+
+from slow_runs import FIRST_STEP, HELD_OUT_FROM, LENGTH, NICE, PHASES, WORDS, Result
+
+HEAD = """<!-- Made by `python benchmarks/slow_runs.py --work FOLDER --page docs/measurements/slow.md`. -->
+
+# Who makes a job slow
+
+Four ranks of gloo on one machine with two cores, which other programs used all the time, are slowed down in some of
+their steps. `bsl slow` gets the rings of one section of a job at a time: {length} steps, {seen} of them complete.
+
+| program | |
+|---|---|
+| `ddp`, `fsdp2` | a program that knows nothing of `bsl`: a `DataLoader`, four layers, saves |
+| `pipe` | the same with `torch.distributed.pipelining`: 1F1B, two stages, two replicas |
+| `train` | `bsl train` with pp2 dp2 |
+| `lengths` | DDP whose sequences differ in length: in each step another rank has most to do |
+| `experts` | DDP with an expert on each rank, to which `all_to_all` sends tokens as a router would |
+| `loss` | a pipeline as `pipe`, whose last stage also computes the loss, 20 ms for each micro-batch |
+
+Most disturbances are sleeps of a known share of a step, so that they take no core from other ranks. Quotas are real
+ones of a cgroup. Ranks of pipelines have networks of their own: a slow link is one cable with a limited rate (`tbf`),
+by which what is sent in a step takes that share longer. A garbage collection is a real one with a pause inside.
+
+- **Truth.** Undisturbed sections before and after a disturbed one are its *twins*. The difference of the medians, of
+  4 or 5 steps each, is what the disturbance costs; it has an interval, which is wide on a busy machine. *Added* is
+  what the slow rank has measured that it was held up, some of which others would have waited for anyway, above all in
+  a pipeline.
+- **Which sections count.** A disturbance that others do not wait for costs nothing, and is not to be found. So recall
+  is that of sections whose steps are at least 10 % longer than their twins.
+- **Innocent** is a rank that is named in an undisturbed section, or is not the disturbed one, also if another program
+  has in fact slowed it down. *In fact busy for longer*: by the kernel's count, it was on a core or ready without one
+  for longer than its peers, by at least half of what is stated.
+- **Priority.** Ranks have priority over other programs (nice {nice}).
+
+"""
+GOALS = """
+| | goal | seen |
+|---|---|---|
+| sections at least 10 % slower, whose rank, stage or link is named | 95 % | {recall} |
+| the same, by program | | {by_program} |
+| sections 5 to 10 % slower | - | {small} |
+| innocent ranks named | 0 | {innocent} |
+| sections uneven by nature in which no rank is named, with the reason | all | {uneven} |
+| phase right, of those named | 90 % | {phase} |
+| ms within 15 % of the twins | all | {near}; within 15 % of their interval: {agrees} |
+| ms within 15 % of what was added, without pipelines and quotas | | {near_added} |
+
+"""
+NOT_RUN = """## What it misses
+
+Quotas under FSDP2: the rank is held up inside collectives, which are then long for all; of other quotas, the cost is
+stated too low for that reason. Saves that take 20 times as long as those of the others: they count as those of the only
+rank that saves. In `train`, a link whose messages are late but seldom waited for.
+
+## What was not run
+
+A link with a longer delay (`netem`): the kernel of this machine has none. Shares of 5 %, tensor parallelism, several
+machines, GPUs. Of a quota, no phase is expected: it strikes where a rank needs its core most. The first {first} steps
+of a job are in no section.
+"""
+LEAST, LEAST_SMALL, CLOSE = 0.1, 0.05, 0.15
+
+
+def page_of(results: Sequence[Result]) -> str:
+    """Return the page of all results."""
+    text = HEAD.format(length=LENGTH, seen=LENGTH - 1, nice=NICE)
+    for name, held in (("Seeds that it was made with", False), ("Seeds that were held out", True)):
+        part = [each for each in results if (each.seed >= HELD_OUT_FROM) == held]
+        if part:
+            text += f"## {name}\n" + _goals(part) + "\n".join(_table(part)) + "\n\n"
+        else:
+            text += f"## {name}\n\nNone was run: not measured.\n\n"
+    return text + NOT_RUN.format(first=FIRST_STEP).rstrip() + "\n"
+
+
+def _goals(results: Sequence[Result]) -> str:
+    hits = [each for each in results if each.hits]
+    slower = [each for each in results if each.slower is not None and each.slower >= LEAST]
+    small = [each for each in results if each.slower is not None and LEAST_SMALL <= each.slower < LEAST]
+    judged = [each for each in hits if each.section.kind in PHASES]
+    uneven = [each for each in results if each.section.kind == "uneven"]
+    alone = [each for each in hits if each.program in ("ddp", "fsdp2") and each.section.kind != "quota"]
+    large = [each for each in slower if each.hits]
+    off = [abs(each.hits[0]["ms"] - each.twin[0]) / each.twin[0] for each in large if each.twin is not None]
+    agreeing = [each.agrees for each in large if each.agrees is not None]
+    innocent = [one for each in results for one in each.innocent]
+    busy = sum(one["busy_ms"] > one["ms"] / 2 for one in innocent)
+    return GOALS.format(
+        recall=_part(sum(bool(each.hits) for each in slower), len(slower)),
+        by_program="; ".join(_of_program(slower, program) for program in sorted({each.program for each in slower})),
+        uneven=_part(sum(bool(each.by_nature and not each.found) for each in uneven), len(uneven)),
+        small=_part(sum(bool(each.hits) for each in small), len(small)),
+        innocent=f"{len(innocent)} in {len(results)} sections; {busy} of these were in fact busy for longer",
+        phase=_part(sum(each.has_right_phase for each in judged), len(judged)),
+        near=_near(off),
+        agrees=_part(sum(agreeing), len(agreeing)),
+        near_added=_near([each.ms_off for each in alone if each.ms_off is not None]),
+    )
+
+
+def _of_program(slower: Sequence[Result], program: str) -> str:
+    of = [each for each in slower if each.program == program]
+    return f"{program} {_part(sum(bool(each.hits) for each in of), len(of))}"
+
+
+def _near(off: Sequence[float]) -> str:
+    middle = f"; the median is {median(off):.0%} off" if off else ""
+    return _part(sum(each <= CLOSE for each in off), len(off)) + middle
+
+
+def _part(count: int, of: int) -> str:
+    return f"{count} of {of} ({count / of:.0%})" if of else "0 of 0"
+
+
+def _table(results: Sequence[Result]) -> Iterator[str]:
+    yield "| program | disturbed | sections | named | innocent | phase right | ms stated / twins (interval) / added |"
+    yield "|---|---|---|---|---|---|---|"
+    kinds = {(each.program, each.section.kind, each.section.share): None for each in results}
+    for program, kind, share in sorted(kinds, key=lambda one: (one[0], one[1] == "none", *one[1:])):
+        rows = [
+            each for each in results if (each.program, each.section.kind, each.section.share) == (program, kind, share)
+        ]
+        yield _row(program, kind, share, rows)
+
+
+def _row(program: str, kind: str, share: float, rows: Sequence[Result]) -> str:
+    words = f"{WORDS[kind]}, {share:.0%}" if share else WORDS[kind]
+    named, innocent = sum(bool(each.hits) for each in rows), sum(len(each.innocent) for each in rows)
+    right = str(sum(each.has_right_phase for each in rows)) if kind in PHASES else "-"
+    figures = [_figures(each) for each in rows if share]
+    return (
+        f"| {program} | {words} | {len(rows)} | {named if share else '-'} | {innocent} | {right} | "
+        f"{'; '.join(figures) or '-'} |"
+    )
+
+
+def _figures(each: Result) -> str:
+    stated = f"{each.hits[0]['ms']:.0f}" if each.hits else "-"
+    twins = "{:.0f} ({:.0f} to {:.0f})".format(*each.twin) if each.twin is not None else "?"
+    return f"{stated} / {twins} / {f'{each.added:.0f}' if each.added is not None else '?'}"

@@ -1,0 +1,145 @@
+"""The steps of a job that the rings of all its ranks hold, and what a step would have lasted with other times."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from statistics import median
+
+from bigsci_launch.slow.clocks import clocks_of
+from bigsci_launch.slow.replay import lanes_of, play, step_seconds
+from bigsci_launch.slow.straggler import StepPhase
+from bigsci_launch.slow.timeline import Doing, RankTimeline, TimelinePiece
+from bigsci_launch.topology import Topology
+
+WorkPart = tuple[StepPhase, str | None]
+"""A phase, and where in the code."""
+Seconds = Callable[[TimelinePiece, float], float]
+WARM_UP = 3
+"""First steps of a program, which import, compile and allocate."""
+MAX_STEPS = 60
+MAX_PIECES = 400_000
+
+
+@dataclass(frozen=True, slots=True)
+class PipelinePlace:
+    """Where a rank is in the pipeline: ranks of a stage do the same work, and replicas of a pipeline have one `replica`
+    each. None where it is not known."""
+
+    stage: int | None
+    replica: int | None = None
+
+
+class PlayedJob:
+    """Steps `numbers` of a job, of all ranks. `base` is what each lasts when it is played as it was.
+
+    Raises:
+        ValueError: the calls of its ranks do not fit together.
+    """
+
+    def __init__(self, timelines: Sequence[RankTimeline], topology: Topology | None, nodes: Mapping[int, str]) -> None:
+        self.numbers = common_steps(timelines)
+        within = [each.within(self.numbers) for each in timelines]
+        self.ranks = tuple(each.rank for each in within)
+        self.lanes = {lane.timeline.rank: lane for lane in lanes_of(within, clocks_of(within, nodes))}
+        self.places = places_of(within, topology)
+        self.base = self._play({})
+        self.step_s = sum(self.base) / len(self.base) if self.base else 0.0
+
+    def _play(self, other: Mapping[int, Sequence[float]]) -> list[float]:
+        if not self.numbers:
+            return []
+        bounds = play(list(self.lanes.values()), other)
+        if bounds is None:
+            raise ValueError("the calls of its ranks do not fit together")
+        return step_seconds(bounds)
+
+    def gains(self, other: Mapping[int, Sequence[float]]) -> list[float]:
+        """Return how many seconds shorter each step would have been, had some ranks had other times."""
+        return [was - would for was, would in zip(self.base, self._play(other), strict=True)]
+
+    @cached_property
+    def work(self) -> dict[int, dict[int, dict[WorkPart, float]]]:
+        """{rank: {step: {part: seconds of own work}}}."""
+        found: dict[int, dict[int, dict[WorkPart, float]]] = {}
+        for rank, lane in self.lanes.items():
+            steps = found.setdefault(rank, {step: {} for step in self.numbers})
+            for piece, seconds in zip(lane.timeline.pieces, lane.seconds, strict=True):
+                if piece.doing is Doing.OWN:
+                    part = (piece.phase, piece.site)
+                    steps[piece.step][part] = steps[piece.step].get(part, 0.0) + seconds
+        return found
+
+    def peers(self, rank: int) -> list[int]:
+        """Return the other ranks that do the same work."""
+        return [each for each in self.ranks if each != rank and self.places[each].stage == self.places[rank].stage]
+
+    def usual(self, rank: int, others: Sequence[int]) -> dict[int, dict[WorkPart, float]]:
+        """Return the median of the work of `others` in each step, in every part that this rank has or they have."""
+        found: dict[int, dict[WorkPart, float]] = {}
+        for step in self.numbers:
+            rows = [self.work[each][step] for each in others]
+            parts = set(self.work[rank][step]).union(*rows)
+            found[step] = {part: median(row.get(part, 0.0) for row in rows) for part in parts}
+        return found
+
+    def as_usual(self, rank: int, others: Sequence[int], phases: Collection[StepPhase]) -> list[float]:
+        """Return the seconds of the pieces of a rank, had it worked as `others` did in these phases of each step."""
+        usual, own = self.usual(rank, others), self.work[rank]
+
+        def seconds(piece: TimelinePiece, lasted: float) -> float:
+            part = (piece.phase, piece.site)
+            spent = own[piece.step].get(part, 0.0)
+            return lasted * usual[piece.step][part] / spent if spent and piece.phase in phases else lasted
+
+        return self.changed(rank, seconds)
+
+    def changed(self, rank: int, seconds: Seconds) -> list[float]:
+        """Return the seconds of the pieces of a rank, those of its own work changed."""
+        lane = self.lanes[rank]
+        return [
+            seconds(piece, lasted) if piece.doing is Doing.OWN else lasted
+            for piece, lasted in zip(lane.timeline.pieces, lane.seconds, strict=True)
+        ]
+
+
+def common_steps(timelines: Sequence[RankTimeline]) -> range:
+    """Return the newest steps that all timelines hold from begin to end."""
+    if not timelines:
+        return range(0)
+    first = max(WARM_UP, *(each.steps.start for each in timelines))
+    end = min(each.steps.stop for each in timelines)
+    pieces = sum(piece.step in range(first, end) for each in timelines for piece in each.pieces)
+    fits = max(1, (end - first) * MAX_PIECES // pieces) if pieces else MAX_STEPS
+    return range(max(first, end - min(MAX_STEPS, fits)), max(first, end))
+
+
+def places_of(timelines: Sequence[RankTimeline], topology: Topology | None) -> dict[int, PipelinePlace]:
+    """Return where each rank is; without a topology, messages show the stages: activations go first."""
+    if topology is not None and all(each.rank < topology.world_size for each in timelines):
+        found = {each.rank: topology.coordinate(each.rank) for each in timelines}
+        return {rank: PipelinePlace(at.pp_rank, at.dp_rank) for rank, at in found.items()}
+    sends: dict[int, int] = {}
+    pairs: set[frozenset[int]] = set()
+    messages = [
+        (piece.begin, piece.key[1], piece.key[2])
+        for each in timelines
+        for piece in each.pieces
+        if piece.doing is Doing.BEGIN and piece.key is not None and piece.key[0] == "message"
+    ]
+    for _, source, target in sorted(messages):
+        if frozenset((int(source), target)) not in pairs:
+            pairs.add(frozenset((int(source), target)))
+            sends.setdefault(target, int(source))
+    return {each.rank: PipelinePlace(_depth(each.rank, sends)) for each in timelines}
+
+
+def _depth(rank: int, sends: Mapping[int, int]) -> int | None:
+    seen = {rank}
+    while rank in sends:
+        rank = sends[rank]
+        if rank in seen:
+            return None
+        seen.add(rank)
+    return len(seen) - 1

@@ -1,0 +1,323 @@
+"""Decides from the steps of a job who makes it slow: a rank, a stage, a link, or how the work is cut.
+
+A rank is compared with those that do the same work, in the same steps. What it costs is what the steps would have
+gained, had it worked as they did: time that others never waited for costs nothing. That has to be beyond chance, more
+than `MIN_SHARE` of a step, and clearly more than any other rank would gain.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean, median
+
+from bigsci_launch.slow.chance import cost_of, is_surely_above
+from bigsci_launch.slow.job import PlayedJob, Seconds, WorkPart
+from bigsci_launch.slow.links import SlowLink, find_links
+from bigsci_launch.slow.straggler import Imbalance, SlowKind, StepPhase, Straggler
+from bigsci_launch.slow.timeline import TimelinePiece
+
+MIN_STEPS = 10
+MIN_SHARE = 0.05
+MIN_CUT_SHARE = 0.05
+MIN_UNEVEN_SHARE = 0.1
+MIN_PHASE_SHARE = 0.01
+NUM_PARTS, MOST = 4, 0.75
+SMALLEST_PART = 0.1
+"""Of several that are slow at once, one that costs less than this part of all is left out."""
+MAX_PLAYED = 8
+"""Suspects, and as many others, whose steps are played again: in a large job each takes seconds."""
+CLEARLY = 2.0
+ALL_PHASES = 0.5
+"""A rank is slow in all phases if the least slow one has at least this part of the excess of the slowest."""
+MIN_PHASE_SECONDS = 1e-4
+"""A rank that needs less in a step only gets what another one has loaded."""
+SMALL_PHASE = 0.05
+"""Share of the usual work of a phase that is too short to tell."""
+UNEVEN = "another rank is last in each step: the work is uneven, or the machines are busy"
+BY_ONE_ALONE = {
+    StepPhase.SAVE: "saves",
+    StepPhase.EVALUATION: "evaluates",
+    StepPhase.DATA: "loads data",
+}
+
+Other = dict[int, list[float]]
+Steps = Mapping[int, Mapping[WorkPart, float]]
+
+
+@dataclass(frozen=True, slots=True)
+class JudgedSteps:
+    """What was found in the steps of a job."""
+
+    stragglers: tuple[Straggler, ...] = ()
+    imbalances: tuple[Imbalance, ...] = ()
+    undecided: str | None = None
+
+
+def judge(job: PlayedJob, nodes: Mapping[int, str]) -> JudgedSteps:
+    """Return who makes a job slow, as far as its steps show."""
+    if len(job.numbers) < MIN_STEPS:
+        return JudgedSteps(undecided=too_few(len(job.numbers)))
+    units, alone = _slow_units(job), []
+    stragglers: list[Straggler] = []
+    for unit, gains in units:
+        found = _straggler(job, unit, gains, nodes)
+        reason = _only_one(job, unit, found.phase)
+        if reason is not None:
+            alone.append(Imbalance(found.ranks, reason, found.cost))
+        else:
+            stragglers.append(found)
+    named = {rank for unit, _ in units for rank in unit}
+    links = [link for link in find_links(job) if not named & set(link.ranks)]
+    stragglers += [_slow_link(job, link, nodes) for link in links if _lasts(job, link.gains)]
+    cut = list(_uneven_cut(job, named, nodes))
+    stragglers += [each for each in cut if isinstance(each, Straggler)]
+    imbalances = [*alone, *(each for each in cut if isinstance(each, Imbalance))]
+    if not stragglers and not imbalances:
+        imbalances += _uneven_work(job)
+    ordered = sorted(stragglers, key=lambda each: -(each.cost.ms_per_step or 0.0))
+    return JudgedSteps(tuple(ordered), tuple(imbalances))
+
+
+def too_few(count: int) -> str:
+    steps = "1 complete step is" if count == 1 else f"{count or 'no'} complete steps are"
+    return f"{steps} in the rings of all ranks, apart from the first of the program; {MIN_STEPS} are needed"
+
+
+def _matters(job: PlayedJob, gains: Sequence[float], share: float = MIN_SHARE) -> bool:
+    return fmean(gains) > share * job.step_s and is_surely_above(gains, 0.0)
+
+
+def _lasts(job: PlayedJob, gains: Sequence[float]) -> bool:
+    """Whether gains matter in most steps: one message that was late for seconds is an episode."""
+    return _matters(job, gains) and median(gains) > MIN_SHARE * median(job.base)
+
+
+# ----------------------------------------------------------------------------------------------- ranks and stages
+
+
+@dataclass(frozen=True, slots=True)
+class LateRank:
+    """A rank that works longer than its peers, in which phases, the slowest first, and by how many seconds a step."""
+
+    rank: int
+    phases: tuple[StepPhase, ...]
+    excess: float
+
+
+def _slow_units(job: PlayedJob) -> list[tuple[tuple[int, ...], list[float]]]:
+    """Return the ranks that are slower than their peers, with what each costs; all ranks of a stage as one."""
+    suspects = _suspects(job)
+    if not suspects:
+        return []
+    units = _units(job, list(suspects))
+    other = {unit: {rank: _as_usual(job, rank, suspects) for rank in unit} for unit in units}
+    everyone = job.gains({rank: times for each in other.values() for rank, times in each.items()})
+    costs = {unit: _cost(job, unit, other, everyone) for unit in units}
+    innocent = [rank for rank in job.ranks if job.peers(rank) and rank not in suspects][:MAX_PLAYED]
+    chance = max((fmean(job.gains({rank: _as_usual(job, rank, suspects)})) for rank in innocent), default=0.0)
+    least = max(MIN_SHARE * job.step_s, CLEARLY * chance, SMALLEST_PART * fmean(everyone))
+    return [(unit, gains) for unit, gains in costs.items() if fmean(gains) > least]
+
+
+def _suspects(job: PlayedJob) -> dict[int, LateRank]:
+    """Return ranks that work longer than their peers."""
+    found = []
+    for rank in job.ranks:
+        if not job.peers(rank):
+            continue
+        usual, own = job.usual(rank, job.peers(rank)), job.work[rank]
+        excess = {phase: fmean(_excess(own, usual, phase)) for phase in StepPhase if _is_longer(job, own, usual, phase)}
+        if sum(excess.values()) > MIN_SHARE * job.step_s:
+            phases = tuple(sorted(excess, key=lambda phase: -excess[phase]))
+            found.append(LateRank(rank, phases, sum(excess.values())))
+    return {each.rank: each for each in sorted(found, key=lambda each: -each.excess)[:MAX_PLAYED]}
+
+
+def _excess(own: Steps, usual: Steps, phase: StepPhase) -> list[float]:
+    """Return by how many seconds a rank worked longer than its peers in each step."""
+    return [_of_phase(own[step], phase) - _of_phase(usual[step], phase) for step in own]
+
+
+def _is_longer(job: PlayedJob, own: Steps, usual: Steps, phase: StepPhase) -> bool:
+    """Whether a rank works longer in a phase, beyond chance and all the time: an episode is no straggler.
+
+    What it does in some steps only, such as saves, has to be longer in these steps, and in three of four parts of the
+    time.
+    """
+    excess = _excess(own, usual, phase)
+    if fmean(excess) <= MIN_PHASE_SHARE * job.step_s:
+        return False
+    times = [max(_of_phase(own[step], phase), _of_phase(usual[step], phase)) for step in own]
+    there = [more for more, time in zip(excess, times, strict=True) if time > 0]
+    is_rare = len(there) < len(excess) / 2
+    size = len(excess) / NUM_PARTS if is_rare else 1.0
+    parts = [excess[round(at * size) : round((at + 1) * size)] for at in range(round(len(excess) / size))]
+    lasts = sum(fmean(part) > fmean(excess) / NUM_PARTS for part in parts) >= MOST * len(parts)
+    return lasts and is_surely_above(there, 0.0)
+
+
+def _cost(
+    job: PlayedJob, unit: tuple[int, ...], other: Mapping[tuple[int, ...], Other], everyone: Sequence[float]
+) -> list[float]:
+    """Return what a unit costs: alone, or on top of the others, who may hide it."""
+    if len(other) == 1:
+        return list(everyone)
+    alone = job.gains(other[unit])
+    rest = job.gains({rank: times for each, them in other.items() if each != unit for rank, times in them.items()})
+    on_top = [every - without for every, without in zip(everyone, rest, strict=True)]
+    return max(alone, on_top, key=fmean)
+
+
+def _units(job: PlayedJob, suspects: Sequence[int]) -> list[tuple[int, ...]]:
+    """Return the suspects, those of one stage of one pipeline together where all of its ranks are suspects."""
+    blocks: dict[tuple[int | None, int | None], list[int]] = {}
+    for rank in job.ranks:
+        blocks.setdefault((job.places[rank].stage, job.places[rank].replica), []).append(rank)
+    whole = [tuple(block) for block in blocks.values() if len(block) > 1 and set(block) <= set(suspects)]
+    inside = {rank for block in whole for rank in block}
+    return [*whole, *((rank,) for rank in suspects if rank not in inside)]
+
+
+def _as_usual(job: PlayedJob, rank: int, suspects: Mapping[int, LateRank]) -> list[float]:
+    """Return the times of a rank, had it worked as its peers who are no suspects, where it is slow."""
+    peers = job.peers(rank)
+    phases = suspects[rank].phases if rank in suspects else tuple(StepPhase)
+    return job.as_usual(rank, [each for each in peers if each not in suspects] or peers, phases)
+
+
+def _straggler(job: PlayedJob, unit: tuple[int, ...], gains: Sequence[float], nodes: Mapping[int, str]) -> Straggler:
+    peers = [each for each in job.peers(unit[0]) if each not in unit]
+    phase, site = slow_phase(job.usual(unit[0], peers), job.work[unit[0]])
+    kind = SlowKind.STAGE if len(unit) > 1 else SlowKind.RANK
+    return Straggler(kind, unit, _nodes_of(unit, nodes), phase, cost_of(gains, job.step_s), site)
+
+
+def _nodes_of(ranks: Iterable[int], nodes: Mapping[int, str]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(nodes[rank] for rank in ranks if rank in nodes))
+
+
+def slow_phase(usual: Steps, own: Steps) -> tuple[StepPhase, str | None]:
+    """Return in which phase a rank is slow, and where in the code; slow in all of them is outside of Python."""
+    expected, spent = _sums(usual), _sums(own)
+    excess = {part: spent.get(part, 0.0) - expected.get(part, 0.0) for part in {*expected, *spent}}
+    phases = {phase: sum(more for part, more in excess.items() if part[0] is phase) for phase in StepPhase}
+    slowest = max(phases, key=lambda phase: phases[phase])
+    if _is_slow_in_all(expected, phases):
+        return StepPhase.OUTSIDE_PYTHON, None
+    sites = {part[1]: more for part, more in excess.items() if part[0] is slowest}
+    site = max(sites, key=lambda each: sites[each])
+    return slowest, site if sites[site] > phases[slowest] / 2 else None
+
+
+def _sums(steps: Steps) -> dict[WorkPart, float]:
+    found: dict[WorkPart, float] = {}
+    for parts in steps.values():
+        for part, seconds in parts.items():
+            found[part] = found.get(part, 0.0) + seconds
+    return found
+
+
+def _is_slow_in_all(expected: Mapping[WorkPart, float], excess: Mapping[StepPhase, float]) -> bool:
+    times = {phase: sum(s for part, s in expected.items() if part[0] is phase) for phase in StepPhase}
+    whole = sum(times.values())
+    slower = [excess[phase] / time for phase, time in times.items() if time > SMALL_PHASE * whole]
+    explained = sum(excess[phase] for phase, time in times.items() if time > SMALL_PHASE * whole)
+    is_most = explained > ALL_PHASES * sum(max(0.0, each) for each in excess.values())
+    return len(slower) > 1 and is_most and min(slower) >= ALL_PHASES * max(slower) > 0
+
+
+def _only_one(job: PlayedJob, unit: tuple[int, ...], phase: StepPhase) -> str | None:
+    """Return why it is no fault that a rank is late: no other does what it does. Others may save a little."""
+    words = BY_ONE_ALONE.get(phase)
+    if words is None or len(unit) > 1:
+        return None
+    spent = {rank: sum(_of_phase(job.work[rank][step], phase) for step in job.numbers) for rank in job.ranks}
+    others = max((spent[rank] for rank in job.peers(unit[0])), default=0.0)
+    little = SMALL_PHASE * spent[unit[0]] if phase is StepPhase.SAVE else MIN_PHASE_SECONDS * len(job.numbers)
+    return f"it alone {words}, and the others wait" if others < little else None
+
+
+def _of_phase(parts: Mapping[WorkPart, float], phase: StepPhase) -> float:
+    return sum(seconds for part, seconds in parts.items() if part[0] is phase)
+
+
+# ----------------------------------------------------------------------------------------------- links
+
+
+def _slow_link(job: PlayedJob, link: SlowLink, nodes: Mapping[int, str]) -> Straggler:
+    cost = cost_of(link.gains, job.step_s)
+    return Straggler(SlowKind.LINK, link.ranks, _nodes_of(link.ranks, nodes), StepPhase.UNKNOWN, cost, link.site)
+
+
+# ----------------------------------------------------------------------------------------------- the cut
+
+
+def _uneven_cut(job: PlayedJob, named: set[int], nodes: Mapping[int, str]) -> Iterable[Straggler | Imbalance]:
+    """Yield the stage that has more work than the others in every pipeline; the last one has the loss as well."""
+    stages: dict[int, list[int]] = {}
+    for rank in job.ranks:
+        if (stage := job.places[rank].stage) is not None and rank not in named:
+            stages.setdefault(stage, []).append(rank)
+    if len(stages) < 2:
+        return
+    passes = {stage: fmean(_passes(job, rank) for rank in ranks) for stage, ranks in stages.items()}
+    heaviest, mean = max(passes, key=lambda stage: passes[stage]), fmean(passes.values())
+    other = {
+        rank: job.changed(rank, _scaled(mean / passes[stage]))
+        for stage, ranks in stages.items()
+        for rank in ranks
+        if passes[stage]
+    }
+    gains = job.gains(other)
+    if not _matters(job, gains, MIN_CUT_SHARE):
+        return
+    ranks, cost = tuple(stages[heaviest]), cost_of(gains, job.step_s)
+    has_replicas = len(ranks) > len({job.places[rank].replica for rank in ranks} - {None}) or len(ranks) > 1
+    if heaviest == max(stages):
+        yield Imbalance(ranks, "the last stage also computes the loss", cost)
+    elif has_replicas:
+        yield Straggler(SlowKind.CUT, ranks, _nodes_of(ranks, nodes), StepPhase.UNKNOWN, cost)
+    else:
+        yield Straggler(SlowKind.STAGE, ranks, _nodes_of(ranks, nodes), StepPhase.UNKNOWN, cost)
+
+
+PASSES = (StepPhase.FORWARD, StepPhase.BACKWARD)
+
+
+def _passes(job: PlayedJob, rank: int) -> float:
+    """Return the median seconds of a rank's forward and backward passes in a step."""
+    return median(sum(_of_phase(job.work[rank][step], phase) for phase in PASSES) for step in job.numbers)
+
+
+def _scaled(factor: float) -> Seconds:
+    return lambda piece, lasted: lasted * factor if piece.phase in PASSES else lasted
+
+
+# ----------------------------------------------------------------------------------------------- uneven work
+
+
+def _uneven_work(job: PlayedJob) -> list[Imbalance]:
+    """Return that ranks have more work in turn, such as longer sequences, if that makes steps longer. What is even in a
+    whole step may be uneven in its parts, as with experts."""
+    other: Other = {}
+    for rank in job.ranks:
+        group = [rank, *job.peers(rank)]
+        if len(group) < 2:
+            continue
+        other[rank] = job.changed(rank, _evened(job, rank, group))
+    if not other:
+        return []
+    gains = job.gains(other)
+    if not _matters(job, gains, MIN_UNEVEN_SHARE):
+        return []
+    return [Imbalance(tuple(other), UNEVEN, cost_of(gains, job.step_s))]
+
+
+def _evened(job: PlayedJob, rank: int, group: Sequence[int]) -> Seconds:
+    def seconds(piece: TimelinePiece, lasted: float) -> float:
+        part = piece.phase, piece.site
+        own = job.work[rank][piece.step].get(part, 0.0)
+        return lasted * fmean(job.work[each][piece.step].get(part, 0.0) for each in group) / own if own else lasted
+
+    return seconds

@@ -1,0 +1,105 @@
+"""Which ranks take longer to send the same: groups, or pairs of ranks, next to others that do what they do.
+
+A busy machine makes single messages late, on any link. A slow link makes them late in all steps: in three of four they
+last longer together than in three of four steps of any other. Single ones may not, as they were not needed before.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from statistics import fmean, median, quantiles
+
+from bigsci_launch.slow.chance import is_surely_above
+from bigsci_launch.slow.job import PlayedJob
+from bigsci_launch.slow.timeline import Doing, TimelinePiece
+
+LinkEnds = tuple[int, ...]
+Use = tuple[tuple[int | None, ...], str]
+"""What a link is used for: the stages of its ranks, the call and the size."""
+MAX_LINKS = 4
+"""Links whose steps are played again."""
+
+
+@dataclass(frozen=True, slots=True)
+class SlowLink:
+    """Ranks whose messages are slow, and what each step would have gained, had they been as fast as others."""
+
+    ranks: LinkEnds
+    gains: list[float]
+    site: str | None
+
+
+def find_links(job: PlayedJob) -> list[SlowLink]:
+    """Return links that are slower than others of the same use, the slowest first."""
+    usual = _usual_seconds(job)
+    more: dict[LinkEnds, dict[int, float]] = {}
+    for _, piece, seconds in _transfers(job):
+        ranks = _ends(piece)
+        if (normal := usual.get((ranks, _use(job, piece)))) is not None:
+            steps = more.setdefault(ranks, dict.fromkeys(job.numbers, 0.0))
+            steps[piece.step] += (seconds - normal) / len(ranks)
+    slow = [ranks for ranks, steps in more.items() if is_surely_above(list(steps.values()), 0.0)]
+    slow.sort(key=lambda ranks: -fmean(more[ranks].values()))
+    return [SlowLink(ranks, job.gains(_as_usual(job, ranks, usual)), _site(job, ranks)) for ranks in slow[:MAX_LINKS]]
+
+
+def _transfers(job: PlayedJob) -> Iterator[tuple[int, TimelinePiece, float]]:
+    """Yield the rank, the piece and the seconds of each transfer, once all its ranks had come."""
+    for rank, lane in job.lanes.items():
+        for piece, seconds, ends in zip(lane.timeline.pieces, lane.seconds, lane.awaited, strict=True):
+            if ends:
+                yield rank, piece, seconds
+
+
+def _ends(piece: TimelinePiece) -> LinkEnds:
+    return tuple(sorted(piece.needs))
+
+
+def _use(job: PlayedJob, piece: TimelinePiece) -> Use:
+    return tuple(job.places[rank].stage for rank in _ends(piece)), piece.size
+
+
+def _usual_seconds(job: PlayedJob) -> dict[tuple[LinkEnds, Use], float]:
+    """Return {(slow ranks, use): how long it takes others}."""
+    found: dict[Use, dict[LinkEnds, list[tuple[int, float]]]] = {}
+    for _, piece, seconds in _transfers(job):
+        found.setdefault(_use(job, piece), {}).setdefault(_ends(piece), []).append((piece.step, seconds))
+    usual: dict[tuple[LinkEnds, Use], float] = {}
+    for use, links in found.items():
+        for ranks, own in links.items():
+            others = [theirs for other, theirs in links.items() if other != ranks]
+            if others and all(_are_longer(own, theirs) for theirs in others):
+                usual[ranks, use] = median(seconds for theirs in others for _, seconds in theirs)
+    return usual
+
+
+def _are_longer(own: Sequence[tuple[int, float]], others: Sequence[tuple[int, float]]) -> bool:
+    """Whether messages last longer than others: three of four of their steps than three of four."""
+    mine, theirs = _sums(own), _sums(others)
+    return min(len(mine), len(theirs)) > 3 and quantiles(mine)[0] > quantiles(theirs)[2]
+
+
+def _sums(messages: Sequence[tuple[int, float]]) -> list[float]:
+    found: dict[int, float] = {}
+    for step, seconds in messages:
+        found[step] = found.get(step, 0.0) + seconds
+    return list(found.values())
+
+
+def _as_usual(job: PlayedJob, ranks: LinkEnds, usual: dict[tuple[LinkEnds, Use], float]) -> dict[int, list[float]]:
+    """Return the seconds of the pieces of ranks, had their messages to each other lasted as long as usual."""
+    found = {rank: list(job.lanes[rank].seconds) for rank in ranks if rank in job.lanes}
+    for rank, seconds in found.items():
+        lane = job.lanes[rank]
+        for at, (piece, ends) in enumerate(zip(lane.timeline.pieces, lane.awaited, strict=True)):
+            if ends and _ends(piece) == ranks:
+                seconds[at] = min(seconds[at], usual.get((ranks, _use(job, piece)), seconds[at]))
+    return found
+
+
+def _site(job: PlayedJob, ranks: LinkEnds) -> str | None:
+    pieces = (piece for rank in ranks if rank in job.lanes for piece in job.lanes[rank].timeline.pieces)
+    sites = Counter(piece.site for piece in pieces if piece.doing is Doing.WAIT and _ends(piece) == ranks)
+    return sites.most_common(1)[0][0] if sites else None
