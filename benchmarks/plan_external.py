@@ -1,12 +1,12 @@
-"""Measures how well `bsl plan` predicts runs of others: published rows, of which one half was never looked at.
+"""Measures how well `bsl plan` predicts runs of others, a part of whose rows was not looked at before.
 
     python benchmarks/plan_external.py                  prints the tables
-    python benchmarks/plan_external.py --write          and puts them into docs/explanation/planner.md
-    python benchmarks/plan_external.py --source nemo    prints one source's rows of the half for building
+    python benchmarks/plan_external.py --write          and puts them into docs/measurements/planner-runs.md
+    python benchmarks/plan_external.py --source nemo    prints one source's rows of the part for building
 
-The rows are in `benchmarks/rows/published`, with source and date. A hash of its name puts a row into one of two halves.
-Everything that the model assumes was chosen on the first half; the second one only says how good it is. A row without
-the speed of its network gets that of the vendor's own system with this GPU, as `bsl plan` assumes too.
+The rows are in `benchmarks/rows`: half of those in `published`, and a third of `runs-2026.csv` and of the sweeps in
+`playbook.csv` are held out. Whatever the model assumes was chosen on the others. A row without the speed of its network
+gets that of the vendor's own system with this GPU, as `bsl plan` assumes too.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import csv
 import hashlib
 import random
 import re
+import statistics
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
@@ -23,7 +24,9 @@ from itertools import chain
 from pathlib import Path
 
 from bigsci_launch.plan.calibrate.calibrate import calibrate
+from bigsci_launch.plan.calibrate.place import expected_at
 from bigsci_launch.plan.calibrate.rows import MeasuredRow, Measurement, read_rows, setup_of
+from bigsci_launch.plan.calibrate.score import rank_figures
 from bigsci_launch.plan.price.calibration import UNCALIBRATED_BAND, Calibration, expected_on
 from bigsci_launch.plan.price.hardware import GpuModel, model_named
 from bigsci_launch.plan.price.price import price_setup
@@ -32,28 +35,34 @@ from bigsci_launch.plan.shape.setup import UNFUSED_2021, Setup
 from bigsci_launch.topology import Topology
 
 ROOT = Path(__file__).parents[1]
-ROWS = ROOT / "benchmarks/rows/published"
-PEERS = ROOT / "benchmarks/rows/published-peers.csv"
-PAGE = ROOT / "docs/explanation/planner.md"
+FOLDER = ROOT / "benchmarks/rows"
+ROWS = FOLDER / "published"
+PEERS = FOLDER / "published-peers.csv"
+PAGE = ROOT / "docs/measurements/planner-runs.md"
 BEGIN, END = "<!-- external: begin -->", "<!-- external: end -->"
-GIVEN, DRAWS = 10, 3
+GIVEN, DRAWS = 10, 1
 """Rows of a source to calibrate on, and how often they are drawn."""
+PLAYBOOK = "playbook"
+FASTEST, MANY_NODES = 4, 64
+"""The part of a sweep that someone would choose from, and the number of nodes that has a line of its own."""
 
 
 @dataclass(frozen=True)
 class Published:
-    """A published row that can be priced: its source, its place among others, the GPU and the seconds of a step."""
+    """A published row that can be priced: its source, its place among others, what is expected of its GPU, the seconds
+    of a step, and whether it is held out."""
 
     row: MeasuredRow
     source: str
     section: str
-    gpu: GpuModel
+    known: Calibration
     setup: Setup
     seconds: float
+    is_held_out: bool
 
     @property
-    def is_held_out(self) -> bool:
-        return hashlib.sha256(self.row.name.encode()).digest()[0] % 2 == 1
+    def gpu(self) -> GpuModel:
+        return self.known.gpu
 
     @property
     def group(self) -> str:
@@ -62,38 +71,47 @@ class Published:
 
 
 def read_published() -> tuple[list[Published], Counter[str]]:
-    """Return the rows that can be priced, and how often each reason kept one from it."""
+    """Return the rows of `published` that can be priced, and how often each reason kept one from it."""
+    paths = sorted(ROWS.glob("*.csv"))
+    return _priceable([(row, path.stem, _hash(row.name) % 2 == 1) for path in paths for row in read_rows(path)[1]])
+
+
+def read_runs() -> tuple[list[Published], Counter[str]]:
+    """Return the same of the runs of 2023 to 2026."""
+    rows = read_rows(FOLDER / "runs-2026.csv")[1]
+    return _priceable([(row, row.text("source"), _hash(row.name) % 3 == 0) for row in rows])
+
+
+def read_playbook() -> tuple[list[Published], Counter[str]]:
+    """Return the same of the sweeps of the Ultra-Scale Playbook; every third, by nodes, is held out."""
+    rows = read_rows(FOLDER / "playbook.csv")[1]
+    sweeps = sorted({row.section for row in rows}, key=lambda name: (int(name.split()[2]), _hash(name)))
+    held_out = set(sweeps[1::3])
+    return _priceable([(row, PLAYBOOK, row.section in held_out) for row in rows])
+
+
+def _hash(name: str) -> int:
+    return hashlib.sha256(name.encode()).digest()[0]
+
+
+def _priceable(rows: Sequence[tuple[MeasuredRow, str, bool]]) -> tuple[list[Published], Counter[str]]:
     found: list[Published] = []
     left: Counter[str] = Counter()
-    for path in sorted(ROWS.glob("*.csv")):
-        for row in read_rows(path)[1]:
-            one = _published(row, path.stem)
-            if isinstance(one, str):
-                left[re.sub(r" into \d+ parts.*", "", one)] += 1
-            else:
-                found.append(one)
+    for row, source, is_held_out in rows:
+        setup = setup_of(row)
+        known = setup if isinstance(setup, str) else expected_at(row, setup.ranks_per_node)
+        if isinstance(setup, str) or isinstance(known, str):
+            left[re.sub(r" into \d+ parts.*|; give its.*", "", str(known))] += 1
+        elif row.seconds is None:
+            left["no time"] += 1
+        else:
+            found.append(Published(row, source, row.section, known, setup, row.seconds, is_held_out))
     return found, left
-
-
-def _published(row: MeasuredRow, source: str) -> Published | str:
-    setup = setup_of(row)
-    if isinstance(setup, str):
-        return setup
-    gpu = model_named(row.text("gpu"), setup.ranks_per_node)
-    if gpu is None:
-        return f"gpu {row.text('gpu')} is in no table"
-    if row.seconds is None:
-        return "no time"
-    network = row.number("network_gb_per_s")
-    return Published(
-        row, source, row.section, replace(gpu, network_gb_per_s=network) if network else gpu, setup, row.seconds
-    )
 
 
 def priced(row: Published, calibration: Calibration | None = None) -> tuple[float, float]:
     """Return the predicted seconds and the band of a row."""
-    known = calibration or expected_on(row.gpu)
-    price = price_setup(row.setup, known)
+    price = price_setup(row.setup, calibration or row.known)
     return price.seconds, price.band
 
 
@@ -195,34 +213,71 @@ def _sweep_seconds(sweep: Sweep, value: int, batch: int, known: Calibration) -> 
 
 
 def table() -> Iterator[str]:
-    rows, left = read_published()
+    (older, left), (newer, more_left) = read_published(), read_runs()
+    yield from source_lines("the published rows of 2021 to 2025", older, left)
+    yield ""
+    yield from source_lines("the runs of 2023 to 2026", newer, more_left)
+    yield ""
+    yield from playbook_lines(read_playbook()[0])
+    yield ""
+    yield from sweep_lines()
+    yield ""
+    yield from peers(older)
+
+
+def source_lines(name: str, rows: Sequence[Published], left: Counter[str]) -> Iterator[str]:
     groups: dict[str, list[Published]] = defaultdict(list)
     for row in rows:
         groups[row.group].append(row)
     yield (
-        f"{len(rows)} rows can be priced. {sum(left.values())} cannot: "
+        f"Of {name}, {len(rows)} can be priced. {sum(left.values())} cannot: "
         + "; ".join(f"{reason} ({count})" for reason, count in left.most_common())
         + "."
     )
     yield ""
     yield (
-        "| source, GPU | rows, half for building | mean error, % | held-out rows | mean / median / p90, % | in the "
+        "| source, GPU | rows, part for building | mean error, % | held-out rows | mean / median / p90, % | in the "
         f"band of ±{100 * UNCALIBRATED_BAND:.0f} %, % | calibrated on {GIVEN} rows: mean / p90, % | in band, % |"
     )
     yield "|---|---|---|---|---|---|---|---|"
-    learned = {name: calibrated(groups[name]) for name in sorted(groups)}
-    for name, triples in learned.items():
-        yield _group_line(name, groups[name], triples)
-    halves = [[row for row in rows if row.is_held_out is held] for held in (False, True)]
-    building, held_out = (uncalibrated(half) for half in halves)
+    learned = {group: calibrated(groups[group]) for group in sorted(groups)}
+    for group, triples in learned.items():
+        yield _group_line(group, groups[group], triples)
+    yield _group_line("all", rows, [*chain(*learned.values())])
+
+
+def playbook_lines(rows: Sequence[Published]) -> Iterator[str]:
+    """Compare the sweeps of the Ultra-Scale Playbook: times of the fastest quarter, and the order of all layouts."""
     yield (
-        f"| all | {building.count} | {building.mean:.1f} | {held_out.count} | {_three(held_out)} | "
-        f"{held_out.inside:.0f} | {_learned([*chain(*learned.values())])} |"
+        f"| {PLAYBOOK}, H100 | sweeps | all layouts: mean / median error, % | fastest quarter: mean / median, % | "
+        f"in band, % | on {MANY_NODES} nodes: mean, % | Kendall tau, mean of sweeps | regret of the first choice: "
+        "median, % |"
     )
-    yield ""
-    yield from sweep_lines()
-    yield ""
-    yield from peers(rows)
+    yield "|---|---|---|---|---|---|---|---|"
+    for name, is_held_out in (("for building", False), ("held out", True)):
+        sweeps: dict[str, list[Published]] = defaultdict(list)
+        for row in rows:
+            if row.is_held_out == is_held_out:
+                sweeps[row.section].append(row)
+        yield f"| {name} | {len(sweeps)} | {_sweeps_cells([*sweeps.values()])} |"
+
+
+def _sweeps_cells(sweeps: Sequence[Sequence[Published]]) -> str:
+    fastest = [
+        row for sweep in sweeps for row in sorted(sweep, key=lambda row: row.seconds)[: max(3, len(sweep) // FASTEST)]
+    ]
+    many = [row for row in fastest if row.setup.num_nodes == MANY_NODES]
+    rankings = [rank_figures([[(row.seconds, priced(row)[0]) for row in sweep]]) for sweep in sweeps]
+    every, best = uncalibrated([*chain(*sweeps)]), uncalibrated(fastest)
+    cells = (
+        f"{every.mean:.1f} / {every.median:.1f}",
+        f"{best.mean:.1f} / {best.median:.1f}",
+        f"{best.inside:.0f}",
+        f"{uncalibrated(many).mean:.1f}" if many else "-",
+        f"{statistics.fmean(ranking.tau or 0.0 for ranking in rankings):.2f}",
+        f"{statistics.median(ranking.regret or 0.0 for ranking in rankings):.1f}",
+    )
+    return " | ".join(cells)
 
 
 def _group_line(name: str, rows: Sequence[Published], learned: Sequence[tuple[float, float, float]]) -> str:
@@ -269,8 +324,8 @@ def peers(rows: Sequence[Published]) -> Iterator[str]:
 
 
 def rows_of(source: str) -> Iterator[str]:
-    """Yield the rows of one source in the half for building, with their errors: never the other half."""
-    for row in read_published()[0]:
+    """Yield the rows of one source in the part for building, with their errors: never the other part."""
+    for row in chain(*(read()[0] for read in (read_published, read_runs, read_playbook))):
         if row.source == source and not row.is_held_out:
             ratio = priced(row)[0] / row.seconds
             yield f"{ratio:5.2f} {row.row.name} {row.section} {row.setup.topology} {row.setup.precision}"

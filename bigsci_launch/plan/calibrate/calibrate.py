@@ -105,16 +105,16 @@ def calibrate(
 
     `report_progress` gets the number of parts done, of 100.
     """
-    fitted, time_task, time_fit, memory_task, memory_fit = _fit_both(measurements, gpu)
+    drift_from, time_task, memory_task = _tasks(measurements, gpu)
     report_progress(20)
-    time_errors = _left_out_errors(time_task, time_fit)
+    time_fit, time_errors = _best_fit(time_task)
     report_progress(60)
-    memory_errors = _left_out_errors(memory_task, memory_fit)
+    memory_fit, memory_errors = _best_fit(memory_task)
     report_progress(80)
     learning_curve = _learning_curve(time_task)
     report_progress(100)
     return replace(
-        fitted,
+        _calibration(measurements, gpu, drift_from, time_task, time_fit, memory_task, memory_fit),
         time_errors=time_errors,
         memory_errors=memory_errors,
         learning_curve=learning_curve,
@@ -126,16 +126,28 @@ def calibrate(
 
 def fit_calibration(measurements: Sequence[Measurement], gpu: GpuModel) -> Calibration:
     """Return the same constants and neighbours faster, without errors and thus without bands."""
-    return _fit_both(measurements, gpu)[0]
+    drift_from, time_task, memory_task = _tasks(measurements, gpu)
+    return _calibration(measurements, gpu, drift_from, time_task, _fit(time_task), memory_task, _fit(memory_task))
 
 
-def _fit_both(measurements: Sequence[Measurement], gpu: GpuModel) -> tuple[Calibration, _Task, _Fitted, _Task, _Fitted]:
+def _tasks(measurements: Sequence[Measurement], gpu: GpuModel) -> tuple[date | None, _Task, _Task]:
     timed = [measurement for measurement in measurements if measurement.seconds]
     weighed = [measurement for measurement in measurements if measurement.memory_gib]
     drift_from = find_drift(timed, gpu)
-    time_task, memory_task = _time_task(timed, gpu, drift_from), _memory_task(weighed, gpu)
-    time_fit, memory_fit = _fit(time_task), _fit(memory_task)
-    calibration = Calibration(
+    return drift_from, _time_task(timed, gpu, drift_from), _memory_task(weighed, gpu)
+
+
+def _calibration(
+    measurements: Sequence[Measurement],
+    gpu: GpuModel,
+    drift_from: date | None,
+    time_task: _Task,
+    time_fit: _Fitted,
+    memory_task: _Task,
+    memory_fit: _Fitted,
+) -> Calibration:
+    timed = [measurement for measurement in measurements if measurement.seconds]
+    return Calibration(
         gpu=gpu,
         constants=replace(priors_for(gpu), **_values(time_task, time_fit.fit), **_values(memory_task, memory_fit.fit)),
         spreads=_spreads(time_task, time_fit.fit, memory_task, memory_fit.fit),
@@ -146,7 +158,6 @@ def _fit_both(measurements: Sequence[Measurement], gpu: GpuModel) -> tuple[Calib
         framework=_only(counted_framework(measurement.setup.framework) for measurement in measurements),
         attention=_only(measurement.setup.technique.attention for measurement in measurements),
     )
-    return calibration, time_task, time_fit, memory_task, memory_fit
 
 
 def _only(values: Iterable[_Value]) -> _Value | None:
@@ -230,6 +241,36 @@ def _fit(task: _Task) -> _Fitted:
     return _Fitted(fit, constants, residuals, inverse, interpolate(task.points, residuals, inverse, task.scales))
 
 
+def _best_fit(task: _Task) -> tuple[_Fitted, ErrorSummary]:
+    """Return what predicts rows that are left out best, with its errors: the fit, or the expected constants with the
+    measured neighbours or without. So a few rows make no prediction worse than none would."""
+    fitted = _fit(task)
+    priors = _priors(task)
+    values, spreads = tuple(prior.value for prior in priors), tuple(prior.spread for prior in priors)
+    residuals = tuple(-residual for residual in _residuals(task, values))
+    near = interpolate(task.points, residuals, fitted.inverse, task.scales)
+    alone = replace(near, weights=(0.0,) * len(residuals))
+    expected = _Fitted(Fit(values, spreads, fitted.fit.noise), task.expected, residuals, fitted.inverse, near)
+    guessed = leave_one_out(residuals, fitted.inverse)
+    candidates = (
+        (fitted, _left_out_errors(task, fitted)),
+        (expected, _errors_of(task, [one - other for one, other in zip(guessed, residuals, strict=True)])),
+        (replace(expected, neighbours=alone), _errors_of(task, [-residual for residual in residuals])),
+    )
+    return min(candidates, key=lambda candidate: candidate[1].mean) if len(residuals) > 1 else candidates[0]
+
+
+def _errors_of(task: _Task, logarithms: Sequence[float]) -> ErrorSummary:
+    """Return for each row the closeness of its nearest neighbour, and the error whose logarithm is given."""
+    if len(logarithms) < 2:
+        return ErrorSummary()
+    nearest = (
+        max(kernel_row(point, [*task.points[:index], *task.points[index + 1 :]], task.scales))
+        for index, point in enumerate(task.points)
+    )
+    return ErrorSummary(tuple((near, abs(math.expm1(error))) for near, error in zip(nearest, logarithms, strict=True)))
+
+
 def find_drift(timed: Sequence[Measurement], gpu: GpuModel) -> date | None:
     """Return the day since which the same work takes a different time, or None.
 
@@ -261,21 +302,13 @@ def _discord(residuals: Sequence[float], inverse: list[list[float]]) -> float:
 def _left_out_errors(task: _Task, fitted: _Fitted) -> ErrorSummary:
     """Return for each row the closeness of its nearest neighbour and the error when the other rows predict it."""
     count = len(task.measured)
-    if count < 2:
-        return ErrorSummary()
-    pairs = []
-    for index in range(count):
+    errors = []
+    for index in range(count if count > 1 else 0):
         others = [other for other in range(count) if other != index]
         fit = _fit_again(task.subset(others), fitted.fit.values, fitted.fit.noise, LEFT_OUT_ITERATIONS)
         residuals = [-residual for residual in _residuals(task, fit.values)]
-        guessed = leave_one_out(residuals, fitted.inverse)[index]
-        kernel = kernel_row(task.points[index], _pick_points(task, others), task.scales)
-        pairs.append((max(kernel), abs(math.expm1(guessed - residuals[index]))))
-    return ErrorSummary(tuple(pairs))
-
-
-def _pick_points(task: _Task, indices: Sequence[int]) -> list[Point]:
-    return [task.points[index] for index in indices]
+        errors.append(leave_one_out(residuals, fitted.inverse)[index] - residuals[index])
+    return _errors_of(task, errors)
 
 
 def _learning_curve(task: _Task) -> tuple[tuple[int, float], ...]:

@@ -10,14 +10,32 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from bigsci_launch.config.schema.run import Activation, Norm, Positions
-from bigsci_launch.config.schema.technique import Attention, Framework, Hidden, Precision, Schedule, ZeroStage
+from bigsci_launch.config.schema.technique import (
+    Attention,
+    ExpertProducts,
+    Framework,
+    Hidden,
+    Kernels,
+    LossKernel,
+    Precision,
+    Schedule,
+    ZeroStage,
+)
 from bigsci_launch.plan.calibrate.cells import Cells
 from bigsci_launch.plan.shape.parameters import Experts, ModelShape
-from bigsci_launch.plan.shape.setup import UNFUSED_2021, Technique, usual_overlap
+from bigsci_launch.plan.shape.setup import OPTIMIZER_BYTES, UNFUSED_2021, Technique, usual_overlap
 from bigsci_launch.topology import Topology
 
 _FLAGS = {"0": False, "1": True}
-_ATTENTION: dict[str, Attention] = {"fused": "fused", "unfused": "unfused"}
+_ATTENTION: dict[str, Attention] = {
+    "fused": "fused",
+    "flash1": "flash1",
+    "flash3": "flash3",
+    "unfused": "unfused",
+}
+_KERNELS: dict[str, Kernels] = {"eager": "eager", "fused": "fused", "compiled": "compiled", "graphs": "graphs"}
+_EXPERT_PRODUCTS: dict[str, ExpertProducts | None] = {"grouped": "grouped", "loop": "loop"}
+_LOSSES: dict[str, LossKernel] = {"plain": "plain", "fused": "fused", "chunked": "chunked"}
 _ZERO: dict[str, ZeroStage] = {"0": 0, "1": 1, "2": 2, "3": 3}
 _OVERLAP: dict[str, Hidden] = {"tp": "tensor", "dp": "data", "pp": "pipeline"}
 _NORMS: dict[str, Norm] = {"layernorm": "layernorm", "rmsnorm": "rmsnorm"}
@@ -55,9 +73,10 @@ _PROGRAMS = {
     for program in (
         Program("bsl", Technique()),
         Program("deepspeed", Technique()),
-        Program("megatron", Technique(sequence_parallel=True, overlap=frozenset(("data",)))),
-        Program("torchtitan", replace(_SHARDED, sequence_parallel=True)),
-        Program("fsdp", _SHARDED),
+        Program("megatron", Technique(kernels="compiled", sequence_parallel=True, overlap=frozenset(("data",)))),
+        Program("torchtitan", replace(_SHARDED, kernels="compiled", sequence_parallel=True)),
+        Program("fsdp", replace(_SHARDED, loss="plain")),
+        Program("other", Technique(loss="plain")),
     )
 }
 
@@ -125,6 +144,7 @@ def _experts_of(row: Cells) -> Experts | None:
         shared_ffn_hidden_size=row.optional_size("shared_expert_ffn") or 0,
         dense_layers=row.optional_size("dense_layers") or 0,
         capacity_factor=row.number("capacity_factor"),
+        products=row.choice("expert_products", _EXPERT_PRODUCTS, None),
     )
     if experts.per_token > count:
         raise ValueError(f"experts_per_token {experts.per_token} is more than the {count} experts")
@@ -161,6 +181,7 @@ def technique_of(row: Cells, program: Program, topology: Topology) -> Technique:
     zero_stage = row.choice("zero", _ZERO, default.zero_stage)
     return Technique(
         attention=row.choice("attention", _ATTENTION, default.attention),
+        kernels=row.choice("kernels", _KERNELS, default.kernels),
         recomputation=recomputation,
         recomputed_layers=recomputed_layers,
         sequence_parallel=row.choice("sequence_parallel", _FLAGS, default.sequence_parallel) and topology.tp > 1,
@@ -168,8 +189,18 @@ def technique_of(row: Cells, program: Program, topology: Topology) -> Technique:
         shard_group_size=group if group and group < topology.dp * topology["cp"] else None,
         schedule=schedule,
         chunks_per_rank=chunks,
+        loss=row.choice("loss", _LOSSES, default.loss),
+        optimizer_bytes=_optimizer_bytes(row),
         overlap=_overlap_of(row, default.overlap | usual_overlap(program.framework, zero_stage)),
     )
+
+
+def _optimizer_bytes(row: Cells) -> float:
+    """Return the bytes of optimizer state per parameter on the GPU, with an fp32 master."""
+    given, text = row.number("optimizer_bytes"), row.text("optimizer_bytes")
+    if text and not (given is not None and 0 <= given < 100):
+        raise ValueError(f"optimizer_bytes is {text!r}, not a number of bytes; AdamW has {OPTIMIZER_BYTES:g}")
+    return OPTIMIZER_BYTES if given is None else given
 
 
 def _recomputation_of(row: Cells, default: Technique) -> tuple[Literal["none", "selective", "full"], int | None]:
@@ -212,6 +243,7 @@ def method_of(row: Cells, program: Program, num_layers: int, pp: int, chunks: in
 
     Megatron cuts evenly, or counts the embedding and the head as layers (`account_for_embedding_in_pipeline_split`).
     torchtitan always counts them, and gives what is left over to the first stages (`generate_llm_fqn_per_model_part`).
+    Other programs do so with their layers.
     """
     given = row.text("partition_method")
     if given or program.is_deepspeed:
@@ -219,7 +251,7 @@ def method_of(row: Cells, program: Program, num_layers: int, pp: int, chunks: in
     parts = pp * chunks
     for embedding, head in ((1, 1),) if program.framework == "torchtitan" and pp > 1 else ((0, 0), (0, 1), (1, 1)):
         size, rest = divmod(num_layers + embedding + head, parts)
-        if not rest or program.framework == "torchtitan":
+        if not rest or program.framework in ("torchtitan", "other"):
             sizes = [size + (part < rest) for part in range(parts)]
             sizes[0] -= embedding
             sizes[-1] -= head

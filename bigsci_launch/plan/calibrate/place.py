@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from bigsci_launch.config.site import load_site
 from bigsci_launch.errors import ConfigError, DataError
 from bigsci_launch.gpus import gpu_named
 from bigsci_launch.plan.calibrate.cells import Cells
 from bigsci_launch.plan.calibrate.rows import Measurement
-from bigsci_launch.plan.price.calibration import Calibration
+from bigsci_launch.plan.price.calibration import Calibration, calibration_of, expected_on, read_calibration
 from bigsci_launch.plan.price.hardware import A100, NETWORK, GpuModel, gpu_of_site, is_same_gpu, model_named
 
 
@@ -34,6 +35,19 @@ def place_named(name: str) -> MeasuredPlace:
     if gpu is None:
         raise ConfigError(f"site {name} has no GPU to calibrate", hint="name the site on which the runs were measured")
     return MeasuredPlace(site.name, gpu)
+
+
+def calibration_named(path: Path | None, site: str | None) -> Calibration | None:
+    """Return the calibration in the file at `path`, as it holds at `site`, else the site's own; None without both.
+
+    Raises:
+        ConfigError: there is no such site, or it has no GPU.
+        DataError: the file is not a calibration, or it is for another GPU.
+    """
+    if site is None:
+        return read_calibration(path) if path else None
+    place_named(site)
+    return calibration_of(load_site(site), path)
 
 
 def place_of(measurements: Sequence[Measurement], site: str | None) -> MeasuredPlace:
@@ -77,6 +91,34 @@ def _with_network(gpu: GpuModel, measurements: Sequence[Measurement]) -> GpuMode
     if len(rates) != 1:
         return gpu
     return replace(gpu, network_gb_per_s=rates.pop(), assumed=tuple(name for name in gpu.assumed if name != NETWORK))
+
+
+_FIGURES = {
+    "peak_tflops": "peak_tflops",
+    "fp8_tflops": "fp8_tflops",
+    "gpu_memory_gib": "memory_gib",
+    "hbm_tb_per_s": "hbm_tb_per_s",
+    "multiprocessors": "num_multiprocessors",
+    "nvlink_gb_per_s": "nvlink_gb_per_s",
+    NETWORK: NETWORK,
+}
+"""Columns with figures of a row's GPU, and their names in a `GpuModel`."""
+
+
+def expected_at(row: Cells, ranks_per_node: int) -> Calibration | str:
+    """Return what is expected where a row was measured, or why nothing is."""
+    name = row.text("gpu")
+    if not name:
+        return "gpu is empty: without a calibration, the row has to name it"
+    numbers = {figure: row.number(column) for column, figure in _FIGURES.items()}
+    written = {figure: number for figure, number in numbers.items() if number is not None and number > 0}
+    if "num_multiprocessors" in written:
+        written["num_multiprocessors"] = round(written["num_multiprocessors"])
+    gpu = model_named(name, ranks_per_node, written)
+    if gpu is None:
+        needed = ", ".join(column for column in _FIGURES if column not in ("fp8_tflops", NETWORK))
+        return f"gpu {name} is in no table; give its figures in the columns {needed}"
+    return expected_on(gpu)
 
 
 def calibration_at(calibration: Calibration, row: Cells) -> Calibration | str:

@@ -7,7 +7,7 @@ import io
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from bigsci_launch.plan.calibrate.place import calibration_at
+from bigsci_launch.plan.calibrate.place import calibration_at, expected_at
 from bigsci_launch.plan.calibrate.rows import MeasuredRow, setup_of
 from bigsci_launch.plan.price.calibration import FAR, UNCALIBRATED_BAND, Calibration
 from bigsci_launch.plan.price.price import price_setup
@@ -27,13 +27,20 @@ class PredictedRow:
     is_far: bool = False
 
 
-def predict_row(row: MeasuredRow, calibration: Calibration) -> PredictedRow:
+def predict_row(row: MeasuredRow, calibration: Calibration | None) -> PredictedRow:
     """Return the predictions for one row; `pred_tflops` is in the convention of the row's date, `pred_band` a fraction.
-    If the row does not say whether launches blocked, the calibration decides."""
-    setup = setup_of(replace(row, assumed={"launch_blocking": str(int(calibration.has_blocking_launches))}))
-    known = calibration_at(calibration, row)
-    if isinstance(setup, str) or isinstance(known, str):
-        return PredictedRow(row, dict.fromkeys(PREDICTED, ""), setup if isinstance(setup, str) else str(known))
+
+    If the row does not say whether launches blocked, the calibration decides. Without one, what is expected of the GPU
+    that the row names counts.
+    """
+    if calibration:
+        row = replace(row, assumed={"launch_blocking": str(int(calibration.has_blocking_launches))})
+    setup = setup_of(row)
+    if isinstance(setup, str):
+        return _unpriced(row, setup)
+    known = calibration_at(calibration, row) if calibration else expected_at(row, setup.ranks_per_node)
+    if isinstance(known, str):
+        return _unpriced(row, known)
     price = price_setup(setup, known)
     figures = (
         f"{price.seconds:.4f}",
@@ -43,8 +50,12 @@ def predict_row(row: MeasuredRow, calibration: Calibration) -> PredictedRow:
         f"{price.band:.4f}",
         f"{price.closeness:.4f}",
     )
-    is_far = known.time_errors.support(price.closeness) < FAR
+    is_far = known.is_measured and known.time_errors.support(price.closeness) < FAR
     return PredictedRow(row, dict(zip(PREDICTED, figures, strict=True)), "", is_far)
+
+
+def _unpriced(row: MeasuredRow, reason: str) -> PredictedRow:
+    return PredictedRow(row, dict.fromkeys(PREDICTED, ""), reason)
 
 
 def far_line(predicted: Sequence[PredictedRow]) -> str | None:

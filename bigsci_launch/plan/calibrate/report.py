@@ -20,6 +20,7 @@ _ADVICE = {
     "hbm_tb_per_s": "time one setup with few and with many heads",
     "nvlink_gb_per_s": "time one setup with two tensor-parallel sizes",
     "network_gb_per_s": "time one setup with two data-parallel sizes, or run a 5-minute all-reduce benchmark",
+    "message_us": "time one setup on few and on many nodes",
     "misaligned_heads": "time a head size that is not a multiple of 8, if you mean to use one",
     "drift": "time an old setup again",
     "base_gib": "record nvidia-smi's figure for the first and the last node",

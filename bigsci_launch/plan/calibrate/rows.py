@@ -16,6 +16,7 @@ from io import TextIOWrapper
 from pathlib import Path
 from typing import Literal
 
+from bigsci_launch.config.rules.own_cut import is_cut_by_deepspeed
 from bigsci_launch.errors import DataError
 from bigsci_launch.gpus import gpu_named
 from bigsci_launch.plan.calibrate.cells import Cells
@@ -126,7 +127,9 @@ def setup_of(row: MeasuredRow) -> Setup | str:
         num_empty = setup.layers_per_stage.count(0)
     except ValueError as error:
         return str(error)
-    return f"{num_empty} of {setup.topology.pp} stages have no transformer layer" if num_empty else setup
+    if num_empty and is_cut_by_deepspeed(setup.framework):
+        return f"{num_empty} of {setup.topology.pp} stages have no transformer layer"
+    return setup
 
 
 def _build(row: MeasuredRow) -> Setup:
@@ -141,6 +144,7 @@ def _build(row: MeasuredRow) -> Setup:
     _require_run(row, program, topology, ranks_per_node)
     precision = precision_of(row, program)
     accumulates = precision in ("bf16", "fp8") and (not program.is_deepspeed or _has_bf16_optimizer(row))
+    accumulates = accumulates and row.choice("gradients", {"fp32": True, "bf16": False}, True)
     return Setup(
         shape=shape,
         topology=topology,

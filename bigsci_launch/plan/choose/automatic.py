@@ -26,7 +26,7 @@ def with_fastest_size(setup: Setup, sizes: Sequence[int], calibration: Calibrati
     """Return the setup with the size that gives the shortest step among those that are expected to fit."""
     setups = [replace(setup, micro_batch_size=size) for size in sizes]
     prices = [(price_setup(each, calibration), each) for each in setups]
-    fitting = [(price.seconds, each) for price, each in prices if not price.is_out_of_memory]
+    fitting = [(price.seconds, each) for price, each in prices if price.is_safe]
     return min(fitting, key=lambda pair: pair[0])[1] if fitting else setups[0]
 
 
@@ -61,5 +61,6 @@ def expected_memory(setup: Setup, size: int) -> ExpectedMemory:
 
 
 def _weighed(terms: MemoryTerms) -> ExpectedMemory:
-    optimizer = terms.optimizer_gib_per_byte * PRIOR.optimizer_bytes
-    return ExpectedMemory(terms.resident_gib, optimizer, terms.kept_gib * PRIOR.activation_factor, terms.working_gib)
+    optimizer = terms.state_gib(PRIOR) - terms.resident_gib
+    kept = terms.kept_gib * terms.weights(PRIOR).activation_factor
+    return ExpectedMemory(terms.resident_gib, optimizer, kept, terms.working_gib)

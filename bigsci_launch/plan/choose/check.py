@@ -25,12 +25,11 @@ from bigsci_launch.plan.choose.answer import configured_setup
 from bigsci_launch.plan.choose.preflight import preflight, remedy
 from bigsci_launch.plan.choose.search import Plan, make_plan
 from bigsci_launch.plan.price.calibration import Calibration
-from bigsci_launch.plan.price.memory import TIGHT_SHARE
 from bigsci_launch.plan.price.price import TERM_NAMES
 from bigsci_launch.plan.shape.advice import advise
 from bigsci_launch.plan.shape.parameters import checkpoint_bytes, count_parameters
 from bigsci_launch.plan.shape.ramp import Phase, filling_batch_size, phases_of
-from bigsci_launch.plan.shape.setup import UNPRICED, Setup, is_priced
+from bigsci_launch.plan.shape.setup import Setup, unpriced
 from bigsci_launch.units import format_count
 
 DECLARED_TOLERANCE = 0.03
@@ -89,10 +88,9 @@ def check_plan(
         calibration: the basis of prices; without one, nothing is priced.
         starts: the first day of the run; default: today.
     """
-    if not is_priced(config):
-        return [
-            Finding("framework", "note", ("run.framework", "run.command"), UNPRICED, "nothing is priced for this run")
-        ]
+    if why := unpriced(config):
+        keys = ("run.framework", "run.command") if config.parallelism.engine == "deepspeed" else ("parallelism.engine",)
+        return [Finding("framework", "note", keys, why, "nothing is priced for this run")]
     limits, phases = limits_of(config, site), phases_of(config.training)
     refusal = find_refusal(setup, limits)
     refused = _preflight_findings(config)
@@ -338,14 +336,18 @@ def check_memory(case: Case) -> Iterator[Finding]:
     """The fullest stage fits into the GPU's memory with some room."""
     if case.plan is None or case.calibration is None:
         return
-    need, memory = case.plan.price.need_gib, case.calibration.gpu.memory_gib
+    price, memory = case.plan.price, case.calibration.gpu.memory_gib
     keys = ("training.micro_batch_size", "site.gpu.memory_gib")
-    text = f"the fullest rank needs {need:.0f} GiB of {memory:g}"
-    if case.plan.price.is_out_of_memory and case.calibration.is_measured:
+    text = f"the fullest rank needs {price.need_gib:.0f} GiB of {memory:g}: {price.fit}"
+    if price.is_out_of_memory and case.calibration.knows_need_of(case.setup):
         yield Finding("memory", "error", keys, text, "out of memory in the first step")
-    elif need > TIGHT_SHARE * memory:
-        price = f"{memory - need:.0f} GiB are left for fragmentation and spikes; a smaller dp needs more"
-        yield Finding("memory", "warning", keys, text, price)
+    elif not price.is_safe:
+        yield Finding(
+            "memory", "warning", keys, text, "out of memory in the first step, unless the estimate is too high"
+        )
+    elif price.fit == "tight":
+        cost = f"{memory - price.need_gib:.0f} GiB are left for fragmentation and spikes; a smaller dp needs more"
+        yield Finding("memory", "warning", keys, text, cost)
 
 
 def check_step_time(case: Case) -> Iterator[Finding]:

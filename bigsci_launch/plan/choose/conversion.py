@@ -108,7 +108,7 @@ def plan_conversion(folder: Path, topology: Topology, partition_method: str | No
 
 def _at(config: RunConfig, topology: Topology, partition_method: str) -> RunConfig:
     sizes = {axis.key: topology[axis.name] for axis in AXES}
-    changes: dict[str, Any] = {**sizes, "partition_method": partition_method}
+    changes: dict[str, Any] = {**sizes, "partition_method": partition_method, "engine": "deepspeed"}
     return config.model_copy(update={"parallelism": config.parallelism.model_copy(update=changes)})
 
 

@@ -129,7 +129,7 @@ def preflight(config: RunConfig, pp: int | None = None) -> list[Finding]:
     tp, shape = parallelism.tensor_parallel_size, ModelShape.of_config(config)
     cut = cut_model(shape, _method(config, pp), pp, tp=tp)
     stages = [[layer.name for layer in cut.layers_of(stage)] for stage in range(pp)]
-    precision = config.training.precision
+    precision = config.training.weight_format
     found = find_stage_refusals(stages, tied=shape.tied_embeddings, tp=tp, precision=precision)
     return [*found, *find_tie_refusals(embedding_tie(config), pp=pp, precision=precision)]
 
@@ -147,7 +147,7 @@ def remedy(config: RunConfig) -> str:
     """Return what to change if the cut is refused: the largest number of stages that works, if stages are the
     problem."""
     pp = config.parallelism.pipeline_parallel_size
-    if find_tie_refusals(embedding_tie(config), pp=pp, precision=config.training.precision):
+    if find_tie_refusals(embedding_tie(config), pp=pp, precision=config.training.weight_format):
         return TIE_REMEDY
     most = next((fewer for fewer in range(pp - 1, 0, -1) if not preflight(config, fewer)), 1)
     return (

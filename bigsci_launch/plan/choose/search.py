@@ -6,6 +6,7 @@ So a plan unlike anything measured comes first only if it is predicted to be fas
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -23,6 +24,8 @@ THREE_OF_FOUR = 0.41
 """Share of a band (which contains 9 of 10 measurements) below which 3 of 4 are, if errors are normal."""
 
 LAYERS_AROUND = 6
+
+DOUBTFUL_LISTED = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,11 +53,18 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class SearchResult:
-    """Plans that fit, best first; plans that run out of memory, best first; and refused setups, by rule."""
+    """Plans that fit, those about which the estimate is in doubt, and those that run out of memory, each best first;
+    and refused setups, by rule."""
 
     plans: tuple[Plan, ...]
+    doubtful: tuple[Plan, ...]
     out_of_memory: tuple[Plan, ...]
     refused: tuple[Refusals, ...]
+
+    def listed(self, top: int) -> tuple[Plan, ...]:
+        """Return the best plans, and after them the best doubtful ones that would be better than all of these."""
+        best = self.plans[0].likely_days if self.plans else math.inf
+        return (*self.plans[:top], *(plan for plan in self.doubtful[:DOUBTFUL_LISTED] if plan.likely_days < best))
 
 
 def with_free_layers(base: Setup) -> Iterator[Setup]:
@@ -103,11 +113,11 @@ def search(
             report_progress(int(100 * share), f"%, {num_nodes} nodes, {len(found)} layouts priced")
             for candidate in screen.candidates(num_nodes):
                 found += _price_cuts(candidate, screen, phases, calibration)
-    fitting = [plan for plan in found if not plan.price.is_out_of_memory]
-    beyond = [plan for plan in found if plan.price.is_out_of_memory]
+    ranked = rank_plans(found, per_parameter=per_parameter)
     return SearchResult(
-        rank_plans(fitting, per_parameter=per_parameter),
-        rank_plans(beyond, per_parameter=per_parameter),
+        tuple(plan for plan in ranked if plan.price.is_safe),
+        tuple(plan for plan in ranked if plan.price.fit == "doubtful"),
+        tuple(plan for plan in ranked if plan.price.is_out_of_memory),
         tally.summarise(limits, calibration),
     )
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from datetime import date
 from pathlib import Path
@@ -21,6 +21,7 @@ from bigsci_launch.errors import DataError
 from bigsci_launch.plan.price.constants import CONSTANTS, PRIOR, Constants, priors_for
 from bigsci_launch.plan.price.hardware import A100, NETWORK, GpuModel, gpu_of_site, is_same_gpu
 from bigsci_launch.plan.price.neighbours import MEMORY_SCALES, TIME_SCALES, Neighbours, Point
+from bigsci_launch.plan.price.own_memory import is_own
 from bigsci_launch.plan.shape.setup import Setup
 from bigsci_launch.safe_files import parse_json
 from bigsci_launch.typed_path import open_typed
@@ -31,15 +32,15 @@ DOCUMENT_KIND = "bsl plan calibration"
 UNCALIBRATED_BAND = 0.30
 """Half-width of the band if nothing was measured: 92 % of the published rows of the half for building are inside."""
 
-UNKNOWN_GPU_BAND = 0.60
-"""The same for a GPU whose peak, memory bandwidth, multiprocessors or NVLink is not given."""
-
 WINDOW = 15
 """Number of left-out rows that give the band of a plan: those about as close to their neighbours as the plan."""
 
 WINDOW_SHARE = 0.96
 """Quantile of their errors. With it, 85 to 95 % of rows that were not fitted are inside the band: of the chronicle's
 sections 89 %, of random halves of vTrain's rows 92 %, of published rows that ten of their source predict 91 %."""
+
+GUESSED_WITH_ATTENTION = {"attention": 0.7, "memory traffic": 0.5}
+"""Errors that 9 of 10 do not exceed, of terms that were measured with another kind of attention, or not at all."""
 
 FAR = 0.5
 """With less support than this, a setup counts as far from everything measured."""
@@ -132,6 +133,10 @@ class Calibration:
         """Whether any run was measured. If not, every figure is a guess with the widest band."""
         return bool(self.time_neighbours.points or self.memory_neighbours.points)
 
+    def knows_need_of(self, setup: Setup) -> bool:
+        """Whether the memory that `setup` needs was counted, or measured for something like it."""
+        return is_own(setup) or bool(self.memory_neighbours.points)
+
     def interval(self, name: str) -> tuple[float, float]:
         """Return the 95 % interval of a constant."""
         names = [constant.name for constant in CONSTANTS]
@@ -140,8 +145,7 @@ class Calibration:
 
     def band(self, closeness: float) -> float:
         """Return the half-width of the band of a setup that is so close to measured ones."""
-        is_guessed = not self.is_measured and set(self.gpu.assumed) - {NETWORK, "memory_gib"}
-        return UNKNOWN_GPU_BAND if is_guessed else self.time_errors.band(closeness)
+        return self.time_errors.band(closeness)
 
     def closeness_of(self, setup: Setup, closeness: float) -> float:
         """Return the closeness that counts for `setup`, whose nearest measured neighbour is so close: 0 if the
@@ -154,11 +158,14 @@ class Calibration:
             yield f"the calibration names no site; this run is on {self.asked_site}"
         elif self.asked_site is not None and self.site != self.asked_site:
             yield f"measured on {self.site}, not on {self.asked_site}"
-        framework, attention = counted_framework(setup.framework), setup.technique.attention
+        framework = counted_framework(setup.framework)
         if self.framework not in (None, framework):
             yield f"measured with {self.framework}, not with {framework}"
-        if self.attention not in (None, attention):
-            yield f"measured with {self.attention} attention, not with {attention}"
+
+    def guessed_terms(self, setup: Setup) -> Mapping[str, float]:
+        """Return the terms of a step of `setup` that the rows do not show, though they are of its site and program,
+        with the relative error of each: with another kind of attention, those that depend on it."""
+        return GUESSED_WITH_ATTENTION if self.attention not in (None, setup.technique.attention) else {}
 
     def at_site(self, site: str, gpu: GpuModel) -> Calibration:
         """Return this calibration as it is used at `site`, whose GPU is `gpu`.
@@ -181,7 +188,8 @@ class Calibration:
         adapted = replace(self.gpu, memory_gib=gpu.memory_gib, network_gb_per_s=network, assumed=(*fitted, *unsaid))
         if is_own and self.gpu.network_gb_per_s in (None, network):
             return replace(self, gpu=adapted, asked_site=site)
-        expected = replace(self.constants, network_gb_per_s=priors_for(adapted).network_gb_per_s)
+        there = priors_for(adapted)
+        expected = replace(self.constants, network_gb_per_s=there.network_gb_per_s, message_us=there.message_us)
         return replace(self, gpu=adapted, constants=expected, asked_site=site)
 
 
@@ -297,7 +305,7 @@ def _parse(document: dict[str, Any]) -> Calibration:
     return Calibration(
         gpu=GpuModel(**{**document["gpu"], "assumed": tuple(document["gpu"]["assumed"])}),
         constants=Constants.of_values({name: entry["value"] for name, entry in constants.items()}),
-        spreads=tuple(float(constants[constant.name]["spread"]) for constant in CONSTANTS),
+        spreads=tuple(float(constants.get(constant.name, {}).get("spread", constant.spread)) for constant in CONSTANTS),
         drift_from=date.fromisoformat(day) if day else None,
         has_blocking_launches=bool(document["blocking_launches"]),
         time_neighbours=_parse_neighbours(document["neighbours"]["time"], TIME_SCALES),

@@ -2,10 +2,13 @@
 
 A group whose ranks are all in one NVLink domain sends over NVLink, at the rate of one GPU; any other one sends over the
 network, at the rate of a node, which the groups of a node share. NVLink is counted in units of a tensor-parallel
-all-reduce of 8 ranks as NCCL's bus bandwidth has it.
+all-reduce of 8 ranks as NCCL's bus bandwidth has it. Collectives are rings: with n ranks, a gather or a reduction is
+n - 1 messages one after the other, an all-reduce both. The more nodes a ring has, the less of the nominal rate is left.
 """
 
 from __future__ import annotations
+
+import math
 
 from bigsci_launch.plan.price.constants import NETWORK_SHARE
 from bigsci_launch.plan.price.hardware import GpuModel
@@ -26,6 +29,16 @@ DIRECT_SHARE = 0.96
 """Share of the nominal network rate that messages between two ranks reach: that of Jean Zay, fitted separately."""
 
 
+INSIDE = 0.15
+"""Time of a message over NVLink relative to one over the network."""
+
+CROWDED_NODES = 4000
+"""Nodes of a ring that double the time of its bytes: links are shared with other rings, and the slowest one counts."""
+
+MEGATRON_BUCKET, MEGATRON_BUCKET_PER_RANK, DEEPSPEED_BUCKET, TENSORS_OF_LAYER = 40e6, 1e6, 5e8, 9
+"""Parameters that Megatron and DeepSpeed send at once, and the tensors of a layer, which other loops send singly."""
+
+
 def tensor_parallel_exchange(setup: Setup) -> WorkByTerm:
     """Return the all-reduces of one layer and micro batch, or the gathers and scatters that move as much.
 
@@ -35,11 +48,12 @@ def tensor_parallel_exchange(setup: Setup) -> WorkByTerm:
     if tp == 1:
         return NO_WORK
     blocks = 2 - shape.expert_layers / shape.num_layers * (0 if _has_shared_expert(setup) else 1)
-    sent = (setup.num_passes - 1) * blocks * setup.tokens_per_micro_batch * shape.hidden_size
-    sent *= setup.element_bytes * (tp - 1) / tp * (TP_EXPOSED if "tensor" in setup.technique.overlap else 1)
+    count = (setup.num_passes - 1) * blocks * (TP_EXPOSED if "tensor" in setup.technique.overlap else 1)
+    sent = count * setup.tokens_per_micro_batch * shape.hidden_size * setup.element_bytes * (tp - 1) / tp
+    messages = 2 * count * _ring(setup, tp)
     if tp <= setup.domain_ranks:
-        return work_of(nvlink=sent * NVLINK_UNIT / 1e9)
-    return work_of(network=2 * sent / 1e9)
+        return work_of(nvlink=sent * NVLINK_UNIT / 1e9, messages=messages)
+    return work_of(network=2 * sent * _crowding(setup, tp) / 1e9, messages=messages)
 
 
 def _has_shared_expert(setup: Setup) -> bool:
@@ -54,7 +68,7 @@ def key_value_exchange(setup: Setup) -> WorkByTerm:
         return NO_WORK
     width = 2 * setup.shape.key_value_size / tp * setup.element_bytes
     sent = setup.num_passes * (cp - 1) * setup.tokens_per_micro_batch * width
-    return _by_place(setup, tp * cp, sent)
+    return _by_place(setup, tp, cp, sent, setup.num_passes)
 
 
 def expert_exchange(setup: Setup, gpu: GpuModel) -> WorkByTerm:
@@ -80,13 +94,29 @@ def gathered_weights(setup: Setup) -> WorkByTerm:
     stage, ranks = setup.technique.zero_stage, shard_ranks(setup)
     if stage < 2 or ranks == 1:
         return NO_WORK
-    gradient = 4 if setup.framework == "torchtitan" else 2
-    weight = 0 if stage == 2 and setup.framework in ("deepspeed", "bsl") else 2 if stage == 2 else 4
-    return _collective(setup, ranks, (gradient + weight) * layer_weights(setup))
+    gradient, weight = 4 if setup.framework == "torchtitan" else 2, _weight_bytes_of_layer(setup)
+    return _collective(setup, ranks, (gradient + weight) * layer_weights(setup), 1 + weight / 2)
+
+
+def _weight_bytes_of_layer(setup: Setup) -> int:
+    """Return the bytes per parameter that are gathered with every layer and micro batch."""
+    if setup.technique.zero_stage == 2:
+        return 0 if setup.framework in ("deepspeed", "bsl", "other") else 2
+    return 4
+
+
+def weight_exchange(setup: Setup) -> WorkByTerm:
+    """Return the gather of the heaviest stage's weights, once per step, where ZeRO-1 or ZeRO-2 shards its optimizer."""
+    ranks = shard_ranks(setup)
+    if ranks == 1 or setup.technique.zero_stage not in (1, 2):
+        return NO_WORK
+    if setup.technique.zero_stage == 2 and _weight_bytes_of_layer(setup):
+        return NO_WORK
+    return _collective(setup, ranks, setup.element_bytes * heaviest_stage(setup), _num_buckets(setup))
 
 
 def gradient_exchange(setup: Setup) -> WorkByTerm:
-    """Return what replicas send once per step for the heaviest stage: gradients, and weights that ZeRO-1 shards.
+    """Return what replicas send once per step for the heaviest stage: the reduction of its gradients.
 
     Rings of different tensor-parallel ranks share the links of a node.
     """
@@ -97,37 +127,73 @@ def gradient_exchange(setup: Setup) -> WorkByTerm:
     if technique.zero_stage >= 2:
         # The replicas of a shard add up their gradients; within the shard they were scattered with the layers.
         copies = ranks // group
-        return _collective(setup, copies, 4 * heaviest_stage(setup) / group, spread=group) if copies > 1 else NO_WORK
-    return _collective(setup, ranks, _gradient_bytes(setup) * heaviest_stage(setup))
+        if copies == 1:
+            return NO_WORK
+        size, layers = 4 * heaviest_stage(setup) / group, max(setup.layers_per_stage)
+        return _collective(setup, copies, size, 2 * layers, spread=group)
+    count = (1 if _scatters(setup) else 2) * _num_buckets(setup)
+    return _collective(setup, ranks, _gradient_bytes(setup) * heaviest_stage(setup), count)
+
+
+def _num_buckets(setup: Setup) -> int:
+    """Return how many collectives reduce the gradients of a rank of the heaviest stage."""
+    if setup.framework == "other":
+        return TENSORS_OF_LAYER * max(setup.layers_per_stage)
+    bucket = DEEPSPEED_BUCKET
+    if setup.framework == "megatron":
+        bucket = max(MEGATRON_BUCKET, MEGATRON_BUCKET_PER_RANK * setup.num_replicas)
+    return math.ceil(heaviest_stage(setup) / bucket)
+
+
+def _scatters(setup: Setup) -> bool:
+    """Return whether each rank gets its part of the gradients alone, as Megatron's distributed optimizer does. Other
+    programs reduce them to all ranks, whether or not ZeRO-1 then uses a part."""
+    return setup.technique.zero_stage == 1 and setup.framework == "megatron"
 
 
 def _gradient_bytes(setup: Setup) -> int:
-    """Return bytes per parameter of a reduction and a gather. DeepSpeed reduces 16-bit gradients; Megatron reduces bf16
-    ones in fp32, which are reduced and gathered themselves without a distributed optimizer."""
-    if setup.framework in ("bsl", "deepspeed"):
-        return 6
-    gradient = 4 if setup.has_fp32_gradients else 2
-    return 2 * gradient if setup.technique.zero_stage == 0 else gradient + 2
+    """Return bytes per parameter of a reduction. DeepSpeed reduces 16-bit gradients, others those that they add up."""
+    gradient = 4 if setup.has_fp32_gradients and setup.framework not in ("bsl", "deepspeed") else 2
+    return gradient if _scatters(setup) else 2 * gradient
 
 
-def _collective(setup: Setup, ranks: int, size: float, spread: int = 1) -> WorkByTerm:
-    """Return a reduction or gather of `size` bytes over `ranks` data-parallel ranks, `spread` apart."""
+def _collective(setup: Setup, ranks: int, size: float, count: float, spread: int = 1) -> WorkByTerm:
+    """Return `count` reductions or gathers, together of `size` bytes, over `ranks` replicas, `spread` apart."""
     tp, per_domain = setup.topology.tp, setup.domain_ranks
     sent = size * (ranks - 1) / ranks
+    messages = count * _ring(setup, ranks, tp * spread)
     if tp * spread * ranks <= per_domain:
-        return work_of(nvlink=sent / 1.75 / 1e9)
+        return work_of(nvlink=sent / 1.75 / 1e9, messages=messages)
     # `rings`: different groups of a domain that share the links of its nodes.
     rings = per_domain / min(ranks, max(1, per_domain / (tp * spread)))
-    network = sent * rings / setup.nodes_per_domain / 1e9
+    network = sent * rings / setup.nodes_per_domain * _crowding(setup, ranks, tp * spread) / 1e9
     # The fabric of many nodes has so many links to others that it is no faster itself.
-    return work_of(network=network, nvlink=sent / 1.75 / 1e9 if setup.nodes_per_domain > 1 else 0.0)
+    nvlink = sent / 1.75 / 1e9 if setup.nodes_per_domain > 1 else 0.0
+    return work_of(network=network, nvlink=nvlink, messages=messages)
 
 
-def _by_place(setup: Setup, ranks: int, sent: float) -> WorkByTerm:
-    """Return `sent` bytes of every rank to others of a group of neighbouring `ranks`."""
-    if ranks <= setup.domain_ranks:
-        return work_of(nvlink=sent / 1.75 / 1e9)
-    return work_of(network=sent * setup.ranks_per_node / 1e9)
+def _domains(setup: Setup, ranks: int, spread: int) -> int:
+    """Return the NVLink domains that a ring of `ranks` ranks, `spread` apart, leads through."""
+    return -(-ranks // max(1, setup.domain_ranks // spread))
+
+
+def _ring(setup: Setup, ranks: int, spread: int = 1) -> float:
+    """Return the messages that wait for each other in a ring, in units of those between nodes."""
+    domains = _domains(setup, ranks, spread)
+    return domains - 1 + INSIDE * (ranks - domains)
+
+
+def _crowding(setup: Setup, ranks: int, spread: int = 1) -> float:
+    """Return by how much more a ring's bytes take because it leads through many nodes."""
+    return 1 + (_domains(setup, ranks, spread) - 1) * setup.nodes_per_domain / CROWDED_NODES
+
+
+def _by_place(setup: Setup, spread: int, ranks: int, sent: float, count: float) -> WorkByTerm:
+    """Return `count` rounds of `sent` bytes in total that every rank passes on in a ring of `ranks`, `spread` apart."""
+    messages = count * _ring(setup, ranks, spread)
+    if ranks * spread <= setup.domain_ranks:
+        return work_of(nvlink=sent / 1.75 / 1e9, messages=messages)
+    return work_of(network=sent * setup.ranks_per_node / 1e9, messages=messages)
 
 
 def hop_traffic(setup: Setup) -> WorkByTerm:

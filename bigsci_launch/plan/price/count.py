@@ -16,7 +16,9 @@ from bigsci_launch.plan.price.communication import (
     hop_traffic,
     key_value_exchange,
     tensor_parallel_exchange,
+    weight_exchange,
 )
+from bigsci_launch.plan.price.constants import HOPPER
 from bigsci_launch.plan.price.hardware import GpuModel
 from bigsci_launch.plan.price.held import heaviest_stage, layer_weights, shard_ranks
 from bigsci_launch.plan.price.products import (
@@ -33,17 +35,34 @@ from bigsci_launch.plan.shape.setup import Setup
 # attention scores (softmax, dropout), the residual stream (norms, dropout, adds), the MLP's inside (GELU), queries and
 # keys that are rotated, what is sorted by experts, the logits.
 _SCORE_BYTES, _INNER_BYTES, _ROTARY_BYTES, _SORTED_BYTES, _LOGIT_BYTES = (13, 10), (6, 8), (4, 4), (14, 14), 20
-_STREAM_BYTES, _COMPILED_STREAM_BYTES, _EAGER_STREAM_BYTES = (25, 20), (30, 30), (55, 44)
+_STREAM_BYTES, _COMPILED_STREAM_BYTES, _EAGER_STREAM_BYTES = (25, 20), (30, 30), (68, 55)
+_EAGER_RMS_BYTES = (140, 112)
 
 CAUSAL = 0.5
 """Share of the scores that a fused kernel computes, since none of them look ahead."""
 
+HALF_LENGTH, USUAL_LENGTH = 256, 4096
+"""Sequence length with which fused attention reaches half of what it reaches with very long ones, and the length for
+which the constant is its efficiency."""
+
+FLASH1_SHARE, FLASH3_GAIN = 0.6, 1.7
+"""Efficiency of the first FlashAttention relative to that of the second, and of the third on Hopper."""
+
+_LAUNCHES = {"eager": 0.6, "fused": 0.6, "compiled": 0.3, "graphs": 0.05}
+TENSOR_LAUNCHES = 1.2
+"""Launches of a layer relative to one whose launches block, by the program's kernels, and what eager programs add for
+the collectives of tensor parallelism."""
+
+EXPERT_LAUNCHES = 0.2
+"""The same for an expert of a loop: about a dozen kernels in the forward pass, where an eager layer has some forty. The
+host also waits for each expert, to learn which tokens visit it. Derived, not measured."""
+
 FUSED_BACKWARD = 2.5
 """Work of the fused kernel's backward pass over its forward pass: it computes the scores again (FlashAttention)."""
 
-DEEPSPEED_STEP_S, STEP_S = 0.3, 0.03
-"""Seconds of a step that nothing else explains, with DeepSpeed's engine and without: clipping, the log line, the next
-batch."""
+LOOP_STEP_S, STEP_S = 0.1, 0.03
+"""Seconds of a step that nothing else explains, with DeepSpeed's engine or an own loop, and without: clipping, the log
+line, the next batch."""
 
 OPTIMIZER_TRAFFIC = 34
 """Bytes per parameter that AdamW moves: gradient, master and two moments in fp32 are read, all but the gradient are
@@ -65,11 +84,14 @@ class StepWork:
     layers_per_stage: tuple[int, ...]
     num_micro_batches: int
     rounds: int
+    hiding_micro_batches: float
     direct_seconds_per_gb: float | None
     unexplained_seconds: float
     day_ordinal: int | None
     is_blocking: bool
 
+
+BACKWARD_SHARE = 2 / 3
 
 ZERO_BUBBLE_ROUNDS = 3
 """ZB-H1 leaves a third of the bubble: weight gradients, a third of the work, wait for no other stage (Qi et al.)."""
@@ -82,23 +104,39 @@ def count_work(setup: Setup, gpu: GpuModel) -> StepWork:
         ValueError: the layers cannot be cut into stages.
     """
     technique = setup.technique
-    gradients, gathered = gradient_exchange(setup), gathered_weights(setup)
-    is_hidden = "data" in technique.overlap
+    gathered, is_hidden = gathered_weights(setup), "data" in technique.overlap
+    late = weight_exchange(setup)  # of the whole stage, after the optimizer
+    hidden_step = gradient_exchange(setup) if is_hidden else NO_WORK
+    exposed_step = NO_WORK if is_hidden else gradient_exchange(setup)
+    if is_hidden and technique.kernels in ("compiled", "graphs"):
+        hidden_step = add_work(hidden_step, late)
+    else:
+        exposed_step = add_work(exposed_step, late)
     return StepWork(
         layer=add_work(_layer_work(setup, gpu), NO_WORK if is_hidden else gathered),
         hidden=add_work(gathered if is_hidden else NO_WORK, key_value_exchange(setup)),
         head=_head_work(setup, gpu),
         hop=hop_traffic(setup),
-        step=add_work(_optimizer_work(setup), NO_WORK if is_hidden else gradients),
-        hidden_step=gradients if is_hidden else NO_WORK,
+        step=add_work(_optimizer_work(setup), exposed_step),
+        hidden_step=hidden_step,
         layers_per_stage=setup.layers_per_stage,
         num_micro_batches=setup.num_micro_batches,
         rounds=ZERO_BUBBLE_ROUNDS if technique.schedule == "zero_bubble" else technique.chunks_per_rank,
+        hiding_micro_batches=_hiding_micro_batches(setup),
         direct_seconds_per_gb=direct_seconds_per_gb(gpu),
-        unexplained_seconds=DEEPSPEED_STEP_S if setup.framework in ("bsl", "deepspeed") else STEP_S,
+        unexplained_seconds=LOOP_STEP_S if setup.framework in ("bsl", "deepspeed", "other") else STEP_S,
         day_ordinal=setup.day.toordinal() if setup.day else None,
-        is_blocking=setup.has_blocking_launches,
+        is_blocking=setup.has_blocking_launches or setup.loops_over_experts,
     )
+
+
+def _hiding_micro_batches(setup: Setup) -> float:
+    """Return how many micro batches of a stage the reduction of its gradients can hide behind: the last one. With
+    chunks of layers, those of a chunk are complete while the others still compute."""
+    chunks = setup.technique.chunks_per_rank
+    if chunks == 1:
+        return 1.0
+    return BACKWARD_SHARE * (1 + min(setup.num_micro_batches, setup.topology.pp) * (chunks - 1)) / chunks
 
 
 def _layer_work(setup: Setup, gpu: GpuModel) -> WorkByTerm:
@@ -115,11 +153,38 @@ def _layer_work(setup: Setup, gpu: GpuModel) -> WorkByTerm:
             expert_exchange(setup, gpu),
             work_of(
                 products=products / product_peak(setup, gpu),
-                launches=1.0,
+                launches=_launches(setup),
                 traffic=_layer_traffic(setup, forwards) + _accumulation(setup),
             ),
         ),
     )
+
+
+def _launches(setup: Setup) -> float:
+    """Return the launches of a layer relative to one whose launches block; the mean over the layers."""
+    kernels = setup.technique.kernels
+    looped = _looped_experts(setup) * EXPERT_LAUNCHES
+    if setup.has_blocking_launches or setup.technique.attention == "unfused":
+        return 1.0 + looped
+    is_split = setup.topology.tp > 1 and kernels in ("eager", "fused")
+    return _LAUNCHES[kernels] + (TENSOR_LAUNCHES if is_split else 0.0) + looped
+
+
+def _looped_experts(setup: Setup) -> float:
+    """Return the experts of a layer that a rank computes one after the other; the mean over the layers."""
+    shape, experts = setup.shape, setup.shape.experts
+    if experts is None or not setup.loops_over_experts:
+        return 0.0
+    return max(1, experts.count // setup.expert_shards) * shape.expert_layers / shape.num_layers
+
+
+def _attention_gain(setup: Setup, gpu: GpuModel) -> float:
+    """Return the efficiency of a fused kernel relative to that of FlashAttention 2 with sequences of `USUAL_LENGTH`."""
+    length, version = setup.shape.sequence_length, setup.technique.attention
+    gain = length / (length + HALF_LENGTH) * (USUAL_LENGTH + HALF_LENGTH) / USUAL_LENGTH
+    if version == "flash3" and gpu.family in HOPPER:
+        return gain * FLASH3_GAIN
+    return gain * (FLASH1_SHARE if version == "flash1" else 1.0)
 
 
 def _attention_work(setup: Setup, gpu: GpuModel, forwards: float, *, is_misaligned: bool) -> WorkByTerm:
@@ -128,8 +193,8 @@ def _attention_work(setup: Setup, gpu: GpuModel, forwards: float, *, is_misalign
     scores = setup.tokens_per_micro_batch * shape.sequence_length * shape.num_attention_heads / setup.topology.tp
     repeats = forwards + (1 if technique.recomputation == "selective" else 0)
     forward = 4 * scores * shape.head_dim / attention_peak(setup, gpu)
-    if technique.attention == "fused":
-        work = CAUSAL * forward * (repeats + FUSED_BACKWARD)
+    if technique.attention != "unfused":
+        work = CAUSAL * forward * (repeats + FUSED_BACKWARD) / _attention_gain(setup, gpu)
         return work_of(misaligned=work) if is_misaligned else work_of(attention=work)
     traffic = scores * _both(_SCORE_BYTES, repeats) * _width(setup) / 1e12
     work = forward * (repeats + 2)
@@ -157,21 +222,21 @@ def _layer_traffic(setup: Setup, forwards: float) -> float:
 
 def _accumulation(setup: Setup) -> float:
     """Return the terabytes of adding a micro batch's gradients to those before it."""
-    if setup.technique.zero_stage >= 2 or _has_fused_kernels(setup):
+    if setup.technique.zero_stage >= 2 or (setup.framework == "megatron" and setup.technique.attention != "unfused"):
         return 4 * layer_weights(setup) / 1e12
     return (12 if setup.has_fp32_gradients else 6) * layer_weights(setup) / 1e12
 
 
 def _stream_bytes(setup: Setup) -> tuple[float, float]:
-    if _has_fused_kernels(setup):
+    """Return what norms, dropout and adds move per element of the stream. torch's layer norm is one kernel, its RMS
+    norm several."""
+    technique = setup.technique
+    if technique.attention == "unfused":
+        return _STREAM_BYTES
+    if technique.kernels in ("compiled", "graphs"):
         return _COMPILED_STREAM_BYTES
-    return _STREAM_BYTES if setup.technique.attention == "unfused" else _EAGER_STREAM_BYTES
-
-
-def _has_fused_kernels(setup: Setup) -> bool:
-    """Return whether norms, adds and the MLP's activation are compiled into few kernels, and products add their
-    gradients up themselves: Megatron since it has fused attention, and torchtitan."""
-    return setup.framework in ("megatron", "torchtitan") and setup.technique.attention == "fused"
+    is_several = technique.kernels == "eager" and setup.shape.norm == "rmsnorm"
+    return _EAGER_RMS_BYTES if is_several else _EAGER_STREAM_BYTES
 
 
 def _both(forward_backward: tuple[float, float], forwards: float) -> float:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from bigsci_launch.config.schema.site import SiteConfig
+from bigsci_launch.errors import ConfigError
 from bigsci_launch.gpus import KnownGpu, gpu_named
 
 NETWORK = "network_gb_per_s"
@@ -51,21 +52,37 @@ class GpuModel:
 A100 = GpuModel("A100-SXM4-80GB", 79.15, 312.0)
 
 
-def model_named(name: str, ranks_per_node: int = 8) -> GpuModel | None:
-    """Return the accelerator with that name in nodes of so many; None if `slurm/hardware/gpus.yaml` lacks it."""
-    known = gpu_named(name)
-    return _model(name, known, {}, ranks_per_node) if known else None
+def model_named(name: str, ranks_per_node: int = 8, written: Mapping[str, float] | None = None) -> GpuModel | None:
+    """Return the accelerator with that name in nodes of so many, with the `written` figures in place of known ones.
+
+    None if `slurm/hardware/gpus.yaml` lacks it, and `written` lacks figures of it.
+    """
+    known, figures = gpu_named(name), written or {}
+    if known is None and any(key not in figures for key in _KEYS if key != NETWORK):
+        return None
+    return _model(name, known, figures, ranks_per_node)
 
 
 def gpu_of_site(config: SiteConfig) -> GpuModel | None:
     """Return the accelerator and the network of a site; None if it has no accelerator.
 
-    What the site file says counts, then the table. What neither says is that of an A100, and `assumed` names it.
+    What the site file says counts, then the table. Where neither says what the network can do, `assumed` names it.
+
+    Raises:
+        ConfigError: the accelerator is in no table, and the site file lacks figures of it.
     """
     if config.gpu is None:
         return None
-    known = gpu_named(config.gpu.name)
-    return _model(config.gpu.name, known, _site_figures(config), config.ranks_per_node)
+    known, figures = gpu_named(config.gpu.name), _site_figures(config)
+    missing = [key for name, key in _KEYS.items() if name not in figures and name != NETWORK]
+    if known is None and missing:
+        raise ConfigError(
+            f"gpu.name: {config.gpu.name} is not in slurm/hardware/gpus.yaml, and the site lacks {', '.join(missing)}",
+            hint="write these figures into the site file, or the name of a known GPU; without them nothing is priced",
+        )
+    model = _model(config.gpu.name, known, figures, config.ranks_per_node)
+    network = model.network_gb_per_s
+    return replace(model, network_gb_per_s=network / config.network_taper) if network else model
 
 
 def is_same_gpu(one: str, other: str) -> bool:
@@ -118,7 +135,7 @@ def _given(figures: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _model(name: str, known: KnownGpu | None, written: Mapping[str, Any], ranks_per_node: int) -> GpuModel:
-    """Return the accelerator with the written figures, else the known ones, else an A100's.
+    """Return the accelerator with the written figures, else the known ones.
 
     Its network, if not given, is that of the vendor's system, if there is one.
     """

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 
-from bigsci_launch.plan.price.calibration import Calibration
+from bigsci_launch.plan.price.calibration import UNCALIBRATED_BAND, Calibration
 from bigsci_launch.plan.price.count import count_work
-from bigsci_launch.plan.price.memory import StageMemory, is_out_of_memory, outer_stages, predict_stage_memory
+from bigsci_launch.plan.price.memory import SAFE, MemoryFit, StageMemory, judge_fit, outer_stages, predict_stage_memory
 from bigsci_launch.plan.price.neighbours import point_of
+from bigsci_launch.plan.price.own_memory import is_own
 from bigsci_launch.plan.price.step_time import StepTime, predict_step
 from bigsci_launch.plan.price.terms import TERMS
 from bigsci_launch.plan.shape.setup import Setup
@@ -30,7 +32,16 @@ class Price:
     closeness: float
     first_stage: StageMemory
     last_stage: StageMemory
-    is_out_of_memory: bool
+    fit: MemoryFit
+
+    @property
+    def is_out_of_memory(self) -> bool:
+        return self.fit == "does not fit"
+
+    @property
+    def is_safe(self) -> bool:
+        """Whether it needs no more than the GPU has, so that it can be proposed."""
+        return self.fit in SAFE
 
     @property
     def memory_gib(self) -> float:
@@ -58,7 +69,7 @@ def price_setup(setup: Setup, calibration: Calibration) -> Price:
     once = step.seconds - sum(step.terms)
     return Price(
         seconds=step.seconds * time_factor,
-        band=calibration.band(closeness),
+        band=_band(setup, step, calibration, closeness),
         terms=(*step.terms, once, step.seconds * (time_factor - 1)),
         stage_seconds=tuple(seconds * time_factor for seconds in step.stage_seconds),
         micro_batch_seconds=step.micro_batch_seconds * time_factor,
@@ -66,10 +77,17 @@ def price_setup(setup: Setup, calibration: Calibration) -> Price:
         closeness=closeness,
         first_stage=stages[0],
         last_stage=stages[-1],
-        is_out_of_memory=is_out_of_memory(
-            need, calibration.gpu, is_measured=bool(calibration.memory_neighbours.points)
-        ),
+        fit=judge_fit(setup, need, calibration.gpu, is_known=calibration.knows_need_of(setup)),
     )
+
+
+def _band(setup: Setup, step: StepTime, calibration: Calibration, closeness: float) -> float:
+    """Return the half-width of the band: that of a setup so close to measured ones, and what terms add that the
+    measured ones do not show."""
+    terms, guessed = dict(zip(TERMS, step.terms, strict=True)), calibration.guessed_terms(setup)
+    added = sum(error * terms[name] for name, error in guessed.items()) / step.seconds
+    band = calibration.band(closeness)
+    return max(band, min(UNCALIBRATED_BAND, math.hypot(band, added)))
 
 
 def _step(setup: Setup, calibration: Calibration) -> StepTime:
@@ -78,8 +96,11 @@ def _step(setup: Setup, calibration: Calibration) -> StepTime:
 
 
 def price_stage_memory(setup: Setup, stage: int, calibration: Calibration, factor: float | None = None) -> StageMemory:
-    """Return the memory of a rank of `stage`, corrected by `factor`; default: that of the measured neighbours."""
+    """Return the memory of a rank of `stage`, corrected by `factor`; default: that of the measured neighbours. Nothing
+    corrects what is counted."""
+    memory = predict_stage_memory(setup, stage, calibration.constants, calibration.gpu)
+    if is_own(setup):
+        return memory
     if factor is None:
         factor, _ = calibration.memory_neighbours.look_up(point_of(setup))
-    memory = predict_stage_memory(setup, stage, calibration.constants, calibration.gpu)
-    return StageMemory(stage, memory.state_gib, memory.need_gib, memory.predicted_gib * factor)
+    return replace(memory, predicted_gib=memory.predicted_gib * factor)

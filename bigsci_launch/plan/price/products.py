@@ -19,6 +19,10 @@ scaling and casts cost time per activation, and products per activation and widt
 as `ExpertShare`, from Llama-3 8B to Nemotron-4 340B."""
 
 
+_FP8_GAINS = {"B200": 1.2, "B300": 1.15, "GB300": 1.2}
+"""What the fp8 products of newer GPUs reach beyond that, by the beginning of the GPU's name."""
+
+
 @dataclass(frozen=True, slots=True)
 class ExpertShare:
     """Efficiency of experts' products relative to that of one large product: `wide` that of very wide experts,
@@ -83,7 +87,8 @@ def attention_peak(setup: Setup, gpu: GpuModel) -> float:
 def product_peak(setup: Setup, gpu: GpuModel) -> float:
     """Return the peak FLOP/s of a layer's matrix products, in units of the efficiency of bf16."""
     if gpu.fp8_tflops and setup.precision == "fp8":
-        return FP8_SHARE / (1 + FP8_HALF_WIDTH / setup.shape.hidden_size) * gpu.fp8_tflops * 1e12
+        share = FP8_SHARE * _FP8_GAINS.get(gpu.family, 1.0) / (1 + FP8_HALF_WIDTH / setup.shape.hidden_size)
+        return share * gpu.fp8_tflops * 1e12
     return attention_peak(setup, gpu)
 
 

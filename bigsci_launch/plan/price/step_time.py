@@ -111,12 +111,12 @@ def _total(work: StepWork, pieces: _Pieces) -> float:
     slowest = max(max(stages) * pieces.layer, stages[-1] * pieces.layer + pieces.head)
     rest = (sum(stages) * pieces.layer + pieces.head - slowest) / work.rounds
     pipeline = (work.num_micro_batches - 1) * (slowest + pieces.hop) + slowest + rest + (len(stages) - 1) * pieces.hop
-    return pipeline + pieces.step + _exposed(slowest, pieces.hidden_step)
+    return pipeline + pieces.step + _exposed(work.hiding_micro_batches * slowest, pieces.hidden_step)
 
 
-def _exposed(micro_batch: float, hidden: float) -> float:
-    """Return what is left of a reduction that runs during the last micro batch."""
-    return _at_once(micro_batch, hidden) - micro_batch if hidden else 0.0
+def _exposed(computing: float, hidden: float) -> float:
+    """Return what is left of a reduction that runs during some seconds of computing."""
+    return _at_once(computing, hidden) - computing if hidden else 0.0
 
 
 def layer_and_head_seconds(work: StepWork, constants: Constants) -> tuple[float, float]:
@@ -137,7 +137,8 @@ def predict_step(work: StepWork, constants: Constants, drift_from: int | None = 
     stage_seconds[-1] += pieces.head
     slowest = stage_seconds.index(max(stage_seconds))
     seconds = _total(work, pieces)
-    pipeline = seconds - pieces.step - _exposed(stage_seconds[slowest], pieces.hidden_step)
+    pipeline = seconds - pieces.step
+    pipeline -= _exposed(work.hiding_micro_batches * stage_seconds[slowest], pieces.hidden_step)
     return StepTime(
         seconds=seconds * factor,
         terms=tuple(term * factor for term in _terms(work, rates, pieces, slowest)),
@@ -158,7 +159,8 @@ def _terms(work: StepWork, rates: tuple[float, ...], pieces: _Pieces, slowest: i
     )
     hop = [amount * rate for amount, rate in zip(work.hop, _hop_rates(work, rates), strict=True)]
     longest = stages[slowest] * pieces.layer + (pieces.head if slowest == len(stages) - 1 else 0.0)
-    exposed = _exposed(longest, pieces.hidden_step) / pieces.hidden_step if pieces.hidden_step else 0.0
+    computing = work.hiding_micro_batches * longest
+    exposed = _exposed(computing, pieces.hidden_step) / pieces.hidden_step if pieces.hidden_step else 0.0
     has_head = float(slowest == len(stages) - 1)
     # Of the longest stage all micro batches, of the others the share with which the pipeline fills and drains.
     layers = (m - 1 / work.rounds) * stages[slowest] + sum(stages) / work.rounds

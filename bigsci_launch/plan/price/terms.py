@@ -11,14 +11,15 @@ TERMS = (
     "memory traffic",
     "NVLink",
     "network",
+    "messages",
     "misaligned heads",
 )
 
-WorkByTerm = tuple[float, float, float, float, float, float, float]
+WorkByTerm = tuple[float, float, float, float, float, float, float, float]
 """Products and attention in seconds at the peak rate, launches in 1e-3 of the overhead of a layer, traffic in TB,
-NVLink and network in GB, misaligned attention in seconds at the peak rate."""
+NVLink and network in GB, messages in 1e6 that wait for each other, misaligned attention in seconds at the peak rate."""
 
-NO_WORK: WorkByTerm = (0.0,) * 7
+NO_WORK: WorkByTerm = (0.0,) * 8
 LAUNCHES, NETWORK = TERMS.index("launch overhead"), TERMS.index("network")
 
 
@@ -29,15 +30,16 @@ def work_of(
     traffic: float = 0.0,
     nvlink: float = 0.0,
     network: float = 0.0,
+    messages: float = 0.0,
     misaligned: float = 0.0,
 ) -> WorkByTerm:
-    """Return work with these amounts; `launches` counts layers."""
-    return (products, attention, launches / 1e3, traffic, nvlink, network, misaligned)
+    """Return work with these amounts; `launches` counts layers, `messages` those that wait for each other."""
+    return (products, attention, launches / 1e3, traffic, nvlink, network, messages / 1e6, misaligned)
 
 
 def add_work(one: WorkByTerm, other: WorkByTerm) -> WorkByTerm:
-    a, b, c, d, e, f, g = (left + right for left, right in zip(one, other, strict=True))
-    return (a, b, c, d, e, f, g)
+    a, b, c, d, e, f, g, h = (left + right for left, right in zip(one, other, strict=True))
+    return (a, b, c, d, e, f, g, h)
 
 
 def rates_of(constants: Constants) -> tuple[float, ...]:
@@ -49,6 +51,7 @@ def rates_of(constants: Constants) -> tuple[float, ...]:
         1 / constants.hbm_tb_per_s,
         1 / constants.nvlink_gb_per_s,
         1 / constants.network_gb_per_s,
+        constants.message_us,
         constants.misaligned_heads,
     )
 

@@ -12,14 +12,15 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from bigsci_launch.config.schema.run import Activation, Norm, Positions, RunConfig
-from bigsci_launch.config.schema.technique import Framework
+from bigsci_launch.config.schema.technique import ExpertProducts, Framework
 from bigsci_launch.plan.shape.partition import Layer, PartitionRule, Stages, cut_layers
 
 
 @dataclass(frozen=True, slots=True)
 class Experts:
     """A mixture of experts: how many, how many a token visits, the width of one and of all shared ones, the first
-    layers without them, and the share of tokens that an expert accepts (None: all that come)."""
+    layers without them, the share of tokens that an expert accepts (None: all that come), and whether one kernel does
+    the products of all or a loop does one after the other (None: what the framework usually does)."""
 
     count: int
     per_token: int
@@ -27,6 +28,7 @@ class Experts:
     shared_ffn_hidden_size: int = 0
     dense_layers: int = 0
     capacity_factor: float | None = None
+    products: ExpertProducts | None = None
 
 
 @dataclass(frozen=True, slots=True)

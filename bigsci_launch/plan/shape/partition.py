@@ -93,6 +93,8 @@ def cut_layers(
 def cut_at_counts(layers: Sequence[Layer], counts: Sequence[int], num_stages: int) -> tuple[int, ...]:
     """Return bounds such that stage i has `counts[i]` transformer layers; each stage but the first begins with one.
 
+    What follows the layers is on the last stage, even if that has none.
+
     Raises:
         ValueError: the counts are for another number of stages or layers.
     """
@@ -101,6 +103,7 @@ def cut_at_counts(layers: Sequence[Layer], counts: Sequence[int], num_stages: in
         raise ValueError(
             f"the method names {sum(counts)} layers on {len(counts)} stages; there are {len(places)} on {num_stages}"
         )
+    places.append(places[-1] + 1)
     firsts = list(accumulate(counts))[:-1]
     return (0, *(places[first] for first in firsts), len(layers))
 

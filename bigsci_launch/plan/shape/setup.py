@@ -11,12 +11,25 @@ from bigsci_launch.config.check import foreign_axes
 from bigsci_launch.config.checks.technique import foreign_keys
 from bigsci_launch.config.micro_batches import assumed_size
 from bigsci_launch.config.schema.run import RunConfig
-from bigsci_launch.config.schema.technique import Attention, Framework, Hidden, Precision, Schedule, ZeroStage
+from bigsci_launch.config.schema.technique import (
+    Attention,
+    Framework,
+    Hidden,
+    Kernels,
+    LossKernel,
+    Precision,
+    Schedule,
+    ZeroStage,
+)
 from bigsci_launch.errors import ConfigError
 from bigsci_launch.plan.shape.parameters import ModelShape, cut_model
 from bigsci_launch.plan.shape.partition import PartitionRule
 from bigsci_launch.topology import Topology
 
+OPTIMIZER_BYTES = 12.0
+"""Bytes per parameter of AdamW's state: an fp32 master and two moments."""
+
+UNEVEN = "uneven pipelines are not priced before they run; the log has the planned time of a step"
 UNPRICED = "name the framework that the program of run.command uses; without it, nothing is priced"
 
 
@@ -37,14 +50,19 @@ class Technique:
     schedule: Schedule = "1f1b"
     chunks_per_rank: int = 1
     overlap: frozenset[Hidden] = frozenset()
+    kernels: Kernels = "eager"
+    loss: LossKernel = "fused"
+    optimizer_bytes: float = OPTIMIZER_BYTES
 
     @classmethod
     def of_config(cls, config: RunConfig) -> Technique:
         """Return the technique that a run file describes."""
         parallelism, recomputed = config.parallelism, config.training.activation_checkpointing
+        framework = config.run.framework
         is_selective = recomputed == "selective"
         return cls(
             attention=config.training.attention,
+            kernels="compiled" if config.training.compile else config.training.kernels or usual_kernels(framework),
             recomputation="selective" if is_selective else "full" if recomputed else "none",
             recomputed_layers=None if isinstance(recomputed, (bool, str)) else recomputed,
             sequence_parallel=parallelism.sequence_parallel,
@@ -52,10 +70,24 @@ class Technique:
             shard_group_size=parallelism.shard_group_size,
             schedule=parallelism.schedule,
             chunks_per_rank=parallelism.chunks_per_rank,
-            overlap=usual_overlap(config.run.framework, parallelism.zero_stage)
+            overlap=usual_overlap(framework, parallelism.zero_stage)
             if parallelism.overlap is None
             else frozenset(parallelism.overlap),
+            loss=config.training.loss or usual_loss(framework),
+            optimizer_bytes=OPTIMIZER_BYTES
+            if config.training.optimizer_bytes is None
+            else config.training.optimizer_bytes,
         )
+
+
+def usual_kernels(framework: Framework | None) -> Kernels:
+    """Return the kernels of a program that does not say which it has."""
+    return "compiled" if framework in ("megatron", "torchtitan") else "eager"
+
+
+def usual_loss(framework: Framework | None) -> LossKernel:
+    """Return the loss of a program that does not say which it has."""
+    return "plain" if framework in ("fsdp", "other") else "fused"
 
 
 def usual_overlap(framework: Framework | None, zero_stage: ZeroStage) -> frozenset[Hidden]:
@@ -88,6 +120,8 @@ class Setup:
     has_fp32_gradients: bool = True
     technique: Technique = Technique()
     has_blocking_launches: bool = False
+    has_dropout: bool = False
+    is_compiled: bool = False
     partition_rule: PartitionRule = PartitionRule.BALANCE
     framework: Framework = "bsl"
     expert_shards: int = 1
@@ -105,12 +139,22 @@ class Setup:
             ranks_per_node=ranks_per_node,
             partition_method=config.parallelism.partition_method,
             precision=config.training.precision,
-            has_fp32_gradients=config.training.precision in ("bf16", "fp8"),
+            has_fp32_gradients=config.training.precision in ("bf16", "fp8") and config.training.gradients != "bf16",
             technique=Technique.of_config(config),
             has_blocking_launches=_is_blocking(config),
+            has_dropout=config.model.dropout > 0,
+            is_compiled=config.training.compile,
             framework=config.run.framework or "bsl",
             expert_shards=config.parallelism.expert_shards * topology["ep"],
         )
+
+    @property
+    def loops_over_experts(self) -> bool:
+        """Whether the host launches the kernels of one expert after the other."""
+        experts = self.shape.experts
+        if experts is None or experts.products is not None:
+            return experts is not None and experts.products == "loop"
+        return self.framework in ("deepspeed", "fsdp")
 
     @property
     def num_nodes(self) -> int:
@@ -141,6 +185,16 @@ class Setup:
             return 4.0
         layers = self.shape.num_layers / self.topology.pp
         return 3.0 + min(1.0, technique.recomputed_layers / layers)
+
+    @property
+    def stream_elements(self) -> int:
+        """Elements of the residual stream of a micro-batch."""
+        return self.tokens_per_micro_batch * self.shape.hidden_size
+
+    @property
+    def stream_part(self) -> float:
+        """Elements of this rank's part of the stream: with sequence parallelism, ranks of tp share it out."""
+        return self.stream_elements / (self.topology.tp if self.technique.sequence_parallel else 1)
 
     @property
     def tokens_per_micro_batch(self) -> int:
@@ -176,9 +230,11 @@ class Setup:
 
 
 def require_framework(config: RunConfig) -> None:
-    """Raise ConfigError for a run of another program whose framework is not said, since it cannot be priced."""
-    if not is_priced(config):
-        hint = "--set run.framework=megatron; or deepspeed, torchtitan, fsdp"
+    """Raise ConfigError for a run that cannot be priced: of another program whose framework is not said, or uneven."""
+    if config.parallelism.engine == "uneven":
+        raise ConfigError(f"parallelism.engine: {UNEVEN}", hint="--set parallelism.engine=deepspeed")
+    if unpriced(config):
+        hint = "--set run.framework=megatron; or deepspeed, torchtitan, fsdp, other"
         raise ConfigError(f"run.framework: {UNPRICED}", hint=hint)
 
 
@@ -202,9 +258,11 @@ def require_plain(config: RunConfig) -> None:
         )
 
 
-def is_priced(config: RunConfig) -> bool:
-    """Return whether it is known which framework trains."""
-    return config.run.starts_trainer or config.run.framework is not None
+def unpriced(config: RunConfig) -> str | None:
+    """Return why a run is not priced, or None: it is not known which framework trains, or its pipelines are uneven."""
+    if config.parallelism.engine == "uneven":
+        return UNEVEN
+    return None if config.run.starts_trainer or config.run.framework else UNPRICED
 
 
 def program_needed(config: RunConfig) -> str | None:

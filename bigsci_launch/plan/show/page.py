@@ -21,6 +21,7 @@ from bigsci_launch.plan.show.report import (
     REFUSED_COLUMNS,
     calibration_line,
     hardware_lines,
+    memory_lines,
     model_line,
     refused_cells,
     summary_line,
@@ -49,7 +50,7 @@ table { border-collapse: collapse; font-size: 13px; } td, th { padding: 3px 9px;
 .wide { overflow-x: auto; } .pair { display: flex; flex-wrap: wrap; gap: 16px; }
 svg { max-width: 100%; height: auto; } .full svg { width: 100%; } svg text { font-size: 11px; fill: var(--soft); }
 svg .label { text-anchor: middle; } .grid { stroke: var(--line); } .limit { stroke: #c0392b; stroke-dasharray: 5 4; }
-.fits { fill: #2d7dd2; } .best { fill: none; stroke: #1b9e5a; stroke-width: 3; }
+.fits { fill: #2d7dd2; } .doubtful { fill: #c79a1e; } .best { fill: none; stroke: #1b9e5a; stroke-width: 3; }
 .mine { fill: none; stroke: #e69f00; stroke-width: 3; } .oom { stroke: #c0392b; stroke-width: 1.6; fill: none; }
 .refused { stroke: #8a94a0; stroke-width: 1.2; fill: none; opacity: .55; }
 .time { fill: #2d7dd2; } .memory { fill: #7a5ea8; } .batch, .speed { fill: none; stroke: #2d7dd2; stroke-width: 2; }
@@ -96,12 +97,13 @@ def _sections(answer: Answer, result: SearchResult, calibration: Calibration) ->
         f"<p>{escape(summary_line(result))}</p>",
     ]
     shown = reference_plans(answer)
-    if result.plans or result.out_of_memory:
+    if result.plans or result.doubtful or result.out_of_memory:
         parts += ["<h2>Time against memory</h2>", _SCATTER_KEY, _time_against_memory(answer, result, calibration)]
     if result.plans:
-        columns, rows = plan_table(answer, result.plans[:SHOWN_PLANS])
+        columns, rows = plan_table(answer, result.listed(SHOWN_PLANS))
         meaning = throughput_line(answer.request.configured, calibration.gpu)
-        parts += ["<h2>The best plans</h2>", table(columns, rows, OPTIONAL), f'<p class="soft">{escape(meaning)}</p>']
+        parts += ["<h2>The best plans</h2>", table(columns, rows, OPTIONAL)]
+        parts += [f'<p class="soft">{escape(line)}</p>' for line in (meaning, *memory_lines(result))]
     parts += _timelines(shown)
     for plan in shown:
         parts += _balance(plan, calibration)
@@ -126,6 +128,7 @@ def _key(entries: Sequence[tuple[str, str]], remark: str = "") -> str:
 _SCATTER_KEY = _key(
     (
         ("background:#2d7dd2", "fits"),
+        ("background:#c79a1e", "doubtful"),
         ("background:#c0392b", "runs out of memory"),
         ("background:#8a94a0", "refused, but priced"),
         ("border:3px solid #1b9e5a", "best"),
@@ -150,11 +153,12 @@ def _timelines(plans: Sequence[Plan]) -> list[str]:
 
 
 def _time_against_memory(answer: Answer, result: SearchResult, calibration: Calibration) -> str:
-    every = [*result.plans, *result.out_of_memory]
+    every = [*result.plans, *result.doubtful, *result.out_of_memory]
     fastest = min(plan.price.seconds for plan in result.plans or every)
     markers = [
         *_refused_markers(result, calibration),
         *(_plan_marker(plan, "oom", "cross") for plan in result.out_of_memory),
+        *(_plan_marker(plan, "doubtful", "dot") for plan in result.doubtful),
         *(_plan_marker(plan, "fits", "dot") for plan in result.plans),
     ]
     if result.plans:

@@ -6,6 +6,7 @@ from typing import Any
 
 from bigsci_launch.plan.choose.answer import Answer, PlanRequest
 from bigsci_launch.plan.choose.search import Plan, SearchResult
+from bigsci_launch.plan.choose.variations import Variation
 from bigsci_launch.plan.price.calibration import UNCALIBRATED_BAND, Calibration
 from bigsci_launch.plan.price.hardware import assumed_line
 from bigsci_launch.plan.price.held import expert_shard_ranks, expert_weights, shard_ranks
@@ -52,6 +53,11 @@ def hardware_lines(setup: Setup, calibration: Calibration) -> list[str]:
     lines = [assumed] if assumed else []
     if setup.precision == "fp8" and gpu.fp8_tflops is None:
         lines.append(f"{gpu.name} has no fp8, or its rate is unknown (gpu.fp8_tflops): products are priced as in bf16")
+    if setup.loops_over_experts:
+        lines.append(
+            "a loop over the experts of a rank, one after the other: mostly launches, priced roughly; "
+            "model.experts.products: grouped, if one kernel does them all"
+        )
     return lines
 
 
@@ -85,9 +91,16 @@ def calibration_line(calibration: Calibration, setup: Setup) -> str:
     if not errors.pairs:
         return f"calibrated on {basis}, too few to know the error"
     mean, most = 100 * errors.mean, 100 * errors.quantile(0.9)
+    guessed = calibration.guessed_terms(setup)
     return (
         f"calibrated on {basis}; predicting each from the others gives a mean error of {mean:.1f} %, 9 of 10 within "
         f"{most:.1f} %"
+        + (
+            f"; they had {calibration.attention} attention, this run has {setup.technique.attention}: "
+            f"{' and '.join(guessed)} are guesses, so the bands are wider"
+            if guessed
+            else ""
+        )
     )
 
 
@@ -142,15 +155,53 @@ def result_lines(answer: Answer, result: SearchResult) -> list[str]:
     lines = []
     if result.plans and calibration:
         lines += [throughput_line(answer.request.configured, calibration.gpu), best_line(result.plans[0])]
+    lines += memory_lines(result)
     lines.append(f"{summary_line(result)} (--rejected lists them)")
     rank = rank_of(result, answer.configured.setup) if answer.configured else None
     if rank:
         lines.append(f"the configured layout is number {rank} of {len(result.plans)}")
-    elif answer.configured and answer.configured.price.is_out_of_memory:
-        lines.append("the configured layout runs out of memory")
+    elif answer.configured and not answer.configured.price.is_safe:
+        lines.append(f"the configured layout needs {_need(answer.configured)}: {answer.configured.price.fit}")
     elif answer.configured:
         lines.append("the configured layout uses another number of nodes")
+    if answer.variation and calibration:
+        lines.append(variation_line(answer.variation, result, calibration))
     return lines
+
+
+def variation_line(variation: Variation, result: SearchResult, calibration: Calibration) -> str:
+    """Return what keys that the search leaves alone would gain."""
+    setup, seconds = variation.plan.setup, variation.plan.price.seconds
+    tokens = throughput_of(setup, seconds, calibration.gpu).tokens_per_second
+    if not result.plans:
+        return f"this fits: {_set(variation)}: {setup.topology} micro batch {setup.micro_batch_size}"
+    gain = result.plans[0].likely_days / variation.plan.likely_days - 1
+    return (
+        f"another technique is faster by {100 * gain:.0f} %: {_set(variation)}: {setup.topology} micro batch "
+        f"{setup.micro_batch_size}, {seconds:.3g} s a step, {tokens:.0f} tok/s/GPU, {_need(variation.plan)}"
+    )
+
+
+def _set(variation: Variation) -> str:
+    return " ".join(f"--set {key}" for key in variation.keys)
+
+
+def memory_lines(result: SearchResult) -> list[str]:
+    """Return what the words next to the memory of a plan mean, if there are any."""
+    lines = []
+    if any(plan.price.fit == "tight" for plan in result.plans):
+        lines.append("tight: it fits, but by less than the error of the estimate")
+    if result.doubtful:
+        first = result.doubtful[0]
+        lines.append(
+            "doubtful: it needs more than the GPU has, by less than the error of the estimate, and is not ranked: "
+            f"{first.setup.topology} micro batch {first.setup.micro_batch_size}, {_need(first)}; try ten steps of it"
+        )
+    return lines
+
+
+def _need(plan: Plan) -> str:
+    return f"{plan.price.need_gib:.0f} GiB"
 
 
 def out_of_memory_hint(setup: Setup) -> str:
@@ -188,10 +239,11 @@ def rank_of(result: SearchResult, setup: Setup) -> int | None:
 
 
 def summary_line(result: SearchResult) -> str:
-    """Return how many setups fit, run out of memory, or are refused."""
+    """Return how many setups fit, are in doubt, run out of memory, or are refused."""
     refused = sum(entry.count for entry in result.refused)
+    doubtful = f"{len(result.doubtful)} are doubtful, " if result.doubtful else ""
     return (
-        f"{len(result.plans)} plans fit, {len(result.out_of_memory)} run out of memory, "
+        f"{len(result.plans)} plans fit, {doubtful}{len(result.out_of_memory)} run out of memory, "
         f"{refused} are refused by {_several(len(result.refused), 'rule')}"
     )
 
@@ -204,9 +256,7 @@ def refused_cells(result: SearchResult) -> list[tuple[str, ...]]:
     ]
     if result.out_of_memory:
         first = result.out_of_memory[0]
-        example = (
-            f"{first.setup.topology} micro batch {first.setup.micro_batch_size}: {first.price.need_gib:.0f} GiB needed"
-        )
+        example = f"{first.setup.topology} micro batch {first.setup.micro_batch_size}: {_need(first)} needed"
         rows.append(("memory", str(len(result.out_of_memory)), "the needed memory fits the GPU", "predicted", example))
     return rows
 
@@ -240,6 +290,7 @@ def plan_document(plan: Plan, calibration: Calibration) -> dict[str, Any]:
             "need": price.need_gib,
             "gpu": calibration.gpu.memory_gib,
         },
+        "fit": price.fit,
         "out_of_memory": price.is_out_of_memory,
         "bubble": price.bubble,
         "terms": dict(zip(TERM_NAMES, price.terms, strict=True)),
@@ -265,6 +316,9 @@ def answer_document(answer: Answer, top: int) -> dict[str, Any]:
         "rank_of_configured": rank_of(result, configured.setup) if configured else None,
         "num_plans": len(result.plans),
         "plans": [plan_document(plan, calibration) for plan in result.plans[:top]],
+        "variation": _variation_document(answer.variation, calibration),
+        "num_doubtful": len(result.doubtful),
+        "doubtful": [plan_document(plan, calibration) for plan in result.doubtful[:top]],
         "num_out_of_memory": len(result.out_of_memory),
         "out_of_memory": [plan_document(plan, calibration) for plan in result.out_of_memory[:top]],
         "refused": [
@@ -272,6 +326,10 @@ def answer_document(answer: Answer, top: int) -> dict[str, Any]:
             for entry in result.refused
         ],
     }
+
+
+def _variation_document(variation: Variation | None, calibration: Calibration) -> dict[str, Any] | None:
+    return {"set": list(variation.keys), **plan_document(variation.plan, calibration)} if variation else None
 
 
 def request_document(request: PlanRequest, calibration: Calibration | None = None) -> dict[str, Any]:

@@ -21,9 +21,9 @@ _BETWEEN, _MARGIN = 3, 2
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A plan with its rank and the calibration that priced it."""
+    """A plan with its rank, `?` if it is doubtful, and the calibration that priced it."""
 
-    rank: int
+    rank: str
     plan: Plan
     calibration: Calibration
 
@@ -60,7 +60,8 @@ def _memory(row: Row) -> str:
     setup, price = row.plan.setup, row.plan.price
     middle = price_stage_memory(setup, setup.topology.pp // 2, row.calibration)
     stages = (price.first_stage, middle, price.last_stage)
-    return "/".join(f"{stage.predicted_gib:.0f}" for stage in stages)
+    figures = "/".join(f"{stage.predicted_gib:.0f}" for stage in stages)
+    return figures if price.fit == "fits" else f"{figures} {price.fit}"
 
 
 def _method(row: Row) -> str:
@@ -78,7 +79,7 @@ SHAPE = PlanColumn(
     ">L/heads", lambda row: f"{row.plan.setup.shape.num_layers}/{row.plan.setup.shape.num_attention_heads}"
 )
 COLUMNS = (
-    PlanColumn(">#", lambda row: str(row.rank)),
+    PlanColumn(">#", lambda row: row.rank),
     PlanColumn(">tp", _axis("tp")),
     PlanColumn(">pp", _axis("pp")),
     PlanColumn(">dp", _axis("dp")),
@@ -87,12 +88,12 @@ COLUMNS = (
     PlanColumn("stages", lambda row: describe_stages(row.plan.setup.layers_per_stage), 3),
     PlanColumn(">s/step", _seconds),
     PlanColumn(">tok/s/GPU", _tokens, 1),
-    PlanColumn(">MFU", _mfu),
+    PlanColumn(">MFU", _mfu, 0),
     PlanColumn(">TFLOP/s", lambda row: f"{_throughput(row).hardware_tflops:.0f}", 4),
     PlanColumn(">GiB", _memory),
     PlanColumn(">bubble", lambda row: f"{100 * row.plan.price.bubble:.0f}%", 5),
     PlanColumn(">days", lambda row: f"{row.plan.days:.1f}", 6),
-    PlanColumn(">3 of 4", lambda row: f"{row.plan.likely_days:.1f}"),
+    PlanColumn(">3 of 4", lambda row: f"{row.plan.likely_days:.1f}", 0),
 )
 OPTIONAL = tuple(column.heading for column in COLUMNS if (column.left_out or 0) > 2)
 """Headings of the columns that the narrow screen of a telephone has no room for."""
@@ -106,7 +107,7 @@ def plan_table(
     Nodes and shapes are shown only if they vary, cp and ep only if they are more than 1.
     """
     calibration, configured = answer.request.calibration or Calibration(), answer.request.configured
-    rows = [Row(rank, plan, calibration) for rank, plan in enumerate(plans, 1)]
+    rows = [Row(str(rank) if plan.price.is_safe else "?", plan, calibration) for rank, plan in enumerate(plans, 1)]
     first, *others = COLUMNS
     shown = [first, *_varying(plans, configured), *_other_axes(configured), *others]
     cells = {column.heading: [column.cell(row) for row in rows] for column in shown}

@@ -13,7 +13,7 @@ from functools import cached_property
 from bigsci_launch.errors import ConfigError
 from bigsci_launch.plan.price.calibration import Calibration
 from bigsci_launch.plan.price.count import count_work
-from bigsci_launch.plan.price.memory import count_memory, is_out_of_memory, weigh_memory
+from bigsci_launch.plan.price.memory import count_memory, judge_fit, weigh_memory
 from bigsci_launch.plan.price.neighbours import point_of
 from bigsci_launch.plan.price.step_time import drift_on, hop_seconds, layer_and_head_seconds
 from bigsci_launch.plan.price.terms import rates_of, weigh_work
@@ -127,7 +127,9 @@ class Replica:
     def _is_too_much(self, setup: Setup, stage: int, num_layers: int) -> bool:
         found = self.calibration
         need, _ = weigh_memory(count_memory(setup, stage, num_layers), found.constants, found.gpu)
-        return is_out_of_memory(need, found.gpu, is_measured=bool(found.memory_neighbours.points))
+        is_known = found.knows_need_of(setup)
+        fit = judge_fit(setup, need, found.gpu, is_known=is_known)
+        return fit == "does not fit" or (fit == "doubtful" and not is_known)
 
     @cached_property
     def model_bytes(self) -> ModelBytes:

@@ -242,16 +242,15 @@ def test_elsewhere_a_calibration_is_a_guess(jean_zay: Calibration, chronicle: li
             setup,
         ),
         "measured with deepspeed, not with megatron": (own, replace(setup, framework="megatron")),
-        "measured with unfused attention, not with fused": (
-            own,
-            replace(setup, technique=replace(setup.technique, attention="fused")),
-        ),
     }
     for said, (calibration, asked) in others.items():
         price = price_setup(asked, calibration)
         assert (price.band, price.closeness) == (UNCALIBRATED_BAND, 0.0), said
         assert list(calibration.differences(asked)) == [said]
     assert price_setup(replace(setup, framework="bsl"), own).band < 0.1
+    fused = replace(setup, technique=replace(setup.technique, attention="fused"))
+    assert (list(own.differences(fused)), set(own.guessed_terms(fused))) == ([], {"attention", "memory traffic"})
+    assert not own.guessed_terms(setup)
 
 
 def test_the_network_is_that_of_the_present_site(jean_zay: Calibration) -> None:
@@ -259,11 +258,13 @@ def test_the_network_is_that_of_the_present_site(jean_zay: Calibration) -> None:
         jean_zay.at_site("jean-zay-a100-2022", replace(jean_zay.gpu, network_gb_per_s=rate)) for rate in (50.0, 100.0)
     )
     assert same.constants == jean_zay.constants
-    expected = priors_for(upgraded.gpu).network_gb_per_s
-    assert jean_zay.constants.network_gb_per_s < 16 < expected
+    there = priors_for(upgraded.gpu)
+    assert jean_zay.constants.network_gb_per_s < 16 < there.network_gb_per_s
     for other in (upgraded, jean_zay.at_site("new", upgraded.gpu)):
         assert other.gpu.network_gb_per_s == 100
-        assert other.constants == replace(jean_zay.constants, network_gb_per_s=expected)
+        assert other.constants == replace(
+            jean_zay.constants, network_gb_per_s=there.network_gb_per_s, message_us=there.message_us
+        )
     unsaid = replace(jean_zay.gpu, network_gb_per_s=200.0, assumed=("network_gb_per_s",))
     assert jean_zay.at_site("jean-zay-a100-2022", unsaid).gpu == jean_zay.gpu
     assert jean_zay.at_site("new", unsaid).gpu.assumed == ("network_gb_per_s",)

@@ -97,7 +97,9 @@ def test_megatron_of_today_is_read_as_what_it_is(read: Read) -> None:
     )
     assert measured.setup.topology == Topology(tp=4, pp=2, dp=1)
     assert (measured.setup.micro_batch_size, measured.setup.global_batch_size) == (1, 512)
-    assert measured.setup.technique == Technique("fused", "selective", sequence_parallel=True, zero_stage=1)
+    assert measured.setup.technique == Technique(
+        "fused", "selective", sequence_parallel=True, zero_stage=1, kernels="compiled"
+    )
     assert (measured.setup.precision, measured.setup.framework) == ("bf16", "megatron")
 
 
@@ -107,29 +109,32 @@ EVERY_LAYER = {"recompute_granularity": "full", "recompute_method": "block", "re
 @pytest.mark.parametrize(
     ("changes", "technique"),
     [
-        ({"recompute_granularity": "None"}, Technique(sequence_parallel=True)),
+        ({"recompute_granularity": "None"}, Technique(sequence_parallel=True, kernels="compiled")),
         (
             {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": "1"},
-            Technique(recomputation="full", sequence_parallel=True),
+            Technique(recomputation="full", sequence_parallel=True, kernels="compiled"),
         ),
-        (EVERY_LAYER, Technique(recomputation="full", recomputed_layers=3, sequence_parallel=True)),
+        (EVERY_LAYER, Technique(recomputation="full", recomputed_layers=3, sequence_parallel=True, kernels="compiled")),
         (
             {**EVERY_LAYER, "num_layers_per_virtual_pipeline_stage": "14"},
-            Technique("fused", "full", 6, True, 1, None, "interleaved", 2),
+            Technique("fused", "full", 6, True, 1, None, "interleaved", 2, kernels="compiled"),
         ),
         (
             {"overlap_grad_reduce": "True", "tp_comm_overlap": "True", "use_distributed_optimizer": "False"},
-            Technique("fused", "selective", None, True, 0, overlap=frozenset(("data", "tensor"))),
+            Technique("fused", "selective", None, True, 0, overlap=frozenset(("data", "tensor")), kernels="compiled"),
         ),
         (
             {"use_megatron_fsdp": "True", "data_parallel_sharding_strategy": "optim_grads_params"},
-            Technique("fused", "selective", None, True, 3),
+            Technique("fused", "selective", None, True, 3, kernels="compiled"),
         ),
-        ({"use_megatron_fsdp": "True"}, Technique("fused", "selective", None, True, 0)),
-        ({"attention_backend": "AttnBackend.unfused"}, Technique("unfused", "selective", None, True)),
+        ({"use_megatron_fsdp": "True"}, Technique("fused", "selective", None, True, 0, kernels="compiled")),
+        (
+            {"attention_backend": "AttnBackend.unfused"},
+            Technique("unfused", "selective", None, True, kernels="compiled"),
+        ),
         (
             {"transformer_impl": "local", "use_flash_attn": "False", "sequence_parallel": "False"},
-            Technique("unfused", "selective"),
+            Technique("unfused", "selective", kernels="compiled"),
         ),
     ],
 )
@@ -251,7 +256,11 @@ def test_torchtitan_describes_itself(read: Read) -> None:
     assert measured.setup.topology == Topology(dp=8)
     assert measured.setup.framework == "torchtitan"
     assert measured.setup.technique == Technique(
-        recomputation="selective", zero_stage=3, overlap=frozenset(("data",)), sequence_parallel=False
+        recomputation="selective",
+        zero_stage=3,
+        overlap=frozenset(("data",)),
+        sequence_parallel=False,
+        kernels="compiled",
     )
 
 
@@ -265,7 +274,16 @@ def test_torchtitan_with_a_pipeline_and_several_copies(read: Read, refusal: Call
     assert setup.topology == Topology(tp=2, pp=2, dp=8, cp=2)
     assert (setup.micro_batch_size, setup.global_batch_size, setup.precision) == (1, 64, "fp8")
     assert setup.technique == Technique(
-        "fused", "full", None, True, 2, 8, "interleaved", 2, overlap=frozenset(("data",))
+        "fused",
+        "full",
+        None,
+        True,
+        2,
+        8,
+        "interleaved",
+        2,
+        overlap=frozenset(("data",)),
+        kernels="compiled",
     )
     assert setup.layers_per_stage == (8 + 8, 9 + 7)
     zero_bubble = text.replace("Interleaved1F1B", "ZBVZeroBubble") + TITAN_STEPS
@@ -359,7 +377,16 @@ def test_nemo_prints_a_model_of_megatron(read: Read, refusal: Callable[[str], st
     assert (setup.topology, setup.global_batch_size) == (Topology(tp=4, pp=2, dp=2), 128)
     assert (setup.framework, setup.precision, setup.ranks_per_node) == ("megatron", "bf16", 8)
     assert setup.technique == Technique(
-        "fused", "none", None, True, 1, None, "interleaved", 5, overlap=frozenset(("data", "tensor"))
+        "fused",
+        "none",
+        None,
+        True,
+        1,
+        None,
+        "interleaved",
+        5,
+        overlap=frozenset(("data", "tensor")),
+        kernels="compiled",
     )
     partly = NEMO_CONFIG.replace("sequence_parallel: true", "activations_checkpoint_layers_per_pipeline: 2")
     assert "activations_checkpoint_layers_per_pipeline: 2 is not modelled" in refusal(partly + NEMO_STEPS)

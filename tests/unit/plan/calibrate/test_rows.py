@@ -93,9 +93,11 @@ def test_a_framework_brings_its_own_defaults() -> None:
         setup(framework="megatron", precision=""),
         setup(framework="torchtitan", pp="1", gpus="64", nodes="8"),
     )
-    assert megatron.technique == Technique(sequence_parallel=True, overlap=frozenset(("data",)))
+    assert megatron.technique == Technique(sequence_parallel=True, overlap=frozenset(("data",)), kernels="compiled")
     assert (megatron.precision, megatron.has_fp32_gradients) == ("bf16", True)
-    assert titan.technique == Technique(zero_stage=3, sequence_parallel=True, overlap=frozenset(("data",)))
+    assert titan.technique == Technique(
+        zero_stage=3, sequence_parallel=True, overlap=frozenset(("data",)), kernels="compiled"
+    )
     assert titan.shape.vocab_size_multiple == 1
     assert setup(framework="deepspeed").technique == Technique(zero_stage=1)
     # What is assumed of rows that do not say it, is not assumed of another program.
@@ -139,7 +141,16 @@ def test_every_column_of_a_model_of_today_is_read() -> None:
     assert found.topology == Topology(tp=2, pp=4, dp=8, cp=2)
     assert (found.precision, found.expert_shards, found.framework) == ("fp8", 4, "megatron")
     assert found.technique == Technique(
-        "unfused", "full", 2, True, 2, 4, "interleaved", 2, overlap=frozenset(("data", "tensor"))
+        "unfused",
+        "full",
+        2,
+        True,
+        2,
+        4,
+        "interleaved",
+        2,
+        overlap=frozenset(("data", "tensor")),
+        kernels="compiled",
     )
 
 

@@ -21,11 +21,13 @@ from bigsci_launch.config.schema.technique import Framework
 from bigsci_launch.config.site import Site, load_site
 from bigsci_launch.plan.choose.answer import Answer, find_plans, request_plans
 from bigsci_launch.plan.choose.screen import METHODS, axes_of, micro_batches
-from bigsci_launch.plan.choose.search import search, with_free_heads, with_free_layers
+from bigsci_launch.plan.choose.search import Plan, SearchResult, search, with_free_heads, with_free_layers
 from bigsci_launch.plan.price.balance import PRICED_METHODS, settle_method
-from bigsci_launch.plan.price.calibration import UNCALIBRATED_BAND, Calibration, calibration_of
+from bigsci_launch.plan.price.calibration import UNCALIBRATED_BAND, Calibration, calibration_of, expected_on
+from bigsci_launch.plan.price.hardware import A100
 from bigsci_launch.plan.shape.parameters import ModelShape
-from bigsci_launch.plan.shape.setup import Setup
+from bigsci_launch.plan.shape.ramp import phases_of
+from bigsci_launch.plan.shape.setup import Setup, Technique
 from bigsci_launch.topology import Topology
 
 from ..conftest import changed
@@ -35,6 +37,10 @@ pytestmark = pytest.mark.slow
 
 def found(config: RunConfig, site: Site, nodes: str | None = None) -> Answer:
     return find_plans(request_plans(config, site, calibration_of(site), nodes=nodes), free=None)
+
+
+def every(result: SearchResult) -> list[Plan]:
+    return [*result.plans, *result.doubtful, *result.out_of_memory]
 
 
 def run_of(base: RunConfig, setup: Setup) -> RunConfig:
@@ -65,7 +71,7 @@ def test_every_plan_of_bloom_is_legal_by_the_checks_of_run_files(bloom_run: tupl
     config, site = bloom_run
     answer = found(config, site, nodes="40:48")
     assert answer.result is not None
-    plans = [*answer.result.plans, *answer.result.out_of_memory]
+    plans = every(answer.result)
     assert len(plans) > 50
     for plan in plans:
         assert not independently_legal(config, site, plan.setup), plan.setup
@@ -87,7 +93,7 @@ def test_every_plan_of_any_model_is_legal(nodes: int, layers: int, heads: int, h
     shape = ModelShape.of_config(config)
     base = Setup(shape, Topology(tp=1, pp=1, dp=8 * nodes), 1, batch, 8, "type:transformer|embedding")
     result = search([base], [nodes], Limits(48), Calibration(), per_parameter=False)
-    for plan in (*result.plans, *result.out_of_memory):
+    for plan in every(result):
         assert plan.setup.num_nodes == nodes
         assert not independently_legal(config, site, plan.setup), plan.setup
     names = {rule.name for rule in LAYOUT_RULES}
@@ -135,7 +141,7 @@ def test_what_is_counted_is_what_every_rule_says_of_every_setup(
     refused, legal = one_by_one(base, nodes, limits)
     result = search([base], [nodes], limits, Calibration(), per_parameter=False)
     assert {entry.rule.name: entry.count for entry in result.refused} == refused
-    plans = [plan.setup for plan in (*result.plans, *result.out_of_memory)]
+    plans = [plan.setup for plan in every(result)]
     assert len(plans) == len(legal)
     assert {(setup.topology, setup.micro_batch_size, setup.layers_per_stage) for setup in plans} == legal
     for entry in result.refused:
@@ -146,7 +152,7 @@ def test_what_is_counted_is_what_every_rule_says_of_every_setup(
 def test_context_and_expert_parallelism_stay_as_configured(bloom: Setup) -> None:
     base = replace(bloom, framework="megatron", topology=Topology(tp=4, cp=2, ep=2, pp=2, dp=6))
     result = search([base], [24], Limits(), Calibration(), per_parameter=False)
-    plans = [plan.setup for plan in (*result.plans, *result.out_of_memory)]
+    plans = [plan.setup for plan in every(result)]
     assert len({setup.topology for setup in plans}) > 3
     for setup in plans:
         assert (setup.topology["cp"], setup.topology["ep"], setup.topology.world_size) == (2, 2, 192)
@@ -205,8 +211,25 @@ def test_plans_come_in_the_order_of_the_days_that_most_keep(bloom: Setup, jean_z
     result = search([bloom], [48], Limits(), jean_zay, per_parameter=False)
     days = [plan.likely_days for plan in result.plans]
     assert days == sorted(days)
-    assert all(not plan.price.is_out_of_memory for plan in result.plans)
-    assert all(plan.price.is_out_of_memory for plan in result.out_of_memory)
+    assert {plan.price.fit for plan in result.plans} <= {"fits", "tight"}
+    assert {plan.price.fit for plan in result.out_of_memory} == {"does not fit"}
+
+
+def test_what_is_doubtful_is_listed_after_the_plans_and_never_first(
+    bloom: Setup, bloom_run: tuple[RunConfig, Site]
+) -> None:
+    """A GPU that has a little less than the fastest plan needs: its price is unchanged, and it is no longer ranked."""
+    base = replace(bloom, framework="megatron", technique=Technique(kernels="compiled"))
+    phases = phases_of(bloom_run[0].training)
+    whole = search([base], [48], Limits(), expected_on(A100), phases=phases, per_parameter=False)
+    best = whole.plans[0]
+    smaller = replace(A100, memory_gib=best.price.need_gib / 1.04)
+    result = search([base], [48], Limits(), expected_on(smaller), phases=phases, per_parameter=False)
+    assert best.setup in [plan.setup for plan in result.doubtful]
+    assert all(plan.price.need_gib <= smaller.memory_gib for plan in result.plans)
+    listed = result.listed(2)
+    assert listed[:2] == result.plans[:2]
+    assert best.setup in [plan.setup for plan in listed[2:]]
 
 
 def test_uncalibrated_plans_have_the_widest_band(bloom: Setup) -> None:
@@ -245,7 +268,7 @@ def test_cuts_by_price_are_among_the_plans_where_they_differ(bloom_run: tuple[Ru
     again = found(settled, site)
     for answer in (once, again):
         assert answer.result is not None
-        plans = [*answer.result.plans, *answer.result.out_of_memory]
+        plans = every(answer.result)
         names = {plan.setup.partition_method.split(":")[0] for plan in plans}
         assert "memory" in names
         priced = [plan.setup for plan in plans if plan.setup.partition_method.startswith(("time:", "memory:"))]
@@ -266,7 +289,7 @@ def test_another_framework_gets_its_own_cut_only(
 ) -> None:
     base = replace(bloom, framework=framework, shape=replace(bloom.shape, num_layers=layers))
     result = search([base], [40, 56], Limits(), Calibration(), per_parameter=False)
-    found = {plan.setup.layers_per_stage for plan in (*result.plans, *result.out_of_memory)}
+    found = {plan.setup.layers_per_stage for plan in every(result)}
     assert found >= stages
     assert len(found) == len({len(each) for each in found})
 

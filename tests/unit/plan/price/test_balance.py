@@ -114,8 +114,9 @@ def test_counts_are_cut_before_transformer_layers() -> None:
     assert cut.transformer_layers_per_stage == (1, 3)
     with pytest.raises(ValueError, match=r"5 layers on 2 stages.* 4 on 2"):
         cut_layers(layers, "memory:1,4", 2)
+    assert cut_layers(layers, "time:4,0", 2).bounds == (0, 6, 8)
     with pytest.raises(ValueError, match="uniform"):
-        cut_layers(layers, "time:1,0", 2)
+        cut_layers(layers, "time:0,4", 2)
 
 
 def test_deepspeeds_rule_is_not_optimal_in_a_tenth_of_cases() -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from bigsci_launch.config.load import load_run
+from bigsci_launch.config.schema.technique import Framework
 from bigsci_launch.plan.price.constants import priors_for
 from bigsci_launch.plan.price.count import count_work
 from bigsci_launch.plan.price.hardware import A100, GpuModel, model_named
@@ -42,7 +43,7 @@ def llama() -> Setup:
     """Llama-3-70B on 64 H100 as Megatron trains it."""
     return Setup(
         LLAMA_70B, Topology(tp=4, pp=4, dp=4), 1, 128, 8, "type:transformer", framework="megatron",
-        technique=Technique(sequence_parallel=True),
+        technique=Technique(kernels="compiled", sequence_parallel=True),
     )  # fmt: skip
 
 
@@ -66,8 +67,10 @@ def test_sizes_of_public_models() -> None:
 
 
 def test_a_fused_kernel_keeps_no_scores_and_moves_none(llama: Setup, h100: GpuModel) -> None:
-    unfused = with_technique(llama, attention="unfused")
-    per_layer = (count_memory(unfused, 0).kept_gib - count_memory(llama, 0).kept_gib) / (4 * 20)
+    unfused, selective = (
+        with_technique(llama, attention="unfused", recomputation=recomputed) for recomputed in ("none", "selective")
+    )
+    per_layer = (count_memory(unfused, 0).kept_gib - count_memory(selective, 0).kept_gib) / (4 * 20)
     assert per_layer * 2**30 == pytest.approx(5 * 64 / 4 * 8192**2), "Korthikanti et al.: 5 a s^2 b / t"
     assert term(llama, h100, "attention") > 0
     assert term(unfused, h100, "attention") == 0
@@ -75,13 +78,13 @@ def test_a_fused_kernel_keeps_no_scores_and_moves_none(llama: Setup, h100: GpuMo
 
 
 def test_long_sequences_fit_with_a_fused_kernel(h100: GpuModel) -> None:
-    """MPT-7B on 8 H100, 65,536 tokens: it ran on 80 GB (llm-foundry), and unfused scores alone would need 1.2 TiB."""
+    """MPT-7B on 8 H100, 65,536 tokens: it ran on 80 GB (llm-foundry), and unfused scores alone would need 0.5 TiB."""
     shape = ModelShape(32, 4096, 32, 16384, 65536, 50368, 1, positions="learned")
-    fsdp = Technique(recomputation="full", zero_stage=3)
+    fsdp = Technique(recomputation="full", zero_stage=3, loss="fused")
     setup = Setup(shape, Topology(dp=8), 1, 16, 8, "type:transformer", framework="fsdp", technique=fsdp)
     terms = count_memory(setup, 0)
     assert terms.resident_gib + 14 * terms.optimizer_gib_per_byte + terms.kept_gib + terms.working_gib < 79
-    assert count_memory(with_technique(setup, attention="unfused"), 0).working_gib > 600
+    assert count_memory(with_technique(setup, attention="unfused"), 0).working_gib > 500
 
 
 def test_context_parallelism_divides_the_sequence(llama: Setup, h100: GpuModel) -> None:
@@ -96,10 +99,10 @@ def test_context_parallelism_divides_the_sequence(llama: Setup, h100: GpuModel) 
 
 
 def test_sequence_parallelism_shares_what_every_rank_kept(llama: Setup, h100: GpuModel) -> None:
-    """Korthikanti et al.: 10 s b h of a layer are no longer on every tensor-parallel rank."""
+    """The inputs of two norms and their results, 8 s b h, are no longer on every tensor-parallel rank."""
     without = with_technique(llama, sequence_parallel=False)
     difference = (count_memory(without, 0).kept_gib - count_memory(llama, 0).kept_gib) / (4 * 20) * 2**30
-    assert difference == pytest.approx(10 * 8192 * 8192 * (1 - 1 / 4), rel=1e-6)
+    assert difference == pytest.approx(8 * 8192 * 8192 * (1 - 1 / 4), rel=1e-6)
     assert term(without, h100, "memory traffic") > term(llama, h100, "memory traffic")
     assert term(without, h100, "NVLink") == pytest.approx(term(llama, h100, "NVLink"))
 
@@ -266,3 +269,20 @@ def test_generations_differ_by_more_than_their_names(llama: Setup, slow: str, fa
     assert one is not None
     assert other is not None
     assert step(llama, one).seconds > least * step(llama, other).seconds
+
+
+def test_a_loop_over_experts_is_mostly_launches(h100: GpuModel) -> None:
+    """Qwen3-30B by DeepSpeed's ZeRO-3 took 91 s where grouped products take 8 (modelscope/ms-swift, Qwen3)."""
+    grouped = Experts(128, 8, 768, products="grouped")
+    shape = ModelShape(
+        48, 2048, 32, 6144, 4096, 151936, num_key_value_heads=4, head_size=128, activation="swiglu", experts=grouped
+    )
+    looped = replace(shape, experts=replace(grouped, products=None))
+
+    def setup(shape: ModelShape, framework: Framework) -> Setup:
+        return Setup(shape, Topology(dp=8), 1, 64, 8, "type:transformer", technique=Technique(), framework=framework)
+
+    slow, fast = setup(looped, "deepspeed"), setup(shape, "deepspeed")
+    assert step(slow, h100).seconds > 3 * step(fast, h100).seconds
+    assert term(slow, h100, "launch overhead") > 0.6 * step(slow, h100).seconds
+    assert step(setup(looped, "megatron"), h100) == step(setup(shape, "megatron"), h100)

@@ -101,7 +101,7 @@ def toy_replica() -> Callable[..., Replica]:
     """Return what makes a model of one stage to a node, of which 2 nodes hold f + 1 replicas."""
 
     def make(
-        failures: int = 1, *, layers: int = 8, batch: int = 32, memory_gib: float = 8.6, ranks: int = 2
+        failures: int = 1, *, layers: int = 8, batch: int = 32, memory_gib: float = 3.93, ranks: int = 2
     ) -> Replica:
         setup = Setup(
             shape=ModelShape(layers, 2048, 16, 8192, 512, 32000),

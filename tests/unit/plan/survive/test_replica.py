@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from bigsci_launch.errors import ConfigError
-from bigsci_launch.plan.price.memory import count_memory, is_out_of_memory, weigh_memory
+from bigsci_launch.plan.price.memory import count_memory, judge_fit, weigh_memory
 from bigsci_launch.plan.price.price import price_setup, price_stage_memory
 from bigsci_launch.plan.shape.parameters import count_stage_parameters
 from bigsci_launch.plan.shape.setup import Technique
@@ -23,7 +23,9 @@ def is_too_much(replica: Replica, stage: int, num_stages: int, num_layers: int) 
     found = replica.calibration
     terms = count_memory(replace(replica.setup, topology=topology), stage, num_layers)
     need, _ = weigh_memory(terms, found.constants, found.gpu)
-    return is_out_of_memory(need, found.gpu, is_measured=bool(found.memory_neighbours.points))
+    is_known = found.knows_need_of(replica.setup)
+    fit = judge_fit(replica.setup, need, found.gpu, is_known=is_known)
+    return fit == "does not fit" or (fit == "doubtful" and not is_known)
 
 
 @pytest.mark.parametrize(("pp", "dp"), [(12, 8), (12, 4), (24, 4), (12, 16), (8, 16)])
@@ -94,7 +96,7 @@ def test_uneven_pipelines_keep_more_micro_batches_than_even_ones(toy_replica: Ca
     assert replica.need_gib((3,) * 16) == pytest.approx(needs[1])
     # Whole replicas share them evenly.
     whole = replace(replica, setup=even)
-    between = replace(whole.calibration, gpu=replace(whole.calibration.gpu, memory_gib=sum(needs) / 2.2))
+    between = replace(whole.calibration, gpu=replace(whole.calibration.gpu, memory_gib=sum(needs) / 2))
     assert replace(whole, calibration=between).whole_seconds(2) is not None
     assert replace(whole, calibration=between).cut_model.most_layers(0, 16) < 3
 
