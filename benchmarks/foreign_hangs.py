@@ -15,6 +15,7 @@ Exits with 1 if a question ended in a wrong accusation, a false alarm, a miss, o
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import fnmatch
 import functools
 import json
@@ -65,6 +66,8 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--site", type=Path, help="folder of extra packages for the programs")
     parser.add_argument("--settle", type=float, help="let the second question look for so many seconds")
     parser.add_argument("--native", action="store_true", help="let the second question read native frames too")
+    parser.add_argument("--recorder", action="store_true", help="let the second question get torch's recorder too")
+    parser.add_argument("--without-recorder", action="store_true", help="with --rejudge: as if none had been read")
     parser.add_argument("--seed", type=int, default=0)
     return parser.parse_args()
 
@@ -80,7 +83,7 @@ def main() -> None:
             print(f"{case.name:40s} {case.framework:12s} {case.launcher:12s} {case.state:12s} {case.moment}")
         return
     if options.rejudge:
-        rows = [row for case in cases for row in judge_again(case, options.rejudge)]
+        rows = [row for case in cases for row in judge_again(case, options.rejudge, options.without_recorder)]
         options.results.write_text("".join(json.dumps(row) + "\n" for row in rows))
     else:
         rows = run_missing(cases, options)
@@ -196,6 +199,7 @@ def ask(running: Running, number: int, options: argparse.Namespace, scratch: Pat
     command = [str(BSL), "spy", *running.whom(), "--json", "--output", str(folder)]
     command += ["--settle", f"{options.settle:g}"] if options.settle is not None and number == 2 else []
     command += ["--native"] if options.native and number == 2 else []
+    command += ["--flight-recorder=fork"] if options.recorder and number == 2 else []
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=ASK_LIMIT_S, check=False)
         said, error = done.stdout, done.stderr[-500:]
@@ -237,7 +241,7 @@ def scored(case: ForeignCase, number: int, phase: str, pids: dict[int, int], doc
     return {**row, "outcome": outcome(truth, answer), "figures": figures(truth, answer)}
 
 
-def judge_again(case: ForeignCase, bundles: Path) -> list[Row]:
+def judge_again(case: ForeignCase, bundles: Path, without_recorder: bool) -> list[Row]:
     """Return the questions about a case whose evidence was kept, with the current engine's answers."""
     rows = []
     for folder in sorted((bundles / case.name).glob("ask-*")):
@@ -246,6 +250,9 @@ def judge_again(case: ForeignCase, bundles: Path) -> list[Row]:
         document, looked_s = None, 0.0
         if (folder / "collection.json").exists():
             evidence = read_bundle(folder).evidence()
+            if without_recorder:
+                ranks = tuple(dataclasses.replace(seen, recorder=None) for seen in evidence.ranks)
+                evidence = dataclasses.replace(evidence, ranks=ranks)
             document = to_document(evidence, judge(evidence))
             looked_s = max((elapsed_s(seen) or 0.0 for seen in evidence.ranks), default=0.0)
         rows.append({**scored(case, facts["ask"], facts["phase"], pids, document), "looked_s": round(looked_s, 1)})

@@ -1,7 +1,7 @@
 """Compiles calls_native.c for this Python and loads it. Standard library, Python 3.8 or newer.
 
-The result is kept in the user's cache, named after the source and the Python, so one job compiles it once. Where there
-is no compiler, or no headers of Python, the trace is written by Python code.
+The result is kept in the user's cache, named after the source and the Python, so one job compiles it once; a wheel may
+have it next to the source. Where there is no compiler, or no headers of Python, the trace is written by Python code.
 """
 
 from __future__ import annotations
@@ -27,6 +27,9 @@ def load_native(spare_folder: str) -> ModuleType:
         return sys.modules[MODULE]
     if sys.implementation.name != "cpython":
         raise RuntimeError(f"this Python is {sys.implementation.name}")
+    packed = os.path.join(os.path.dirname(SOURCE), _file_name())
+    if os.path.exists(packed):
+        return _load(packed)
     errors = []
     for folder in (_cache(), spare_folder):
         try:

@@ -29,8 +29,8 @@ REQUEST is a JSON object; every key is optional:
 
 Each of a rank's `samples` has the files of /proc, the first at the beginning and each later one at least
 `interval_s` after the one before; `dump` is what py-spy printed at that time. Stacks are dumped again only if a thread
-of the process has run since: otherwise they are the same (`same_stack`). The last sample also has how long threads
-have been asleep.
+of the process has run since: otherwise they are the same (`same_stack`). A loop of native code that waits for its
+connections, as gloo's, has no such stack. The last sample also has how long threads have been asleep.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ from node_calls import read_rank_calls
 from node_injection import PULL_TIMEOUT_S, may_pull, read_rank_pulled
 from node_kernel import child_ticks, find_locks, read_rank_kernel
 from node_motion import read_rank_motion
-from node_processes import ask_children, ask_one, read_safe, thread_times
+from node_processes import ask_children, ask_one, read_safe, read_text, thread_times
 from node_ranks import find_ranks
 from node_recorder import (
     RECORDER_TIMEOUT_S,
@@ -94,8 +94,11 @@ DEFAULTS = {
 RANKS_PER_READER = 4
 MAX_READERS = 4
 KERNEL_TIMEOUT_S = 1.0
+BUSY_LOAD, MOST_PATIENCE = 4.0, 3.0
 LOCKS_TIMEOUT_S = 0.5
 SHORTEST_INTERVAL_S = 0.5
+LOOP_WAIT = "do_epoll_wait"
+LOOK_AROUND = 0.05  # of the time: native threads that run for less only look around
 MORE_LOOKS_END_S = 5.5  # no further look starts if it would end later
 
 
@@ -127,7 +130,7 @@ def stages(request: Facts) -> list[Stage]:
     return [
         ("kernel", all_ranks, read_rank_kernel, KERNEL_TIMEOUT_S),
         ("recorder", has_recorder, read_rank_recorder, RECORDER_TIMEOUT_S + 0.5),
-        ("stacks", all_ranks, read_rank_stacks, request["py_spy_timeout_s"] + 0.5),
+        ("stacks", all_ranks, read_rank_stacks, request["py_spy_timeout_s"] / request["patience"] + 0.5),
         ("child stacks", has_children, read_child_stacks, CHILD_TIMEOUT_S + 0.5),
     ]
 
@@ -167,6 +170,7 @@ def run_stage(stage: Stage, ranks: list[Facts], request: Facts, deadline: float)
                 yield index, key, value
             yield index, "done", True
 
+    limit_s *= request["patience"]
     num_readers = min(request["readers"], -(-len(ranks) // RANKS_PER_READER))
     found = ask_children(list(range(len(ranks))), produce, limit_s, num_readers, deadline)
     for index, rank in enumerate(ranks):
@@ -235,9 +239,29 @@ def look_more(ranks: list[Facts], request: Facts, deadline: float, began: float)
 
 
 def runs_on_the_spot(rank: Facts) -> bool:
-    """Whether a thread of the rank ran before each of its samples, and all of them show the same frames."""
+    """Whether a thread of the rank ran before each of its samples, and all of them show the same frames.
+
+    Native threads that wake up to look around, as watchdogs do, are no reason.
+    """
     dumps = [sample.get("dump") for sample in rank["samples"]]
-    return len(dumps) > 1 and None not in dumps and len({frames_alone(dump) for dump in dumps}) == 1
+    same = len(dumps) > 1 and None not in dumps and len({frames_alone(dump) for dump in dumps}) == 1
+    return same and is_at_work(*rank["samples"][-2:])
+
+
+def is_at_work(before: Facts, after: Facts) -> bool:
+    """Whether a thread with frames ran between two samples, or native ones for more than a moment; so if not known."""
+    old, new = before.get("thread_times"), after.get("thread_times")
+    if not old or not new:
+        return True
+    ran = {name: time_ns - old.get(name, 0) for name, time_ns in new.items() if time_ns != old.get(name)}
+    if any(has_frames(name, after["dump"]) for name in ran):
+        return True
+    return bool(sum(ran.values()) > LOOK_AROUND * 1e9 * (after["mono"] - before["mono"]))
+
+
+def has_frames(thread: str, dump: str) -> bool:
+    """Whether py-spy's JSON has the thread."""
+    return f'"os_thread_id": {thread},' in dump
 
 
 def frames_alone(dump: str) -> str:
@@ -256,13 +280,23 @@ def wait_and_compare(rank: Facts, not_before: float, deadline: float) -> bool:
         return True
     if rank["samples"][0].get("children"):
         sample["child_ticks"] = child_ticks(rank["samples"][0]["children"])
-    if not sample["thread_times"] or sample["thread_times"] != before["thread_times"]:
+    if not sample["thread_times"] or has_run(rank, before["thread_times"], sample["thread_times"]):
         return False
     if "dump" in before or "same_stack" in before:
         sample["same_stack"] = True
     else:
         sample["why"] = before["why"]  # it would give no answer this time either
     return True
+
+
+def has_run(rank: Facts, before: dict[str, int], after: dict[str, int]) -> bool:
+    """Whether a thread that may have other frames now ran, began or ended between two samples."""
+    names = [name for name in before.keys() | after.keys() if before.get(name) != after.get(name)]
+    dump = next((sample["dump"] for sample in reversed(rank["samples"]) if "dump" in sample), None)
+    loops = {str(thread) for thread in rank["samples"][0].get("thread_waits", {}).get(LOOP_WAIT, ())}
+    if dump is None or not loops.issuperset(names) or any(has_frames(name, dump) for name in names):
+        return bool(names)
+    return any(read_text(f"/proc/{rank['pid']}/task/{name}/wchan") != LOOP_WAIT for name in names)
 
 
 def lives(rank: Facts) -> bool:
@@ -302,19 +336,33 @@ def all_pids(ranks: list[Facts]) -> set[int]:
     return {rank["pid"] for rank in ranks}.union(children)
 
 
+def find_all(request: Facts) -> Facts:
+    """Return {node, ranks, others, found_by, problems}: which processes of this node are the ranks."""
+    node = request.get("node") or own_node()
+    ranks, others, how, problems = find_ranks(request, node)
+    if how == "pid files":
+        ranks, others = with_workers(ranks, request, problems)
+    return {"node": node, "ranks": ranks, "others": others, "found_by": how, "problems": problems}
+
+
+def patience(num_cores: int) -> float:
+    """Return by how much longer than on a quiet node each reader may take: on a busy one, it waits for a core."""
+    return min(MOST_PATIENCE, max(1.0, os.getloadavg()[0] / num_cores / BUSY_LOAD))
+
+
 def examine(request: Facts) -> Facts:
     began = time.monotonic()
-    host = os.uname().nodename
-    node = request.get("node") or own_node()
-    request = dict(DEFAULTS, readers=min(MAX_READERS, len(os.sched_getaffinity(0))), **request)
+    num_cores = len(os.sched_getaffinity(0))
+    request = dict(DEFAULTS, readers=min(MAX_READERS, num_cores), patience=patience(num_cores), **request)
+    request["py_spy_timeout_s"] *= request["patience"]
     limit_s = request["node_timeout_s"] + request["settle_s"]
     alarm(int(limit_s) + 5)  # ends this program, whatever happens below
     deadline = began + limit_s
     request["py_spy"] = find_py_spy(request)
-    ranks, others, how, problems = find_ranks(request, node)
-    if how == "pid files":
-        ranks, others = with_workers(ranks, request, problems)
-    ranks = [dict(rank, samples=[]) for rank in ranks]
+    if request["py_spy"]:
+        import json  # noqa: F401  # it takes 8 ms: here once, and not in every reader of stacks
+    found = find_all(request)
+    ranks = [dict(rank, samples=[]) for rank in found["ranks"]]
     first_samples(ranks, request, deadline)
     locks = ask_one(lambda: [("locks", find_locks(all_pids(ranks)))], LOCKS_TIMEOUT_S)
     for _ in range(request["samples"] - 1):
@@ -325,18 +373,19 @@ def examine(request: Facts) -> Facts:
         look_more(ranks, request, deadline, began)
     add_at_the_end(ranks, request, deadline)
     drop_repetition(ranks)
+    return describe(dict(found, ranks=ranks), request, began, locks=locks.get("locks", []))
+
+
+def describe(found: Facts, request: Facts, began: float, **more: Any) -> Facts:
+    """Return the document on `found`, which an agent began to read at `began`."""
     return {
         "agent_version": AGENT_VERSION,
-        "node": node,
-        "host": host,
+        **found,
+        "host": os.uname().nodename,
         "time": time.time(),
         "clock_ticks_per_s": os.sysconf("SC_CLK_TCK"),
-        "found_by": how,
         "py_spy": request["py_spy"],
-        "problems": problems,
-        "locks": locks.get("locks", []),
-        "others": others,
-        "ranks": ranks,
+        **more,
         "wall_s": round(time.monotonic() - began, 3),
         "cpu_s": round(sum(os.times()[:4]), 3),
     }
@@ -364,9 +413,10 @@ def print_document(document: Facts, framed: bool) -> None:
     sys.stdout.flush()
 
 
-def main(request: Facts) -> None:
+def answer(request: Facts, examine_ranks: Callable[[Facts], Facts]) -> None:
+    """Print what `examine_ranks` returns, or why it failed, and end this program."""
     try:
-        document = examine(request)
+        document = examine_ranks(request)
     except Exception as error:
         import traceback
 
@@ -375,6 +425,10 @@ def main(request: Facts) -> None:
         document = {"agent_version": AGENT_VERSION, "node": node, "ranks": [], "problems": problems}
     print_document(document, bool(request.get("framed")))
     os._exit(0)  # children that are stuck in the kernel must not hold us
+
+
+def main(request: Facts) -> None:
+    answer(request, examine)
 
 
 if __name__ == "__main__":

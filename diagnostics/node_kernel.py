@@ -252,7 +252,7 @@ def read_connections_of(pid: int, known: Facts) -> Facts:
 
 
 def parse_locks(text: str) -> list[Facts]:
-    """Parse the waits in /proc/locks: [{kind, mode, file, holder, waiters}], with the kernel's PIDs, 0 if unknown."""
+    """Parse /proc/locks: [{kind, mode, file, holder, waiters}], with the kernel's PIDs, 0 if unknown."""
     rows: dict[str, Facts] = {}
     for line in text.splitlines():
         number, _, rest = line.partition(": ")
@@ -264,12 +264,14 @@ def parse_locks(text: str) -> list[Facts]:
         else:
             holder = max(0, int(field[3]))
             rows[number] = {"kind": field[0], "mode": field[2], "file": field[4], "holder": holder, "waiters": []}
-    return [row for row in rows.values() if row["waiters"]]
+    return list(rows.values())
 
 
 def find_locks(pids: set[int]) -> list[Facts]:
-    """Return file locks that one of `pids` waits for, or holds while others wait; with the holder's facts."""
+    """Return file locks that one of `pids` waits for or holds, those for which others wait first; with the holder's
+    facts. Who tries again and again to get a lock is not seen waiting."""
     found = [row for row in parse_locks(read_file("/proc/locks")) if pids & {row["holder"], *row["waiters"]}]
+    found.sort(key=lambda row: not row["waiters"])
     return [dict(row, **describe_holder(row)) for row in found[:MAX_LOCKS]]
 
 

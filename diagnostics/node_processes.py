@@ -126,6 +126,22 @@ def parents() -> dict[int, int]:
     return {int(name): parse_stat(stat)["ppid"] for name, stat in stats.items() if stat}
 
 
+def left_by(launcher_pid: int) -> set[int]:
+    """Return the processes that a launcher which has ended has left behind: those of its session or process group."""
+    stats = {name: read_text(f"/proc/{name}/stat") for name in os.listdir("/proc") if name.isdigit()}
+    fields = {int(name): stat.rpartition(")")[2].split() for name, stat in stats.items() if stat}
+    return {pid for pid, field in fields.items() if str(launcher_pid) in field[2:4]}
+
+
+def end_of(pid: int) -> dict[str, int] | None:
+    """Return {code} or {signal} of a process that has ended and was not reaped; None if it may not be known."""
+    field = (read_text(f"/proc/{pid}/stat") or "").rpartition(")")[2].split()
+    if len(field) < 50 or field[0] != "Z" or os.geteuid() not in (0, owner_of(pid)):
+        return None  # to others than its user, the kernel shows 0
+    status = int(field[49])
+    return {"signal": status & 0x7F} if status & 0x7F else {"code": status >> 8 & 0xFF}
+
+
 def descendants(root: int, parent_of: dict[int, int]) -> set[int]:
     """Return every descendant of `root`, without `root`."""
     children: dict[int, list[int]] = {}

@@ -13,7 +13,9 @@ import os
 from node_identity import (
     DUMP_VARIABLES,
     LOCAL_SIZE_VARIABLES,
+    RESTART_VARIABLES,
     SIZE_VARIABLES,
+    STORE_VARIABLES,
     TASK_VARIABLES,
     ancestors,
     depth_of,
@@ -34,7 +36,7 @@ from node_numbers import (
     tell_others,
 )
 from node_peek import peek
-from node_processes import ask_one, descendants, parents, read_record, read_text
+from node_processes import ask_one, descendants, end_of, left_by, parents, read_record, read_text
 from node_scheduler import LISTERS, VARIABLES
 
 TYPE_CHECKING = False  # typing costs start-up time, and annotations are never evaluated
@@ -51,6 +53,11 @@ if TYPE_CHECKING:
     Found = tuple[list[Facts], list[Facts], str, list[str]]
 
 PID_FILES_TIMEOUT_S = 5.0
+MAPS_TIMEOUT_S = 0.5
+SEPARATE = ("--nnodes", "--rdzv-endpoint", "--rdzv_endpoint", "--master-addr", "--master_addr", "--master-port",
+            "--master_port")  # fmt: skip
+# Libraries of a process that is a rank: a launcher of one's own has none of them.
+OF_RANKS = ("libtorch", "jaxlib", "libmpi", "libnccl", "tensorflow", "paddle")
 
 
 def find_ranks(request: Facts, node: str) -> Found:
@@ -132,18 +139,37 @@ def spread_tasks(known: Known, tasks: Tasks) -> Tasks:
 
 
 def from_launcher(launcher_pid: int, request: Facts, problems: list[str]) -> Found:
-    """Return the ranks among a launcher and its descendants.
+    """Return the ranks among a launcher and its descendants, or among those that it has left if it has ended.
 
     The ancestors of this process are not ranks: it may have been started from the same shell.
     """
     above = parents()
-    pids = {launcher_pid} | (descendants(launcher_pid, above) - chain_to_root(os.getpid(), above))
+    starts = {launcher_pid} if launcher_pid in above else left_by(launcher_pid)
+    below = {pid for start in starts for pid in descendants(start, above)}
+    pids = (starts | below) - (chain_to_root(os.getpid(), above) - {launcher_pid})
     known = identify(sorted(pids), problems)
     ranks, others = number_ranks(known, {}, launcher_pid, request)
     starting = [other for other in others if other["role"] == "launcher"]
     if starting and not ranks:
         problems.append(f"no rank was found yet below {starting[-1]['comm']} (process {starting[-1]['pid']})")
-    return ranks, others, f"descendants of {launcher_pid}", problems
+    waiting = next((fact for other in reversed(starting) if (fact := membership_of(other["pid"], known))), None)
+    if waiting and not ranks:
+        starting[-1]["waits_for_nodes"] = waiting
+    return ranks, others, f"{'descendants of' if launcher_pid in above else 'left by'} {launcher_pid}", problems
+
+
+def membership_of(pid: int, known: Known) -> Facts | None:
+    """Return {nodes, endpoint, age_s} of a launcher of torch that has to find several nodes, by its arguments."""
+    words = known[pid].get("argv", [])
+    given = dict(word.lstrip("-").replace("_", "-").partition("=")[::2] for word in words if word.startswith("--"))
+    given.update({name[2:].replace("_", "-"): words[at + 1] for at, name in enumerate(words[:-1]) if name in SEPARATE})
+    nodes = given.get("nnodes", "1")
+    endpoint = given.get("rdzv-endpoint") or f"{given.get('master-addr', '')}:{given.get('master-port', '')}"
+    uptime = (read_text("/proc/uptime") or "").split()
+    if not is_python(known[pid]) or nodes in ("1", "1:1") or not nodes.replace(":", "").isdigit() or not uptime:
+        return None
+    age_s = float(uptime[0]) - known[pid]["start_ticks"] / os.sysconf("SC_CLK_TCK")
+    return {"nodes": nodes, "endpoint": endpoint.strip(":")[:100], "age_s": round(age_s, 2)}
 
 
 def chain_to_root(pid: int, above: dict[int, int]) -> set[int]:
@@ -179,10 +205,29 @@ def number_ranks(
         peeks = peek(unclear, request)
         claims = claims_of(known, tasks, peeks)
         chosen = choose(known, tasks, claims)
-    ranks = records_of(known, tasks, claims, chosen, peeks) or count_ranks(launcher_pid, known, peeks)
+    ranks = records_of(known, tasks, claims, chosen, peeks)
+    ranks = ranks + ended_rank(ranks, known) if ranks else count_ranks(launcher_pid, known, peeks)
     add_ages(ranks, known)
     names = {rank["pid"]: name_of(rank) for rank in ranks}
-    return ranks, tell_others(known, names, peeks)
+    others = tell_others(known, names, peeks)
+    return ranks, [dict(each, end=end_of(each["pid"])) if each["role"] == "ended" else each for each in others]
+
+
+def ended_rank(ranks: list[Facts], known: Known) -> list[Facts]:
+    """Return the one rank that is missing, if one process next to the others has ended and was not reaped."""
+    parents_of_ranks = {known[rank["pid"]]["ppid"] for rank in ranks if rank["pid"] in known}
+    ended = [
+        pid
+        for pid, process in known.items()
+        if process.get("state") == "Z" and process["ppid"] in parents_of_ranks and is_python(process)
+    ]
+    sizes = {rank["world_size"] for rank in ranks}
+    size = sizes.pop() if len(sizes) == 1 else None
+    missing = set(range(size or 0)) - {rank["rank"] for rank in ranks}
+    if len(ended) != 1 or len(missing) != 1:
+        return []
+    same = {"source": ranks[0]["source"], "step": ranks[0]["step"], "world_size": size, "attempt": ranks[0]["attempt"]}
+    return [dict(same, rank=missing.pop(), pid=ended[0], end=end_of(ended[0]))]
 
 
 def add_ages(ranks: list[Facts], known: Known) -> None:
@@ -229,9 +274,13 @@ def as_rank(key: tuple[Any, int], pid: int, claim: Claim, env: dict[str, str], a
     dumps = {"recorder_files": [f"{prefix}{key[1]}" for prefix in prefixes]} if prefixes else {}
     size = claim[3] if claim[3] is not None else first_number(env, SIZE_VARIABLES)
     rings = {"rings": env["BSL_RING_DIR"]} if env.get("BSL_RING_DIR") else {}
+    store = {"store": ":".join(env.get(name, "") for name in STORE_VARIABLES)} if env.get(STORE_VARIABLES[1]) else {}
+    starts = [int(env[name]) for name in RESTART_VARIABLES if env.get(name, "").isdigit()]
     return {
         **dumps,
         **rings,
+        **store,
+        **({"restarts": starts} if starts[:1] > [0] else {}),
         "rank": key[1],
         "pid": recorded if recorded and recorded not in above else pid,
         "source": claim[2],
@@ -268,8 +317,9 @@ def count_ranks(launcher_pid: int | None, known: Known, peeks: Known | None = No
     The one that serves the store is rank 0 all the same.
     """
     peeks = peeks or {}
-    pids = candidates(known, launcher_pid, peeks)
-    if not pids and launcher_pid in known and not role_of(known[launcher_pid]):
+    pids = [pid for pid in candidates(known, launcher_pid, peeks) if not has_started_ranks(pid, known)]
+    is_launcher = launcher_pid is not None and has_started_ranks(launcher_pid, known)
+    if not pids and launcher_pid in known and not is_launcher and not role_of(known[launcher_pid]):
         pids = [launcher_pid]
     first = store_server(pids, peeks) if len(pids) > 1 else None
     pids.sort(key=lambda pid: pid != first)
@@ -278,3 +328,12 @@ def count_ranks(launcher_pid: int | None, known: Known, peeks: Known | None = No
     size = size if size is not None and size >= len(pids) else None
     nothing = {"step": None, "world_size": size, "attempt": None}
     return [dict(nothing, rank=rank, pid=pid, source=STORE if pid == first else GUESS) for rank, pid in enumerate(pids)]
+
+
+def has_started_ranks(pid: int, known: Known) -> bool:
+    """Whether a process has children of Python that have ended, and none of the libraries of a rank itself."""
+    ended = [each for each in known.values() if each.get("state") == "Z" and each["ppid"] == pid and is_python(each)]
+    if not ended:
+        return False
+    maps = ask_one(lambda: [("maps", read_text(f"/proc/{pid}/maps", 1 << 22) or "")], MAPS_TIMEOUT_S).get("maps")
+    return maps is not None and maps != "" and not any(library in maps for library in OF_RANKS)

@@ -12,7 +12,7 @@ import time
 if "__file__" in globals():
     sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))  # -I leaves it out
 
-from ring_file import read_ring
+from ring_file import PHASES, REDUCTION, read_ring
 from safe_files import open_stream
 
 TYPE_CHECKING = False  # typing costs start-up time, and annotations are never evaluated
@@ -34,6 +34,7 @@ NUM_ROOTS = 8
 """Newest changes of root that are listed for each collective."""
 NUM_KEYS = 64
 """Newest keys that the process set in a store."""
+OWN = (*PHASES, REDUCTION)
 STACKS_BYTES = 1 << 16
 STORE_SETS = ("store.set", "store.add", "store.append", "store.compare_set", "store.multi_set")
 
@@ -43,7 +44,7 @@ def has_ring(rank: Facts, _request: Facts) -> bool:
     return bool(rank.get("rings")) and bool(rank.get("pid"))
 
 
-def read_rank_ring(rank: Facts, _request: Facts, _known: Facts) -> Iterator[tuple[str, Any]]:
+def read_rank_ring(rank: Facts, request: Facts, _known: Facts) -> Iterator[tuple[str, Any]]:
     """Yield the content of the ring, or why there is none."""
     path = os.path.join(rank["rings"], f"{rank['pid']}.ring")
     try:
@@ -53,7 +54,7 @@ def read_rank_ring(rank: Facts, _request: Facts, _known: Facts) -> Iterator[tupl
         if ticks and ring["start_ticks"] and ring["start_ticks"] != ticks:
             yield "ring_why", f"{path} is of an earlier process with the same number"
         else:
-            yield "ring", dict(summarize(ring), **read_stacks(path))
+            yield "ring", dict(summarize(ring, request.get("num_calls", NUM_LAST)), **read_stacks(path))
     except (OSError, ValueError) as error:
         yield "ring_why", f"{path}: {getattr(error, 'strerror', None) or error}"
 
@@ -94,11 +95,14 @@ def summarize(ring: Facts, num_last: int = NUM_LAST) -> Facts:
     last: [call], open: [call]}], open: [call], set_keys: [words], steps: {group: [[number, step, numbers, steps,
     times]]}, roots: [[group, operation, place, [[root, times, number of the newest]]]], are_blocking: whether the work
     of each collective is done when it returns, recorder: the collectives as node_recorder.py gives those of torch}.
+    Where more calls than usual are wanted, each thread has `phases` too: what the rank did itself, since the first of
+    these calls. Nothing else counts those records.
 
     A call is [entered, left, operation, group, place, tensors, peer, tag, number, step, is_async]. In a group, `step`
     begins with collective `number`, and that repeats: `times` times, so many `numbers` and `steps` later.
     """
-    calls = [call for lane in ring["lanes"] for call in lane["calls"]]
+    lanes = [apart(lane, num_last) for lane in ring["lanes"]]
+    calls = [call for lane in lanes for call in lane["calls"]]
     kept = ("rank", "world_size", "topology", "step", "phase", "heartbeat", "lost_names", "lost_threads", "is_whole")
     return {
         **{key: ring[key] for key in kept},
@@ -108,21 +112,39 @@ def summarize(ring: Facts, num_last: int = NUM_LAST) -> Facts:
                 **{key: lane[key] for key in ("tid", "name", "count")},
                 "last": [call[:NUM_FACTS] for call in lane["calls"][-num_last:]],
                 "open": [call[:NUM_FACTS] for call in lane["calls"] if call[1] is None],
+                **({"phases": lane["phases"]} if num_last > NUM_LAST else {}),
             }
-            for lane in ring["lanes"]
+            for lane in lanes
         ],
         "open": sorted((call[:NUM_FACTS] for call in calls if call[1] is None), key=lambda call: call[0]),
         "set_keys": keys_set(calls),
         "steps": {group: in_runs(begun[-NUM_STEPS:]) for group, begun in steps_begun(calls).items()},
         "roots": roots_named(calls),
-        "are_blocking": all(call[11] for call in calls if call[8] and not call[10]),
-        "recorder": collectives(of_all_threads(ring["lanes"])),
+        "are_blocking": all(call[11] for lane in ring["lanes"] for call in lane["calls"] if call[8] and not call[10]),
+        "recorder": collectives(of_all_threads(lanes)),
     }
+
+
+def apart(lane: Facts, num_last: int) -> Facts:
+    """Return a lane without the records of what the rank does itself, which are its `phases`.
+
+    DDP's reductions of gradients are in both: they count for themselves, whatever else their group does.
+    """
+    calls = [reduction(call) if call[2] == REDUCTION else call for call in lane["calls"] if call[2] not in PHASES]
+    since = calls[-num_last:][0][0] if calls else 0.0
+    phases = [call[:NUM_FACTS] for call in lane["calls"] if call[2] in OWN and call[0] >= since]
+    return dict(lane, calls=calls, phases=phases, is_full=lane["count"] > len(lane["calls"]))
+
+
+def reduction(call: list[Any]) -> list[Any]:
+    """Return a reduction of gradients as a collective of a group of its own, which has the same members."""
+    name, _, ranks = (call[3] or "?").partition(": ")
+    return [*call[:3], f"{name} gradients: {ranks}" if ranks else call[3], *call[4:]]
 
 
 def of_all_threads(lanes: list[Facts]) -> list[list[Any]]:
     """Return the calls since when the ring holds those of every thread: a thread that calls much loses its old ones."""
-    full = [lane["calls"][0][0] for lane in lanes if lane["calls"] and lane["count"] > len(lane["calls"])]
+    full = [lane["calls"][0][0] for lane in lanes if lane["calls"] and lane["is_full"]]
     since = max(full, default=0.0)
     return [call for lane in lanes for call in lane["calls"] if call[0] >= since]
 

@@ -71,15 +71,23 @@ def parse_listpids(text: str) -> list[Row]:
 
 def list_cgroup(job_id: str) -> list[Row]:
     """Return the processes of a Slurm job on this node from cgroup.procs, v1 or v2, found through our own cgroup."""
-    rows: set[Row] = set()
-    marker = f"/job_{job_id}"
-    for line in (read_text("/proc/self/cgroup") or "").splitlines():
+    own = read_text("/proc/self/cgroup") or ""
+    folders = job_folders(own, job_id, is_own=os.environ.get("SLURM_JOB_ID") == job_id)
+    return sorted({row for folder in folders for row in walk_cgroup(folder)})
+
+
+def job_folders(own: str, job_id: str, *, is_own: bool) -> list[str]:
+    """Return the cgroup folders of a job. `own`: /proc/self/cgroup of this process, which `is_own` says is in the job.
+
+    The folder of a job is the one that holds its steps: `job_ID`, and since Slurm 26.05 a name made of its SLUID.
+    """
+    folders = []
+    for line in own.splitlines():
         controllers, path = line.split(":", 2)[1:]
-        above, found, _ = (path + "/").partition(marker + "/")
-        if found:
-            base = "/sys/fs/cgroup" + ("/" + controllers.replace("name=", "") if controllers else "")
-            rows.update(walk_cgroup(base + above + marker))
-    return sorted(rows)
+        above, found, _ = (path + "/").partition("/step_")
+        if found and (is_own or above.endswith(f"/job_{job_id}")):
+            folders.append("/".join(filter(None, ("/sys/fs/cgroup", controllers.replace("name=", "")))) + above)
+    return folders
 
 
 def walk_cgroup(top: str) -> Iterator[Row]:

@@ -37,6 +37,7 @@ NLMSG_ERROR, NLMSG_DONE, SOCK_DIAG_BY_FAMILY, REQUEST_DUMP = 2, 3, 20, 0x301
 FAMILIES, IPPROTO_TCP, ESTABLISHED_ONLY = (2, 10), 6, 1 << 1
 INET_DIAG_INFO, QUEUES_AT, ATTRIBUTES_AT = 2, 56, 72
 BYTES_AT, INFO_BYTES = 120, 136
+ROUND_TRIP_AT, SENT_AGAIN_AT, SEGMENTS_AT = 68, 100, 136
 # include/net/tcp_states.h and Documentation/networking/proc_net_tcp.rst of the kernel.
 STATES = [
     "?", "ESTABLISHED", "SYN_SENT", "SYN_RECV", "FIN_WAIT1", "FIN_WAIT2", "TIME_WAIT", "CLOSE", "CLOSE_WAIT",
@@ -213,10 +214,11 @@ def read_socket_bytes(pid: int, known: Facts) -> Facts | None:
     return {"sent": sum(row[1] for row in rows), "received": sum(row[2] for row in rows)}
 
 
-def diagnose(family: int) -> list[tuple[str, int, int]]:
+def diagnose(family: int) -> list[tuple[str, int, int, int, int, int]]:
     """Return the established TCP connections of this network namespace.
 
-    [(inode, bytes sent, bytes received)], as their owner sees them.
+    [(inode, bytes sent, bytes received, segments sent again, segments sent, round trip in us)], as their owner sees
+    them.
 
     Raises:
         OSError: the kernel does not answer, or does not know these counts.
@@ -247,10 +249,11 @@ def diagnose(family: int) -> list[tuple[str, int, int]]:
     raise OSError(f"no full answer in {DIAGNOSE_TIMEOUT_S:g} s")
 
 
-def parse_connection(message: bytes) -> tuple[str, int, int]:
-    """Parse an inet_diag_msg with its tcp_info to (inode, sent, received).
+def parse_connection(message: bytes) -> tuple[str, int, int, int, int, int]:
+    """Parse an inet_diag_msg with its tcp_info to a row of `diagnose`.
 
-    Bytes that wait in a queue were sent by the process already, but not received by it.
+    Bytes that wait in a queue were sent by the process already, but not received by it. A kernel before 4.2 does not
+    count segments: then they are 0, and so is the round trip.
 
     Raises:
         OSError: there is no tcp_info, or it is that of a kernel before 4.1, which does not count bytes.
@@ -263,6 +266,11 @@ def parse_connection(message: bytes) -> tuple[str, int, int]:
         size, kind = struct.unpack_from("=HH", message, at)
         if kind == INET_DIAG_INFO and size >= INFO_BYTES + 4:
             acked, arrived = struct.unpack_from("=QQ", message, at + 4 + BYTES_AT)
-            return str(inode), acked + unacked, max(0, arrived - unread)
+            again, trip_us, segments = 0, 0, 0
+            if size >= SEGMENTS_AT + 8:
+                (trip_us,) = struct.unpack_from("=I", message, at + 4 + ROUND_TRIP_AT)
+                (again,) = struct.unpack_from("=I", message, at + 4 + SENT_AGAIN_AT)
+                (segments,) = struct.unpack_from("=I", message, at + 4 + SEGMENTS_AT)
+            return str(inode), acked + unacked, max(0, arrived - unread), again, segments, trip_us
         at += max(4, (size + 3) & ~3)
     raise OSError("the kernel does not count the bytes of connections")

@@ -22,13 +22,11 @@ MAX_CHILD_STACKS = 2
 MAX_WORKER_STACKS = 8
 DATA_LOADER = "torch/utils/data/dataloader.py"
 MAX_TRIES = 3
+# Numbers in torch's calls that tell who sends to whom, and who broadcasts.
+NUMBERS = ("src", "dst", "group_src", "group_dst", "tag")
+LOGGER = "torch/distributed/c10d_logger.py"  # it wraps each call of a user, and holds its arguments
 MAX_MAPS = 1 << 22
 NATIVE_TIMEOUT_S = 15.0
-NUMBERS_TIMEOUT_S = 1.0
-WITH_PARTNER = (
-    "send", "recv", "isend", "irecv", "broadcast", "broadcast_object_list", "reduce", "gather", "gather_object",
-    "scatter", "scatter_object_list",
-)  # fmt: skip
 
 
 def read_rank_stacks(rank: Facts, request: Facts, _known: Facts) -> Iterator[tuple[str, Any]]:
@@ -101,18 +99,58 @@ def dump_stacks(
     """Return ("dump", py-spy's JSON) or ("why", reason). Tries again if the process moved while it was read."""
     if py_spy is None:
         return "why", "py-spy is not installed on this node"
-    argv = [py_spy, "dump", "--json", *options, "--pid", str(pid)]
     why = ""
-    for _ in range(MAX_TRIES):
+    for turn in range(MAX_TRIES):
+        # Variables show who sends to whom, and over which group; a process that runs may change them just then.
+        variables = ("--locals",) if turn == 0 and "--nonblocking" in options else ()
+        argv = [py_spy, "dump", "--json", *options, *variables, "--pid", str(pid)]
         status, output, errors = run_program(argv, timeout_s, {"RUST_BACKTRACE": "0"})
         if status == 0:
-            return "dump", with_node_numbers(pid, add_numbers(argv, output) if has_partner(output) else output)
+            return "dump", with_node_numbers(pid, without_values(output) if variables else output)
         if status is None:
             return "why", f"py-spy gave no answer in {timeout_s:g} s"
         why = explain_py_spy(errors)
         if any(words in why for words in ("ermission", "python version", "No such")):
             return "why", why + deleted_python(pid)
     return "why", why
+
+
+def without_values(dump: str) -> str:
+    """Return a dump with only those variables that tell communications apart: what else a process holds stays there."""
+    import json
+
+    try:
+        threads = parse_json(dump)
+        for thread in threads:
+            frames = thread["frames"]
+            for frame, caller in zip(frames, [*frames[1:], {}]):
+                frame["locals"] = [*numbers_in(frame), *own_group(caller)] or None
+        return json.dumps(threads)
+    except (ValueError, TypeError, KeyError, AttributeError):
+        return dump  # it is refused where it is read
+
+
+def numbers_in(frame: Facts) -> list[Facts]:
+    return [
+        {"name": each["name"], "repr": each["repr"]}
+        for each in frame.get("locals") or ()
+        if each["name"] in NUMBERS and str(each.get("repr") or "").isdigit()
+    ]
+
+
+def own_group(caller: Facts) -> list[Facts]:
+    """Return whether a call of torch was given a group, 1, or is over the world, 0, as a variable of it; nothing if
+    that is not known. `caller` is the wrapper that holds its arguments."""
+    if not str(caller.get("filename")).endswith(LOGGER):
+        return []
+    given = [str(each.get("repr")) for each in caller.get("locals") or () if each["name"] in ("args", "kwargs")]
+    if len(given) < 2:
+        return []
+    if any("ProcessGroup" in text for text in given):
+        return [{"name": "own_group", "repr": "1"}]
+    if any('"group": None' in text for text in given):
+        return [{"name": "own_group", "repr": "0"}]
+    return [] if any("..." in text or '"group": <' in text for text in given) else [{"name": "own_group", "repr": "0"}]
 
 
 def with_node_numbers(pid: int, dump: str) -> str:
@@ -155,17 +193,6 @@ def deleted_python(pid: int) -> str:
     lines = (read_text(f"/proc/{pid}/maps", MAX_MAPS) or "").splitlines()
     found = (line.split(None, 5)[-1] for line in lines if "/libpython" in line and line.endswith(" (deleted)"))
     return next((f"; it runs {path}" for path in found), "")
-
-
-def has_partner(dump: str) -> bool:
-    """Whether a thread is in a communication whose partner the stack does not show."""
-    return any(f'"name": "{name}"' in dump for name in WITH_PARTNER)
-
-
-def add_numbers(argv: list[str], dump: str) -> str:
-    """Return a new dump with local variables, which show who sends to whom and who broadcasts; `dump` if that fails."""
-    status, output, _ = run_program([*argv, "--locals"], NUMBERS_TIMEOUT_S, {"RUST_BACKTRACE": "0"})
-    return output if status == 0 else dump
 
 
 def explain_py_spy(text: str) -> str:

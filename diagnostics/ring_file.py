@@ -64,6 +64,10 @@ ASYNC = 1
 """Flag of a call that returned before its work was done: until it is left, the work may be going on."""
 BLOCKING = 2
 """Flag of a collective whose work is done when it returns: on a device, the work may be going on after that."""
+PHASES = ("forward", "backward", "optimizer step", "garbage collection", "phase")
+"""Records of what a rank does itself. `phase` is a moment: its `tensors` are the phase that the program marks."""
+REDUCTION = "gradient reduction"
+"""Record of DDP: since when a rank has its own gradients, and waits for those of the others."""
 MAX_NAME, MAX_NUMBER = 400, 0xFFFF
 enter_into = ENTERED.pack_into
 

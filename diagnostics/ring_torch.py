@@ -14,6 +14,7 @@ from functools import wraps
 from itertools import count
 
 import ring_hook
+import ring_phases
 from ring_file import BLOCKING, FACTS, NONE, PLACE
 
 TYPE_CHECKING = False  # typing costs start-up time, and annotations are never evaluated
@@ -33,6 +34,9 @@ COLLECTIVES = {
     "all_to_all": (1, 2), "all_to_all_single": (1, 4), "barrier": (None, 0), "monitored_barrier": (None, 0),
     "all_gather_coalesced": (1, 2), "all_reduce_coalesced": (0, 2),
 }  # fmt: skip
+RENAMED = {"all_gather_into_tensor": "all_gather_single", "reduce_scatter_tensor": "reduce_scatter_single"}
+"""What torch 2.13 calls them, and what the old names call there: recorded once, by the name that all versions have."""
+INNER = ("c10d_logger.py", "distributed_c10d.py", "/typing_extensions.py", "/warnings.py")
 ROOTS = {"broadcast": (1, "src"), "reduce": (1, "dst"), "gather": (2, "dst"), "scatter": (2, "src")}
 OBJECTS = ("broadcast_object_list", "all_gather_object", "gather_object", "scatter_object_list")
 STORE_WAITS = ("get", "wait", "barrier")
@@ -69,10 +73,11 @@ class Group:
 
 
 class Inner(dict):  # type: ignore[type-arg]  # Python 3.8
-    """Whether a file is part of torch.distributed itself, or of this module: a call site is never there."""
+    """Whether a file is part of torch.distributed itself, of this module, or marks functions as deprecated: a call site
+    is never there."""
 
     def __missing__(self, path: str) -> bool:
-        self[path] = found = path == HERE or path.endswith(("c10d_logger.py", "distributed_c10d.py"))
+        self[path] = found = path == HERE or path.endswith(INNER)
         return found
 
 
@@ -90,13 +95,21 @@ def watch(module: Any) -> None:
     elif name == "torch.utils.data.dataloader":
         wrap(module._BaseDataLoaderIter, "__next__", plain("next batch"))
     elif name == "torch.optim.optimizer":
+        ring_phases.watch_steps(module)
         watch_optimizers(module)
+    elif name == "torch.autograd":
+        ring_phases.watch_backward(module, wrap)
+    elif name == "torch.nn.parallel.distributed":
+        distributed = module.dist.distributed_c10d
+        ring_phases.watch_data_parallel(module, wrap, lambda ring, group: group_of(ring, distributed, group))
 
 
 def watch_distributed(module: Any) -> None:
+    ring_phases.watch_garbage()
     for name, (tensor, group) in COLLECTIVES.items():
         told = rooted(*ROOTS[name]) if name in ROOTS else None
-        wrap(module, name, recorded(module, name, tensor, group, told))
+        new = RENAMED.get(name, name)
+        wrap(module, new if hasattr(module, new) else name, recorded(module, name, tensor, group, told))
     for name, told in (("send", sent), ("isend", sent), ("recv", received), ("irecv", received)):
         wrap(module, name, recorded(module, name, 0, 2, told, is_message=True))
     for name in OBJECTS:
@@ -132,6 +145,7 @@ def forget() -> None:
     """Forget numbers that belong to the ring of the parent, in a forked child."""
     for each in (_groups, _places, _works, _keys):
         each.clear()
+    ring_phases.forget()
 
 
 os.register_at_fork(after_in_child=forget)

@@ -7,7 +7,7 @@ import importlib.util
 
 from foreign.case import ForeignCase
 
-PARTS = ("cases_ddp", "cases_libraries", "cases_more", "cases_errands")
+PARTS = ("cases_ddp", "cases_libraries", "cases_more", "cases_errands", "cases_majority")
 
 
 def all_cases() -> tuple[ForeignCase, ...]:

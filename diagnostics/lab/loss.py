@@ -65,7 +65,10 @@ class Zombie(LostWhileOthersWait):
     """H72: one rank has exited, and its parent does not wait for it."""
 
     def die(self) -> None:
+        # A parent that has not stopped yet would reap this process as soon as it ends.
         os.kill(os.getppid(), signal.SIGSTOP)
+        while "T" not in state_of(os.getppid()):
+            time.sleep(0.02)
         os._exit(1)
 
 

@@ -66,6 +66,8 @@ class WhenImported:
         "torch.serialization",
         "torch.utils.data.dataloader",
         "torch.optim.optimizer",
+        "torch.autograd",
+        "torch.nn.parallel.distributed",
     )
 
     def find_spec(self, name, path=None, target=None):

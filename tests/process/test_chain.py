@@ -151,6 +151,24 @@ def test_only_a_preemption_is_continued_without_a_chain(carried: Carried) -> Non
     assert carried.asked("scontrol") == [["requeue", "12"]]
 
 
+def test_an_expedited_job_that_fails_is_not_held(carried: Carried) -> None:
+    """Slurm would hold it in the queue. What came from outside, it judges itself: a lost node starts the job again."""
+    attempt = carried.start("0001", step=19, only_preempted=True, is_expedited=True)
+    for reason, state, asked in (
+        ("node_failure", "RUNNING 0", []),
+        ("cancelled", "CANCELLED 0", []),
+        ("crashed", "RUNNING 0", [["update", "JobId=12", "Requeue=0"]]),
+    ):
+        carried.slurm.answer("squeue", f"{state}\n")
+        carried.ended(attempt, reason)
+        carried.call("end", attempt)
+        assert carried.asked("scontrol") == asked
+    carried.slurm.answer("squeue", "EXPEDITING 0\n")
+    carried.ended(attempt, "preempted")
+    found = carried.call("end", attempt)
+    assert found is not None and found.continues and len(carried.asked("scontrol")) == 1
+
+
 def test_what_bsl_cancel_ended_does_not_come_back(carried: Carried) -> None:
     attempt = carried.start("0001.r1", step=19)
     carried.run.attempt("0001").path.mkdir()

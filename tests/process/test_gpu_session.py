@@ -14,7 +14,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 BENCHMARKS = ROOT / "benchmarks"
-PHASES = ("speed", "peer", "tests", "hangs", "memory", "micro_batches", "survive", "cost")
+PHASES = ("speed", "peer", "tests", "hangs", "memory", "micro_batches", "survive", "cost", "kernels")
 
 PRELUDE = """
 import sys, time
@@ -25,6 +25,7 @@ def run(record, card):
 """
 
 
+@pytest.mark.long  # a minute and a half: whoever changes a phase runs it, and so does a session on a card
 @pytest.mark.torch
 def test_every_phase_passes_on_a_cpu(tmp_path: Path) -> None:
     done = subprocess.run(

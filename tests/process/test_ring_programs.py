@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -20,7 +21,7 @@ from bigsci_launch.spy.look.collect import collect
 from bigsci_launch.spy.look.target import Target
 from bigsci_launch.spy.show.rank_facts import facts_of
 from bigsci_launch.trace.last import group_ranks, words_of
-from bigsci_launch.trace.read import read_copies
+from bigsci_launch.trace.read import read_copies, read_files
 from tests.support.waiting import wait_until
 
 from .conftest import state_of
@@ -200,3 +201,32 @@ def test_a_rank_that_holds_the_gil_writes_its_stacks_and_one_that_is_stopped_doe
     assert whereabouts(look(ranks).ranks[1]).startswith(f"was in {HELD} (from ")
     told = list(words_of(group_ranks(read_copies(AttemptDir(ranks.attempt)), 1), ()))
     assert any("no thread could" in line and HELD in line for line in told), told
+
+
+RENAMED = """
+import os, signal, torch, torch.distributed as dist
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+out, own = torch.zeros(4), torch.ones(4)
+def step():
+    dist.all_gather_into_tensor(out, own)
+    getattr(dist, "all_gather_single", dist.all_gather_into_tensor)(out, own)
+    dist.reduce_scatter_tensor(out, own)
+    getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)(out, own)
+step()
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.torch
+def test_collectives_with_a_new_name_are_recorded_once_where_the_program_calls_them(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    given = {"BSL_RING_DIR": str(tmp_path), "PYTHONPATH": str(DIAGNOSTICS / "ring_site")}
+    subprocess.run([sys.executable, "-c", RENAMED], env={**os.environ, **given}, timeout=120, check=False)
+    (rank,) = read_files(tmp_path.glob("*.ring"))
+    assert rank.ring is not None
+    assert [(call.operation, call.place) for call in rank.ring.calls if call.number] == [
+        ("all_gather_into_tensor", "<string>:6 step"),
+        ("all_gather_into_tensor", "<string>:7 step"),
+        ("reduce_scatter_tensor", "<string>:8 step"),
+        ("reduce_scatter_tensor", "<string>:9 step"),
+    ]

@@ -104,6 +104,16 @@ lock = threading.Lock()
 lock.acquire()
 lock.acquire() if rank == 2 else dist.barrier()
 """
+ONE_WITHOUT_GRADIENTS = """
+for _ in range(3):
+    step()
+loss = model(torch.ones(4, 8)).sum()
+print('ready', flush=True)
+import threading
+lock = threading.Lock()
+lock.acquire()
+lock.acquire() if rank == 2 else loss.backward()
+"""
 LONE = "if rank == 0: dist.recv(torch.zeros(3), 1, tag=8)\n"
 
 
@@ -208,6 +218,13 @@ def test_a_rank_that_waits_for_a_lock_of_its_own_is_accused(ranks: Ranks) -> Non
 def test_a_rank_that_waits_for_work_that_python_did_not_begin_is_not_accused(ranks: Ranks, program: str) -> None:
     start(ranks, program + ONE_LEAVES, 3, waiting=1)
     assert {suspect.rank for suspect in verdict(ranks).suspects} <= {2}
+
+
+def test_a_rank_that_others_wait_for_in_their_backward_pass_is_accused(ranks: Ranks) -> None:
+    start(ranks, DDP + ONE_WITHOUT_GRADIENTS, 3, waiting=2)
+    found = verdict(ranks)
+    assert [suspect.rank for suspect in found.suspects] == [2]
+    assert has_parts(" ".join(found.evidence), "gradient reduction number 4", "rank 2")
 
 
 def test_a_dead_rank_is_known_from_the_ring_that_it_left(ranks: Ranks) -> None:

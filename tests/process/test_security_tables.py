@@ -11,6 +11,7 @@ import json
 import os
 import re
 import signal
+import socket
 import stat
 import subprocess
 import sys
@@ -39,6 +40,7 @@ RINGS, IN_EACH = "rings of ranks that run", "what is in such a folder"
 """Rows that no path of the run is in: a test below looks at rings, tests/unit/watch/test_strangers.py at the other."""
 SECRET = "a-value-of-env-4711"
 STORE, GLOO, RECORDER = "torch's store", "gloo", "a rank's recorder"
+METRICS, METRICS_PROGRAM = "metrics of a run", "bigsci_launch metrics"
 CONTROLLER, CHECK, FORK = "controller of `survive`", "node check", "`bsl spy --flight-recorder=fork`"
 ELSEWHERE = {"`bsl cluster`": "tests/slurm/test_survive.py", "`srun` of a step": "tests/slurm/test_survive.py"}
 NOT_TRIED = ["NCCL"]
@@ -47,13 +49,14 @@ LISTENING = {
     "door.py": f"{CONTROLLER}, {CHECK}",
     "train/rank/flight_recorder.py": RECORDER,
     "node_injection.py": FORK,
+    "export/port.py": METRICS,
     "free_port.py": "none: it closes at once, and accepts nobody",
     "launch/job/free_port.py": "the same file",
     "lab/step_loop.py": RECORDER,
     "lab/host_stall.py": "none: a hang of the lab, whose server accepts nobody",
 }
 """Which programs of ours listen, and the row that says so. Torch, Slurm and munge are not ours."""
-LISTENS = re.compile(r"\.listen\(|create_server\(|_WorkerServer\(")
+LISTENS = re.compile(r"\.listen\(|create_server\(|_WorkerServer\(|HTTPServer\b")
 
 
 @dataclass
@@ -81,7 +84,11 @@ class Training:
             "checkpoint": {"save_interval": 500_000},
             "data": {"prefix": "tokens"},
             "env": {"SECRET_WORD": {"value": SECRET, "reason": "a test looks for it"}},
-            "monitor": {"notify": {"webhook": f"http://127.0.0.1:9/{SECRET}"}},
+            "monitor": {
+                "notify": {"webhook": f"http://127.0.0.1:9/{SECRET}"},
+                "metrics": {"port": free_port()},
+                "trackers": ["tensorboard"],
+            },
             "survive": True,
         }
         (self.folder / "run.yaml").write_text(json.dumps(config))
@@ -108,7 +115,8 @@ class Training:
     def look(self) -> None:
         """Note where it listens, and where its ranks keep rings."""
         wait_until(lambda: " iteration " in self.log(0) + self.log(1), LIMIT_S)
-        self.listening = listeners(processes_of(self.folder))
+        wait_until(lambda: any(METRICS_PROGRAM in each.command for each in self.all_listeners()), LIMIT_S)
+        self.listening = self.all_listeners()
         self.modes = {self.name(path): path.lstat().st_mode for path in self.run.path.rglob("*.sock")}
         folders = [Path(self.pid(rank)["rings"]) for rank in range(2)]
         rings = [*folders, *(ring for folder in folders for ring in folder.glob("*.ring"))]
@@ -136,11 +144,20 @@ class Training:
         wait_until(lambda: records.read_text().count('"first_step"') == 2, LIMIT_S)
         (self.run.control / "exit").write_text("seen enough")
         assert self.process.wait(LIMIT_S) == 0, (self.folder / "output").read_text()[-2000:]
+        wait_until(lambda: not processes_of(self.folder), LIMIT_S)  # what exports metrics has a last look
         paths = [self.run.path, *self.run.path.rglob("*")]
         self.modes |= {self.name(path): path.lstat().st_mode for path in paths}
 
+    def all_listeners(self) -> list[Listener]:
+        return listeners(processes_of(self.folder))
+
     def name(self, path: Path) -> str:
         return path.relative_to(self.run.path).as_posix()
+
+
+def free_port() -> int:
+    with socket.create_server(("", 0)) as found:
+        return int(found.getsockname()[1])
 
 
 @pytest.fixture(scope="module", params=[0o002, pytest.param(0o022, marks=pytest.mark.long)], ids="umask-{:03o}".format)
@@ -173,6 +190,8 @@ def row_of(listener: Listener) -> str:
     """Return the row of the table that a socket of a run belongs to."""
     if "bigsci_launch.recover.controller" in listener.command:
         return CONTROLLER
+    if METRICS_PROGRAM in listener.command:
+        return METRICS
     assert "bigsci_launch.train" in listener.command, listener
     if listener.port is None:
         return RECORDER
@@ -181,14 +200,16 @@ def row_of(listener: Listener) -> str:
 
 def test_every_row_of_the_table_was_tried_here_or_says_where() -> None:
     rows = [row[0] for row in PORTS]
-    assert sorted(rows) == sorted([STORE, GLOO, RECORDER, CONTROLLER, CHECK, FORK, *ELSEWHERE, *NOT_TRIED])
+    assert sorted(rows) == sorted([STORE, GLOO, RECORDER, METRICS, CONTROLLER, CHECK, FORK, *ELSEWHERE, *NOT_TRIED])
     assert all("test" in row[2] for row in PORTS if row[0] in NOT_TRIED)
     root = PACKAGE.parent
     assert all("listeners(" in (root / place).read_text() for place in ELSEWHERE.values())
 
 
 def test_a_run_listens_where_the_table_says_and_nowhere_else(training: Training) -> None:
-    assert {row_of(each) for each in training.listening} == {CONTROLLER, STORE, GLOO, RECORDER}, training.listening
+    assert {row_of(each) for each in training.listening} == {CONTROLLER, METRICS, STORE, GLOO, RECORDER}, (
+        training.listening
+    )
     for each in training.listening:
         row = row_of(each)
         places = allowed_places(PORTS, row, "`--local`" if row == CONTROLLER else "")

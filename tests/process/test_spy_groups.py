@@ -9,7 +9,7 @@ import pytest
 
 from bigsci_launch.spy.evidence.ranks import Evidence, read_evidence
 from bigsci_launch.spy.judge.case import JobCase
-from bigsci_launch.spy.judge.rules.circle import stands_alone
+from bigsci_launch.spy.judge.verdict import judge
 
 pytestmark = pytest.mark.torch
 NUM_RANKS = 4
@@ -27,14 +27,14 @@ def look(launch: Any, ask_agent: Callable[..., dict[str, Any]], free_port: int) 
     return see
 
 
-def test_the_world_is_the_only_group_and_the_one_that_left_is_named(look: Callable[[str], Evidence]) -> None:
+def test_the_world_is_the_only_group_and_the_one_that_is_elsewhere_comes_first(look: Callable[[str], Evidence]) -> None:
     case = JobCase.of(look("world"))
     assert len(case.evidence.ranks) == NUM_RANKS
     assert case.graph.of_world_only is True, [seen.connections for seen in case.evidence.ranks]
     assert case.graph.is_certain
-    conclusion = stands_alone(case)
-    assert conclusion is not None
-    assert [suspect.rank for suspect in conclusion.suspects] == [NUM_RANKS - 1]
+    conclusion = judge(case.evidence)
+    assert conclusion.suspects == ()
+    assert [pointer.rank for pointer in conclusion.look_first][:1] == [NUM_RANKS - 1]
 
 
 @pytest.mark.long
@@ -43,4 +43,3 @@ def test_a_group_of_two_makes_it_uncertain(look: Callable[[str], Evidence]) -> N
     assert len(case.evidence.ranks) == NUM_RANKS
     assert case.graph.of_world_only is False, [seen.connections for seen in case.evidence.ranks]
     assert not case.graph.is_certain
-    assert stands_alone(case) is None

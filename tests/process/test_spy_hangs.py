@@ -51,6 +51,21 @@ def assert_left_out(document: dict[str, Any]) -> None:
     assert has_parts(document["verdict"]["claim"], "all_reduce number 14", "tensor", "ranks 2-3")
 
 
+def test_a_skipped_collective_where_ranks_wait_for_their_device(spy: Spy, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Over NCCL a collective returns at once: all four ranks are at the place where they read the loss."""
+    monkeypatch.setenv("NCCL_LIKE", "1")
+    document = spy("skip", 3, recorder=True)
+    assert_left_out(document)
+    assert all("pass_by" in side["where"] for side in document["verdict"]["sides"])
+
+
+@pytest.mark.long
+def test_a_rank_that_loads_while_others_wait_for_their_device(spy: Spy, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NCCL_LIKE", "1")
+    verdict = spy("loader", 1)["verdict"]
+    assert verdict["look_first"][0]["rank"] == 1 and verdict["suspects"] == []
+
+
 # The next test holds the same verdict on these ranks, and the tutorial (tests/docs) on ranks that offer their records.
 @pytest.mark.long
 def test_a_rank_that_skipped_a_collective(spy: Spy) -> None:

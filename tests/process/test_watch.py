@@ -20,7 +20,7 @@ from bigsci_launch.runs.layout import RunDir, read_json
 from bigsci_launch.runs.watching.heartbeat import Health, agent_of, read_heartbeats
 from bigsci_launch.runs.watching.ledger import RunFinding, read_acts, read_findings
 from bigsci_launch.watch.facts import stalls
-from bigsci_launch.watch.judge import durations
+from bigsci_launch.watch.judge import durations, pulse
 from bigsci_launch.watch.rounds import one_attempt
 from bigsci_launch.watch.rounds.loop import Watcher, WatchStatus
 from bigsci_launch.watch.rounds.until_over import look_once
@@ -121,6 +121,7 @@ def tick_until(watcher: Watcher, holds: Callable[[WatchStatus], object], seconds
 @pytest.fixture
 def training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Training]:
     """Steps take 0.1 s here, so that a silence of two seconds is long."""
+    monkeypatch.setattr(pulse, "LEAST_LOOK_S", 1.5)
     monkeypatch.setattr(durations, "LEAST_LONG_S", 1.5)
     monkeypatch.setattr(durations, "LEAST_TOO_LONG_S", 4.0)
     monkeypatch.setattr(stalls, "LEAST_SETTLE_S", 0.5)
@@ -172,6 +173,20 @@ def test_a_hang_is_noticed_explained_and_kept_and_its_end_too(training: Training
     assert any("attempt 0001" in text for text in again.details), again
 
 
+def test_a_hang_of_a_program_whose_lines_are_no_steps_is_noticed_by_looks_alone(
+    training: Training, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pulse, "UNKNOWN_LOOK_S", 3.0)
+    training.start(monitor={"watch": "off", "step_line": "none (?P<step>\\d+)", "ring": "none"})
+    watcher = training.watcher()
+    assert watcher.tick().health is Health.BLIND, "nothing was seen yet"
+    healthy = tick_until(watcher, lambda status: status.health is Health.HEALTHY)
+    assert (healthy.seen.silence.step, healthy.findings) == (None, ())
+    training.signal(1, signal.SIGSTOP)
+    (finding,) = tick_until(watcher, lambda status: status.findings).findings
+    assert finding.kind == "hang" and finding.sentence.startswith("rank 1 "), finding
+
+
 def test_a_watcher_that_may_act_ends_a_hang_once_and_says_why(training: Training) -> None:
     training.start()
     watcher, other = training.watcher("one", may_act=True), training.watcher("two", may_act=True)
@@ -197,17 +212,23 @@ def test_a_watcher_that_may_act_ends_a_hang_once_and_says_why(training: Training
     assert not [act for act in read_acts(training.run) if act.what == "leave_out"], "there is no other node here"
 
 
+PROGRESS = 10
+"""Steps further than an earlier generation, which ends a job that makes none. The look at a step is older than it."""
+
+
 def test_a_hang_of_a_run_that_survives_is_fenced_and_the_job_continues(training: Training) -> None:
     training.start(survive=True)
     watcher, other = training.watcher("one", may_act=True), training.watcher("two", may_act=True)
+    step = 20
     for number in (1, 2):
-        tick_until(watcher, lambda status: other.tick() and (status.seen.silence.step or 0) > 20)
+        status = tick_until(watcher, lambda status, step=step: other.tick() and (status.seen.silence.step or 0) > step)
+        step = (status.seen.silence.step or 0) + PROGRESS
         hung = training.pid(1)
         training.signal(1, signal.SIGSTOP)
         tick_until(watcher, lambda _, number=number: other.tick() and generation(training) == number, 90)
         wait_until(lambda hung=hung: training.pid(1) != hung)
         assert not Path(f"/proc/{hung}").exists()
-    tick_until(watcher, lambda status: other.tick() and (status.seen.silence.step or 0) > 20 and not status.findings)
+    tick_until(watcher, lambda status: other.tick() and (status.seen.silence.step or 0) > step and not status.findings)
     found = read_generations(training.attempt)
     assert found is not None
     causes = [(each.cause.kind, each.cause.rank, each.cause.signal) for each in found.all[:2] if each.cause]
@@ -328,8 +349,8 @@ def test_ranks_that_move_at_the_last_moment_are_not_ended(training: Training) ->
     take = watcher._now.stalls._take_look
     looks = []
 
-    def look_and_continue(settle_s: float) -> Any:
-        looks.append(take(settle_s))
+    def look_and_continue(settle_s: float, keeps_doubt: bool) -> Any:
+        looks.append(take(settle_s, keeps_doubt))
         if len(looks) == 2:
             training.signal(1, signal.SIGCONT)
             time.sleep(0.5)
@@ -390,15 +411,35 @@ def test_being_told_at_any_moment_of_a_wait_ends_it() -> None:
     assert process.returncode == 0
 
 
-def test_a_watcher_that_does_not_leave_is_killed(tmp_path: Path) -> None:
-    deaf = "import signal, time; signal.signal(15, signal.SIG_IGN); print('up', flush=True); time.sleep(600)"
+DEAF = "import signal, time; signal.signal(15, signal.SIG_IGN); print('up', flush=True); time.sleep(600)"
+NOT_UP_YET = """
+import sys, time
+from pathlib import Path
+began = Path("began")
+if began.exists():
+    print("the end is reported", flush=True)
+    sys.exit(0)
+began.touch()
+print("up", flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize(
+    ("program", "last"), [(DEAF, "up"), (NOT_UP_YET, "the end is reported")], ids=["deaf", "early"]
+)
+def test_a_watcher_that_does_not_leave_is_killed_and_one_that_was_not_up_reports_the_end(
+    tmp_path: Path, program: str, last: str
+) -> None:
     keeper = (
         "import sys; from pathlib import Path; from bigsci_launch.launch.job import keep_watch\n"
-        "keep_watch.LAST_WORDS_S, log = 1.0, Path(sys.argv[1])\n"
+        "keep_watch.LAST_WORDS_S, log = float(sys.argv[3]), Path(sys.argv[1])\n"
         "sys.exit(keep_watch.Keeper(log, [sys.executable, '-c', sys.argv[2]], log.parent).run())"
     )
     log = tmp_path / "watch.log"
-    process = subprocess.Popen([sys.executable, "-c", keeper, str(log), deaf])
-    wait_until(lambda: log.exists() and "up" in log.read_text(), 10)
+    limit_s = "1.0" if program == DEAF else "60.0"
+    process = subprocess.Popen([sys.executable, "-c", keeper, str(log), program, limit_s], cwd=tmp_path)
+    wait_until(lambda: log.exists() and "up" in log.read_text())
     process.send_signal(signal.SIGTERM)
-    assert process.wait(10) == 0
+    assert process.wait(90) == 0
+    assert log.read_text().splitlines()[-1] == last

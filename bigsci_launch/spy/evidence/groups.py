@@ -114,16 +114,41 @@ def is_world_only(ranks: Sequence[Connections | None]) -> bool | None:
     `ranks` are the connections of each rank of the world. Those with the store, whose server listens on all addresses,
     are not counted.
     """
+    links = _links_of_groups(ranks)
+    if links is None:
+        return None
+    if max(links.values()) > min(links.values()):
+        return False
+    return True if {len(each.of_groups) for each in ranks if each} == set(links.values()) else None
+
+
+def other_groups(ranks: Sequence[Connections | None]) -> dict[int, tuple[int, ...]]:
+    """Return the members of the one group that a rank has besides the world, for each rank whose connections show that
+    there is one: with each other member it has one connection more."""
+    links = _links_of_groups(ranks) or {}
+    if max(links.values(), default=0) > 2:
+        return {}
+    near = {rank: {rank} for rank in range(len(ranks))}
+    for (one, other), count in links.items():
+        if count == 2:
+            near[one].add(other)
+            near[other].add(one)
+    return {
+        rank: share(tuple(sorted(found)))
+        for rank, found in near.items()
+        if len(found) > 1 and all(near[other] == found for other in found)
+    }
+
+
+def _links_of_groups(ranks: Sequence[Connections | None]) -> Mapping[tuple[int, int], int] | None:
+    """How many connections each two ranks have, if all of them are those of groups of gloo, as far as is known."""
     seen = [each for each in ranks if each is not None]
     owners = {address: rank for rank, each in enumerate(seen) for address in each.of_groups}
     if len(seen) < max(2, len(ranks)) or len(owners) < sum(len(each.of_groups) for each in seen):
         return None
     links = _links(seen, owners)
-    if links is None or not _share_only_a_store(seen, owners) or any(each.devices for each in seen):
-        return None
-    if max(links.values()) > min(links.values()):
-        return False
-    return True if {len(each.of_groups) for each in seen} == set(links.values()) else None
+    is_known = links is not None and _share_only_a_store(seen, owners) and not any(each.devices for each in seen)
+    return links if is_known else None
 
 
 def _links(ranks: Sequence[Connections], owners: Mapping[str, int]) -> Mapping[tuple[int, int], int] | None:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
+from bigsci_launch.spy.evidence.run_facts import Exit, parse_end
+
 MAX_LISTED = 3
+NO_NAME = re.compile(r"[^\w.:\[\]-]")
+"""What an address, a port or a number of nodes never contains: others may have written it."""
 RANKS_NOT_NAMED = "the files do not name ranks: ranks were numbered in the order of nodes and processes"
 
 
@@ -77,12 +82,43 @@ class OtherProcess:
     comm: str
     role: str
     why: str
+    end: Exit | None = None
+    """How it has ended, if that is known."""
+
+
+@dataclass(frozen=True, slots=True)
+class WaitingLauncher:
+    """A launcher of torch that has started no rank for `age_s` seconds and was given several `nodes`, such as `2` or
+    `1:4`, to meet at `endpoint`; empty if it was given none."""
+
+    pid: int
+    node: str
+    nodes: str
+    endpoint: str
+    age_s: float
+
+
+def parse_waiting_launcher(node: Mapping[str, Any]) -> WaitingLauncher | None:
+    """Return the launcher on a node that waits for other nodes, if there is one."""
+    for other in node.get("others") or []:
+        fact = other.get("waits_for_nodes")
+        if fact:
+            nodes, endpoint = (NO_NAME.sub("?", str(fact[name])) for name in ("nodes", "endpoint"))
+            return WaitingLauncher(int(other["pid"]), str(node["node"]), nodes, endpoint, float(fact["age_s"]))
+    return None
 
 
 def parse_others(node: Mapping[str, Any]) -> list[OtherProcess]:
     """Return the processes of a node's document that are no ranks."""
     return [
-        OtherProcess(str(node["node"]), int(other["pid"]), str(other["comm"]), str(other["role"]), str(other["why"]))
+        OtherProcess(
+            str(node["node"]),
+            int(other["pid"]),
+            str(other["comm"]),
+            str(other["role"]),
+            str(other["why"]),
+            parse_end(other.get("end"), node),
+        )
         for other in node.get("others") or []
     ]
 

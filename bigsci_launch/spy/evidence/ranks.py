@@ -24,15 +24,28 @@ from bigsci_launch.spy.evidence.kernel import (
     parse_sockets,
 )
 from bigsci_launch.spy.evidence.numbering import (
+    NO_NAME,
     NumberedBy,
     Numbering,
     OtherProcess,
+    WaitingLauncher,
     list_processes,
     numbering_of,
     parse_others,
     parse_source,
+    parse_waiting_launcher,
 )
-from bigsci_launch.spy.evidence.run_facts import Exit, Failure, Heartbeat, NewLines, RunRecords, parse_printed
+from bigsci_launch.spy.evidence.run_facts import (
+    Exit,
+    Failure,
+    Heartbeat,
+    NewLines,
+    Restarts,
+    RunRecords,
+    parse_end,
+    parse_printed,
+    parse_restarts,
+)
 from bigsci_launch.spy.evidence.samples import GONE_STATES, Sample, parse_samples
 from bigsci_launch.spy.evidence.stacks import ThreadStack, decisive_thread
 from bigsci_launch.spy.evidence.steps import without_other_steps
@@ -79,6 +92,8 @@ class RankEvidence:
     memory_events: MemoryEvents | None = None
     numbered_by: NumberedBy = NumberedBy.UNKNOWN
     ring: Ring | None = None
+    store: str = ""
+    """Where it looks for the store: MASTER_ADDR and MASTER_PORT in its environment."""
 
     @property
     def last(self) -> Sample | None:
@@ -160,6 +175,9 @@ class Evidence:
     """The job whose nodes they are, as its scheduler takes it."""
     het_groups: Mapping[str, int] = field(default_factory=dict)
     """Of a heterogeneous job: the component of each node."""
+    restarts: Restarts | None = None
+    launcher: WaitingLauncher | None = None
+    """A launcher that has started no rank yet, and waits for other nodes."""
     py_spy: Mapping[str, str] = field(default_factory=dict)
     """What to type for py-spy on each node."""
 
@@ -281,6 +299,8 @@ def read_evidence(collection: Mapping[str, Any], nodes: Iterable[Mapping[str, An
         scheduler=str(collection.get("scheduler") or ""),
         job_id=str(collection.get("job_id") or ""),
         het_groups=collection.get("het_groups") or {},
+        restarts=parse_restarts(nodes),
+        launcher=next(filter(None, map(parse_waiting_launcher, nodes)), None),
         py_spy={
             str(node["node"]): "py-spy" if node["py_spy"] == collection.get("py_spy") else str(node["py_spy"])
             for node in nodes
@@ -418,6 +438,9 @@ def _unreached_rank(
 def _parse_rank(document: Mapping[str, Any], node: Mapping[str, Any], records: RunRecords) -> RankEvidence:
     recorders = [sample["recorder"] for sample in document["samples"] if "stream" in sample.get("recorder", {})]
     rings = [sample["ring"] for sample in document["samples"] if "ring" in sample]
+    found = records.of(int(document["rank"]))
+    if found.get("exit") is None and document.get("end"):
+        found = {**found, "exit": parse_end(document["end"], node)}
     return RankEvidence(
         rank=int(document["rank"]),
         node=str(node["node"]),
@@ -425,7 +448,8 @@ def _parse_rank(document: Mapping[str, Any], node: Mapping[str, Any], records: R
         clock_ticks_per_s=int(node.get("clock_ticks_per_s") or 100),
         samples=parse_samples(document["samples"], int(document.get("pid") or 0)),
         recorder=parse_recorder(recorders[-1]) if recorders else None,
-        **records.of(int(document["rank"])),
+        **found,
+        store=NO_NAME.sub("?", str(document.get("store") or "")),
         sockets=parse_sockets(document["samples"]),
         connections=parse_connections(document["samples"], str(node["node"])),
         memory_events=parse_memory_events(document["samples"]),

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from signal import Signals
 from typing import Any
 
 
@@ -27,6 +28,35 @@ class Exit:
         if self.code is None and not self.signal:
             return "exit status unknown: its runner was killed first"
         return f"killed by {self.signal}" if self.signal else f"exit code {self.code}"
+
+
+def parse_end(end: Mapping[str, Any] | None, node: Mapping[str, Any]) -> Exit | None:
+    """Return how a process has ended that its parent has not reaped, from the document of its node."""
+    if not end:
+        return None
+    number = end.get("signal")
+    name = None if number is None else next((each.name for each in Signals if each == number), f"signal {number}")
+    return Exit(end.get("code"), name, float(node.get("time") or 0.0), False)
+
+
+@dataclass(frozen=True, slots=True)
+class Restarts:
+    """How often the launcher has started all ranks again, how often it may (None if not known), and seconds since the
+    present start."""
+
+    number: int
+    limit: int | None
+    age_s: float
+
+
+def parse_restarts(nodes: Iterable[Mapping[str, Any]]) -> Restarts | None:
+    """Return the restarts of the ranks that were found, by what their launcher has put into their environment."""
+    found = [rank for node in nodes for rank in node.get("ranks", []) if rank.get("restarts")]
+    ages = [float(rank["age_s"]) for rank in found if rank.get("age_s") is not None]
+    if not ages:
+        return None
+    number, *limit = max(list(map(int, rank["restarts"])) for rank in found)
+    return Restarts(number, limit[0] if limit else None, min(ages))
 
 
 @dataclass(frozen=True, slots=True)

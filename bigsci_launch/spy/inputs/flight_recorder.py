@@ -4,7 +4,8 @@ Layout in torch 2.13 (`torch/distributed/flight_recorder/components/loader.py`, 
 `torch._C._distributed_c10d`): {version, pg_config, pg_status, entries: [{record_id, process_group: (name,
 description), collective_seq_id, p2p_seq_id, profiling_name, input_sizes, input_dtypes, state, retired, is_p2p,
 thread_name, thread_id, frames: [{name, filename, line}]}]}. Only pickles contain frames. `pg_config` lists the members
-of each group on NCCL; on gloo it is empty. torch 2.2 pickles the entries alone, with `seq_id` and `pg_id`.
+of each group on NCCL; on gloo it is empty. torch 2.2 pickles the entries alone, with `seq_id` and `pg_id`. Versions 1.1
+to 1.4 (torch 2.3) have such entries too, and `pg_config: {pg_id: [ranks]}`.
 
 The hook of torchcomms writes the same keys, but numbers the calls of all groups of a rank together, lists the members
 of a group by their place in it (`0,1`, without brackets), and does not mark messages between two ranks.
@@ -48,7 +49,7 @@ def read_recorder_pickle(path: Path, data: bytes) -> Found:
     except Exception as error:
         raise Damaged(f"it starts like a pickle, but cannot be read ({type(error).__name__}: {error})") from error
     if is_list_of_entries(document):
-        document = {"version": "2.2", "entries": with_later_keys(document)}
+        document = {"version": "1.0", "entries": document}
     if not is_recorder(document):
         raise Damaged("it is a pickle, but not a dump of torch's flight recorder (it has no entries)")
     return read_recorder(path, document)
@@ -106,7 +107,7 @@ def rank_of(path: Path) -> int | None:
 
 
 def with_later_keys(entries: Sequence[Any]) -> list[Any]:
-    """Return the entries of torch 2.2 with what newer versions add."""
+    """Return the entries of torch 2.2 or 2.3 with what newer versions add."""
     return [
         {
             "record_id": position,
@@ -124,7 +125,10 @@ def with_later_keys(entries: Sequence[Any]) -> list[Any]:
 
 def entries_of(document: Mapping[str, Any], of_torchcomms: bool) -> list[Mapping[str, Any]]:
     """Return the entries, oldest first, as torch has them."""
-    entries = sorted(document.get("entries", ()), key=lambda entry: int(entry["record_id"]))
+    entries = document.get("entries", ())
+    if entries and "process_group" not in entries[0]:
+        entries = with_later_keys(entries)
+    entries = sorted(entries, key=lambda entry: int(entry["record_id"]))
     return numbered_by_group(entries) if of_torchcomms else entries
 
 
@@ -191,11 +195,12 @@ def is_open(entry: Mapping[str, Any]) -> bool:
 
 
 def members_of(config: Mapping[str, Any]) -> dict[str, list[int]]:
-    """Return the global ranks of each group that lists them; torch writes the list as text, `[0, 1]`.
+    """Return the global ranks of each group that lists them; torch writes the list as text, `[0, 1]`, from 2.4 on.
 
     torchcomms lists places in the group: these are ranks only in the largest group, if that is the world.
     """
-    found = {str(name): ranks_of(group.get("ranks") or "[]") for name, group in config.items()}
+    listed = {name: group if isinstance(group, list) else group.get("ranks") or "[]" for name, group in config.items()}
+    found = {str(name): ranks_of(ranks) for name, ranks in listed.items()}
     largest = max(map(len, found.values()), default=0)
     is_known = {name: len(ranks) == largest or not is_of_torchcomms(config) for name, ranks in found.items()}
     return {name: ranks for name, ranks in found.items() if ranks and is_known[name]}

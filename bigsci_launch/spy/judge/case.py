@@ -15,7 +15,9 @@ from bigsci_launch.spy.judge.facts import (
     deciding_wait,
     finished_something,
     is_busy,
+    may_wait_for_store,
     outer_frames_moved,
+    polls_for_lock,
     sleeps_on_futex,
     spins_in_native_code,
     still_s,
@@ -102,6 +104,18 @@ class JobCase:
                 waiter = owners.get((lock.node, pid))
                 if holder is not None and waiter is not None and waiter != holder:
                     found[waiter] = (lock, holder)
+        return {**self._polled_locks(owners), **found}
+
+    def _polled_locks(self, owners: Mapping[tuple[str, int], int]) -> dict[int, tuple[FileLock, int]]:
+        """The same of ranks that try again and again: the one lock on their node that another rank holds."""
+        found = {}
+        for seen in self.alive:
+            if seen.thread is None or not polls_for_lock(seen.thread):
+                continue
+            held = [(lock, owners.get((lock.node, lock.holder))) for lock in self.evidence.locks]
+            near = [(lock, rank) for lock, rank in held if lock.node == seen.node and rank not in (None, seen.rank)]
+            if len(near) == 1 and not near[0][0].waiters and near[0][1] is not None:
+                found[seen.rank] = (near[0][0], near[0][1])
         return found
 
     def communicates(self, seen: RankEvidence) -> bool | None:
@@ -117,7 +131,8 @@ class JobCase:
         if not seen.threads:
             return None
         if self._shows_none(seen):
-            return False
+            # No recorder lists keys of the store, which other ranks set.
+            return None if may_wait_for_store(seen) and self.graph.waits else False
         if seen.thread is not None and seen.thread.waits_for_shared_lock:
             return None
         if seen.thread is not None and seen.thread.is_plainly_local:
@@ -139,7 +154,8 @@ class JobCase:
         if sleeps_on_futex(seen):
             return None
         if wait.startswith(POLL_WAITS):
-            return False if self.graph.waits else None  # torch's own waits are seen, or sleep on a futex
+            # Of torch's own waits only that for a key of its store is in poll, right below the caller's line.
+            return None if may_wait_for_store(seen) or not self.graph.waits else False
         if wait.startswith(SLEEP_WAITS):
             rate = switches_per_s(seen)
             return None if rate is None or rate >= POLLING_PER_S else False
@@ -155,7 +171,16 @@ class JobCase:
         """Whether the recorder of the rank lists all that it is in, and lists nothing open. That of gloo does not list
         messages between two ranks."""
         recorder = seen.recorder
-        return recorder is not None and recorder.lists_all and not recorder.open_calls and not self.has_messages
+        if recorder is None or not recorder.lists_all or recorder.open_calls or self.has_messages:
+            return False
+        return recorder.open_messages is not None or not self.may_exchange_messages
+
+    @cached_property
+    def may_exchange_messages(self) -> bool:
+        """Whether several ranks sleep on a futex right below a line of their own: `Work.wait()` of messages, which
+        gloo's recorder does not list, looks like that."""
+        silent = [seen for seen in self.alive if seen.rank not in self.graph.waits and sleeps_on_futex(seen)]
+        return sum(seen.thread is not None and seen.thread.is_in_own_code for seen in silent) > 1
 
     @cached_property
     def has_messages(self) -> bool:

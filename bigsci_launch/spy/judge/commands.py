@@ -19,6 +19,7 @@ ASK_DEVICES = (
     "nvidia-smi --query-gpu=index,utilization.gpu,power.draw --format=csv  # on each node: a device that waits in a "
     "collective is at 100 % with little power"
 )
+FIND_BUILD_LOCK = "find ${TORCH_EXTENSIONS_DIR:-~/.cache/torch_extensions} -name lock -mmin +10  # remove what is found"
 _OF_BSL = ("bsl spy", "bsl trace last")
 
 

@@ -48,11 +48,14 @@ class GracePeriod(Enum):
     NONE = 0.0, 0.0
     """Standing still is no part of the proof: a process that has ended or is stopped, recorded collectives."""
     LOCAL = 10.0, 300.0
-    """It waits, without a time limit, for something on its own machine: a lock, a pipe, a thread, a child."""
+    """It waits, without a time limit, for something on its own machine: a lock, a pipe, a thread, a child, ranks in a
+    circle."""
     ELSEWHERE = 30.0, 300.0
     """It waits for something else: another machine, a file system, or what is not known."""
     TIMER = 120.0, 900.0
     """A timer will wake it."""
+    ASLEEP = 1800.0, 1800.0
+    """All sleep, and no rank is known to wait for another: what they sleep in may end by itself."""
     COMPUTES = None, 1800.0
     """It runs: an endless loop looks like work. gloo and NCCL end a job after 10 to 30 minutes by themselves."""
 
@@ -62,16 +65,19 @@ class GracePeriod(Enum):
 
 class Reason(Enum):
     """Why to look at a rank. `hit_rate` is how often the first rank with that reason was the right one, of the cases in
-    which it came first: (hits + 1) / (cases + 2), counted by `benchmarks/hang_calibration.py`; None below 12 cases."""
+    which it came first: (hits + 1) / (cases + 2), counted by `benchmarks/hang_calibration.py`; None below 12 cases, and
+    for the odd one out: that rate is only how often the many are right."""
 
     ACCUSED = "others wait for it, and it shows why", 0.99
     DEPARTED = "its recorded collectives differ", None
+    DEPARTED_PEERS = "its recorded collectives differ from those of others", None
     AWAITED = "others wait for it", None
     AWAITED_MAYBE = "others wait for it, and it may wait itself", None
-    IN_EACH_CIRCLE = "every circle of waits goes through it", 0.95
-    ODD_ONE_OUT = "the odd one out", 0.94
-    ODD_STACK = "its stack differs from most", 0.68
+    IN_EACH_CIRCLE = "every circle of waits goes through it", None
+    ODD_ONE_OUT = "the odd one out", None
+    ODD_STACK = "its stack differs from most", None
     DISAGREES = "it disagrees with others about a collective", None
+    OTHER_SIDE = "the many, if the odd one is right", None
     EQUAL_SIDE = "one of several sides of the same size", None
     COUNTED = "its number of collectives differs", None
     UNFINISHED = "it does not return from a collective", None

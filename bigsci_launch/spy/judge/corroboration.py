@@ -16,7 +16,7 @@ from bigsci_launch.spy.evidence.kernel import FileLock
 from bigsci_launch.spy.evidence.known_code import bare_name
 from bigsci_launch.spy.evidence.ranks import Evidence, RankEvidence
 from bigsci_launch.spy.evidence.stacks import Frame
-from bigsci_launch.spy.judge.commands import on_node
+from bigsci_launch.spy.judge.commands import FIND_BUILD_LOCK, on_node
 from bigsci_launch.spy.judge.conclusion import Conclusion
 from bigsci_launch.spy.judge.first_use import ASK_NCCL, words_of_first_use
 from bigsci_launch.spy.judge.last_calls import find_in_rings, whereabouts
@@ -245,10 +245,7 @@ def _stale_lock_file(conclusion: Conclusion, evidence: Evidence, suspects: list[
         words = f"{evidence.name(builder.rank)} is building right now: the lock may be its own, and will be released"
         return [Clue(words, weight=-1)]
     words = "no rank on the node is building anything: the lock file is left over from a build that was killed"
-    return [Clue(words, missing="the path and the age of the lock file", weight=1, next=_FIND_LOCK)]
-
-
-_FIND_LOCK = "find ${TORCH_EXTENSIONS_DIR:-~/.cache/torch_extensions} -name lock -mmin +10  # remove what is found"
+    return [Clue(words, missing="the path and the age of the lock file", weight=1, next=FIND_BUILD_LOCK)]
 
 
 def _is_building(seen: RankEvidence) -> bool:

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from bigsci_launch.spy.evidence.known_code import (
     CHILD_FILES,
+    KNOWN_WAITS,
     LOCK_WAITS,
+    bare_name,
     is_idle_call,
     is_plumbing_file,
     is_server,
@@ -16,6 +18,7 @@ from bigsci_launch.spy.evidence.known_code import (
 from bigsci_launch.spy.evidence.ranks import RankEvidence
 from bigsci_launch.spy.evidence.samples import Sample
 from bigsci_launch.spy.evidence.stacks import Frame, ThreadStack, decisive_thread
+from bigsci_launch.spy.taxonomy import HangClass
 
 BUSY_SHARE = 0.5
 STARVED_SHARE = 0.02
@@ -31,6 +34,7 @@ INNER_FRAMES = 2
 """Innermost frames that are ignored: they change even in a loop that goes nowhere."""
 POLLING_PER_S = 20.0
 """A thread that wakes up this often polls; `time.sleep` in a program of its own wakes up less often."""
+POLL_CALLS = {7: "poll", 271: "ppoll"}
 UNKNOWN_STATE = "?"
 """State of a rank known only from its recorder's dump. Evidence made of such dumps holds no stacks at all."""
 
@@ -84,6 +88,26 @@ def sleeps_on_futex(seen: RankEvidence) -> bool | None:
     """Whether the thread that decides sleeps on a futex, as in a lock, in gloo's wait, or in `Work.wait()`."""
     wait = deciding_wait(seen)
     return None if wait is None else wait.startswith(LOCK_WAITS)
+
+
+def may_wait_for_store(seen: RankEvidence) -> bool:
+    """Whether it may wait for a key of torch's store, which another rank sets: it is in `poll`, called straight from
+    the line of its caller."""
+    thread = seen.thread
+    if seen.last is None or seen.last.call_number not in POLL_CALLS or thread is None or not thread.frames:
+        return False
+    is_own = not thread.frames[0].file.endswith(("/selectors.py", "/socket.py", "/ssl.py"))
+    return is_own and thread.frames[0] is thread.site and waits_in(seen, ("poll_schedule",)) is True
+
+
+def polls_for_lock(thread: ThreadStack) -> bool:
+    """Whether a thread tries again and again to get a file lock."""
+    known = [each for each in KNOWN_WAITS if each.hang_class is HangClass.FILE_LOCK_HELD and each.file]
+    return any(
+        bare_name(frame.function) == each.function and frame.file.endswith(each.file)
+        for frame in thread.frames
+        for each in known
+    )
 
 
 def named_frames(seen: RankEvidence, sample: Sample) -> tuple[Frame, ...]:

@@ -203,7 +203,7 @@ RULES = (
     ),
     make_rule(
         rendezvous.store_not_reached,
-        beats="stands-alone",
+        beats="each-other",
         source="torch: TCPStore at MASTER_ADDR:MASTER_PORT",
         shown_by="zoo/H46-4-ranks-culprit-1",
         silent_on="zoo/H45-4-ranks-culprit-0",
@@ -256,13 +256,6 @@ RULES = (
         source="a collective that all have reached ends, unless link, device or root fails",
         shown_by="zoo/H80-4-ranks-culprit-0 without sockets",
         silent_on="zoo/H08-4-ranks-culprit-3",
-    ),
-    make_rule(
-        circle.stands_alone,
-        beats="each-other",
-        source="a wait-for graph: who is a part of every circle",
-        shown_by="test: alone-in-its-group",
-        silent_on="zoo/H10-4-ranks-culprit-0",
     ),
     make_rule(
         circle.norms_differ,

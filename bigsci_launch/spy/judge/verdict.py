@@ -19,6 +19,7 @@ from bigsci_launch.spy.judge.corroboration import corroborate, refine_class
 from bigsci_launch.spy.judge.facts import deciding_thread_ran, elapsed_s, is_motion_known, may_be_at_work
 from bigsci_launch.spy.judge.pointers import look_first
 from bigsci_launch.spy.judge.rule import Weighed, resolve, weigh
+from bigsci_launch.spy.judge.rules.failures import crash_loop
 from bigsci_launch.spy.judge.rules.process import explain_stall, held_s
 from bigsci_launch.spy.judge.table import RULES
 from bigsci_launch.spy.taxonomy import State
@@ -47,8 +48,11 @@ def deliberate(evidence: Evidence) -> Judgment:
     """Return the verdict on `evidence`, with every rule as it was weighed."""
     case = JobCase.of(evidence)
     weighed = weigh(case, RULES)
-    found = resolve(weighed, evidence) or Conclusion(
-        State.UNKNOWN, "the evidence does not show what the ranks wait for", Strength.NOTHING
+    # What a launcher repeats is no state of a moment: it comes before everything that a moment shows.
+    found = (
+        crash_loop(case)
+        or resolve(weighed, evidence)
+        or Conclusion(State.UNKNOWN, "the evidence does not show what the ranks wait for", Strength.NOTHING)
     )
     conclusion = corroborate(refine_class(found, evidence), evidence)
     conclusion = replace(conclusion, look_first=look_first(case, conclusion))

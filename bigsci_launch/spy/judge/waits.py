@@ -17,6 +17,7 @@ from bigsci_launch.spy.evidence.groups import (
     group_members,
     group_text,
     is_world_only,
+    other_groups,
     scope_of,
     scope_within,
     smallest_group,
@@ -35,6 +36,8 @@ from bigsci_launch.spy.judge.facts import is_busy, is_only_counted, waits_in, wa
 SETUP_OPERATIONS = ("init_process_group", "new_group")
 ROOTED = frozenset({"broadcast", "reduce", "scatter", "gather"})
 """Collectives that a rank may leave before all others have come."""
+OWN_GROUP = "own_group"
+"""Whether a call was given a group, 1, or is over the default one, 0."""
 ROOT_INDICES = ("group_src", "group_dst")
 ROOT_ARGUMENTS = ("src", "dst", *ROOT_INDICES)
 ASSUMED = " (its members are assumed)"
@@ -212,7 +215,9 @@ def _is_acyclic(edges: Sequence[frozenset[int]], removed: int) -> bool:
 def build_graph(evidence: Evidence) -> WaitGraph:
     found = {seen.rank: wait for seen in evidence.ranks if (wait := find_wait(seen, evidence)) is not None}
     by_rank = {seen.rank: seen for seen in evidence.ranks}
-    of_world_only = is_world_only([seen.connections for seen in evidence.ranks])
+    connections = [seen.connections for seen in evidence.ranks]
+    of_world_only = is_world_only(connections)
+    found = _within_other_groups(found, evidence, other_groups(connections))
     if of_world_only is True:
         found = _within_the_world(found, by_rank)
     groups = {rank: wait.call.token.group for rank, wait in found.items() if wait.is_assumed and wait.call}
@@ -236,6 +241,23 @@ def _within_the_world(waits: Mapping[int, Wait], by_rank: Mapping[int, RankEvide
     members = group_members("world", 0, len(by_rank), None)
     world = {wait.rank: replace(wait, scope="world", members=members, path="") for wait in open_waits}
     return {**waits, **world}
+
+
+def _within_other_groups(
+    waits: Mapping[int, Wait], evidence: Evidence, others: Mapping[int, tuple[int, ...]]
+) -> dict[int, Wait]:
+    """Return `waits` with the members of each call that was given a group, where a rank has only one besides the
+    world."""
+    found = dict(waits)
+    for seen in evidence.ranks:
+        wait, members = waits.get(seen.rank), others.get(seen.rank)
+        if wait is None or members is None:
+            continue
+        is_given = _lacks_group(wait) and seen.thread is not None and seen.thread.argument(OWN_GROUP) == 1
+        users = users_of(wait.call.token.group, evidence) if wait.call and wait.is_assumed else ()
+        if is_given or (users and set(members).issuperset(users)):
+            found[seen.rank] = replace(wait, members=members, scope=None, path="", is_assumed=False)
+    return found
 
 
 def _lacks_group(wait: Wait) -> bool:
@@ -307,7 +329,8 @@ def waits_for_handle(seen: RankEvidence) -> bool | None:
 def _wait_from_stack(seen: RankEvidence, thread: ThreadStack | None, operation: str | None, evidence: Evidence) -> Wait:
     assert thread is not None and operation is not None
     scope = _said_scope(thread, operation, evidence)
-    if operation in SETUP_OPERATIONS or operation == "monitored_barrier":
+    is_of_all = operation not in POINT_TO_POINT and scope is None and thread.argument(OWN_GROUP) == 0
+    if is_of_all or operation in SETUP_OPERATIONS or operation == "monitored_barrier":
         scope = "world"
     members = group_members(scope, seen.rank, evidence.world_size, evidence.topology) if scope else None
     message = seen.ring.open_message(thread.tid) if seen.ring and operation in POINT_TO_POINT else None

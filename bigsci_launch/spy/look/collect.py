@@ -15,18 +15,20 @@ import sys
 import time
 import zlib
 from collections.abc import Callable, Mapping
-from typing import Any
+from importlib.machinery import SourceFileLoader
+from typing import TYPE_CHECKING, Any
 
 from bigsci_launch.content import packaged
 from bigsci_launch.errors import CollectError
 from bigsci_launch.safe_files import parse_json
 from bigsci_launch.scheduler.job import MonitorStep
-from bigsci_launch.spy.evidence.bundle import Bundle
-from bigsci_launch.spy.evidence.known_code import operation_of
 from bigsci_launch.spy.look.ring_copies import read_ring_copies
 from bigsci_launch.spy.look.run_records import log_sizes, read_printed, read_records
 from bigsci_launch.spy.look.target import Target
 from bigsci_launch.topology import Topology, compress_ranks
+
+if TYPE_CHECKING:
+    from bigsci_launch.spy.evidence.bundle import Bundle
 
 NODE_TIMEOUT_S = 20.0
 STEP_TIMEOUT_S = 40.0
@@ -34,12 +36,14 @@ LATE_NODE_S = 12.0  # time a node needs if every process on it blocks its reader
 MAX_STEPS = 3
 MORE_TIME_S = 20.0
 MAX_NATIVE_FRAMES = 40
-PARTNER_ARGUMENTS = ("src", "dst", "group_src", "group_dst", "tag")
+PARTNER_ARGUMENTS = ("src", "dst", "group_src", "group_dst", "tag", "own_group")
 AGENT_MODULES = (
     "safe_files", "node_processes", "node_sockets", "node_kernel", "node_motion", "node_environment", "node_scheduler",
     "node_roles", "node_identity", "node_peek", "node_numbers", "node_ranks", "node_recorder", "ring_file",
     "node_ring", "calls_file", "node_calls", "node_workers", "node_injection", "node_stacks", "node_agent",
 )  # fmt: skip
+LOOK_MODULES = (*AGENT_MODULES, "node_counters", "node_looks")
+"""The modules of a look that lasts: its request has `looks_s`."""
 # The submitting machine's Python if the node has it, else the node's own: the agent needs no package.
 START_AGENT = 'p=$1; [ -x "$p" ] || p=python3; exec "$p" -I -S -'
 PROGRAM = """
@@ -52,7 +56,7 @@ modules = marshal.loads(decompress(a2b_base64(codes))) if is_same_python else ev
 for name, body in modules.items():
     module = sys.modules[name] = type(sys)(name)
     exec(body, module.__dict__)
-sys.modules["node_agent"].main({request!r})
+sys.modules[{main!r}].main({request!r})
 """
 AnswerCallback = Callable[[int, str], None]
 """Called with the number of nodes that have answered and the name of the latest one."""
@@ -117,6 +121,8 @@ def collect(target: Target, on_answer: AnswerCallback = lambda done, node: None)
         "printed": read_printed(target.attempt, printed),
         "rings": [_compressed(copy) for copy in read_ring_copies(target.attempt)],
     }
+    from bigsci_launch.spy.evidence.bundle import Bundle  # it loads what is known of libraries: late, see cli/spy.py
+
     return Bundle(collection, tuple(nodes))
 
 
@@ -221,12 +227,14 @@ def _read_dump(text: str) -> list[dict[str, Any]]:
 
 
 def _read_frame(frame: Mapping[str, Any]) -> dict[str, Any]:
-    """Return one frame. Of its variables, only the integers that identify a communication's partner are kept."""
+    """Return one frame. Of its variables, only the integers that tell a communication apart are kept."""
     numbers = {
         each["name"]: int(each["repr"])
         for each in frame.get("locals") or ()
         if each["name"] in PARTNER_ARGUMENTS and str(each.get("repr") or "").isdigit()
     }
+    from bigsci_launch.spy.evidence.known_code import operation_of
+
     place = {"function": frame["name"], "file": frame["filename"], "line": frame["line"]}
     is_communication = operation_of(frame["name"], frame["filename"]) is not None
     return {**place, "arguments": numbers} if numbers and is_communication else place
@@ -310,7 +318,7 @@ def more_time(target: Target) -> float:
 
 def settle_time(target: Target) -> float:
     """Return the seconds for which every node keeps looking before it answers."""
-    return float(target.request.get("settle_s") or 0.0)
+    return float(target.request.get("settle_s") or target.request.get("looks_s") or 0.0)
 
 
 def no_answer(target: Target, silent: Mapping[str, str], words: str) -> CollectError:
@@ -327,14 +335,15 @@ def agent_program(target: Target) -> str:
 
     It contains byte code, which starts faster, for nodes with the same Python version, and source code for the others.
     """
-    folder = packaged("diagnostics")
-    sources = {name: (folder / f"{name}.py").read_text(encoding="utf-8") for name in AGENT_MODULES}
-    codes = {name: compile(source, f"{name}.py", "exec") for name, source in sources.items()}
+    folder, modules = packaged("diagnostics"), LOOK_MODULES if target.request.get("looks_s") else AGENT_MODULES
+    sources = {name: (folder / f"{name}.py").read_text(encoding="utf-8") for name in modules}
+    codes = {name: SourceFileLoader(name, str(folder / f"{name}.py")).get_code(name) for name in modules}
     name = {} if target.job_id or not target.nodes else {"node": target.nodes[0]}
     request = {**name, **target.request, "node_timeout_s": NODE_TIMEOUT_S + more_time(target), "framed": True}
     return PROGRAM.format(
         magic=importlib.util.MAGIC_NUMBER,
-        codes=base64.b64encode(zlib.compress(marshal.dumps(codes))),
-        sources=base64.b64encode(zlib.compress(repr(sources).encode())),
+        codes=base64.b64encode(zlib.compress(marshal.dumps(codes), 1)),
+        sources=base64.b64encode(zlib.compress(repr(sources).encode(), 1)),
+        main=modules[-1],
         request=request,
     )

@@ -88,7 +88,7 @@ def _shorten(sections: Sequence[Items], max_lines: int) -> None:
 
 
 class _Folder:
-    """Folds text into lines of `width`; without a width, into a single line that is cut if it is very long."""
+    """Folds text into lines of `width`; without a width, into a single line, which is whole."""
 
     def __init__(self, width: int | None) -> None:
         self.is_terminal = width is not None
@@ -100,7 +100,7 @@ class _Folder:
         indent = " " * NAME_WIDTH if name else ""
         first = f"  {name:{NAME_WIDTH - 2}}" if name else ""
         if not self.is_terminal:
-            return [Line(self.cut(first + text) if name else text, role)]
+            return [Line(first + text, role)]
         lines = wrap(
             text,
             self.width,

@@ -2,7 +2,8 @@
 
     RANK=.. WORLD_SIZE=4 MASTER_ADDR=.. MASTER_PORT=.. python gloo_ranks.py CASE READY_FIFO CULPRIT [RECORDER_FOLDER]
 
-Every rank writes its number into READY_FIFO when it begins the step in which CASE happens.
+Every rank writes its number into READY_FIFO when it begins the step in which CASE happens. With NCCL_LIKE in the
+environment the ranks communicate over the backend of `tests/support/nccl_like`.
 """
 
 import ctypes
@@ -36,11 +37,16 @@ def reduce_loss() -> None:
     dist.all_reduce(x)
 
 
+def read_loss() -> float:
+    return x.sum().item()
+
+
 def train_step() -> None:
     reduce_over_tensor_ranks()
     reduce_over_tensor_ranks()
     reduce_gradients()
     reduce_loss()
+    read_loss()
 
 
 def load_batch() -> None:
@@ -162,7 +168,14 @@ def offer_recorder(folder: str):
 
 
 torch.set_num_threads(1)
-dist.init_process_group("gloo", timeout=FAR)
+BACKEND = "gloo"
+if os.environ.get("NCCL_LIKE"):
+    sys.path.append(str(Path(__file__).parents[2] / "support" / "nccl_like"))
+    import nccl_like
+
+    nccl_like.install()
+    BACKEND = nccl_like.NAME
+dist.init_process_group(BACKEND, timeout=FAR)
 TP = [dist.new_group(ranks, timeout=FAR) for ranks in ([0, 1], [2, 3])][RANK // 2]
 DP = [dist.new_group(ranks, timeout=FAR) for ranks in ([0, 2], [1, 3])][RANK % 2]
 others = [rank for rank in range(4) if rank != CULPRIT]

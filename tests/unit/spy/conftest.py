@@ -16,7 +16,7 @@ from bigsci_launch.spy.evidence.bundle import Bundle
 from bigsci_launch.spy.evidence.ranks import Evidence
 from bigsci_launch.spy.judge.conclusion import Conclusion
 from bigsci_launch.spy.judge.facts import deciding_thread_ran
-from bigsci_launch.spy.look.collect import AGENT_MODULES
+from bigsci_launch.spy.look.collect import LOOK_MODULES
 from bigsci_launch.spy.taxonomy import HangClass
 
 RECORDINGS = Path(__file__).parent / "recordings"
@@ -192,10 +192,10 @@ def synthetic() -> ModuleType:
 @pytest.fixture(scope="session")
 def agent() -> ModuleType:
     """The node agent as a module, with the modules that it imports as attributes."""
-    for name in AGENT_MODULES:
+    for name in LOOK_MODULES:
         path = resources.files("bigsci_launch") / "assets" / "diagnostics" / f"{name}.py"
         module = sys.modules[name] = ModuleType(name)
         exec(compile(path.read_text(), str(path), "exec"), module.__dict__)
     found = sys.modules["node_agent"]
-    found.__dict__.update({name: sys.modules[name] for name in AGENT_MODULES[:-1]})
+    found.__dict__.update({name: sys.modules[name] for name in LOOK_MODULES if name != "node_agent"})
     return found

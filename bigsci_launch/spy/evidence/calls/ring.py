@@ -106,6 +106,9 @@ class Ring:
     roots: tuple[RootsNamed, ...] = ()
     are_blocking: bool = False
     """Whether the work of each collective is done when it returns."""
+    phases: tuple[RingCall, ...] = ()
+    """What the rank did itself, oldest first: forward and backward passes, and so on. Only where many calls were asked
+    for."""
 
     def waits(self, thread: int | None) -> tuple[RingCall, ...]:
         """Return the calls that a thread is in, the outermost first; those of all threads if it is none of the ring's.
@@ -153,6 +156,7 @@ def parse_ring(document: Mapping[str, Any]) -> Ring:
     """Parse a ring as the node agent writes it."""
     calls = [_parse_call(call, thread) for thread in document["threads"] for call in thread["last"]]
     inside = [_parse_call(call, thread) for thread in document["threads"] for call in thread["open"]]
+    phases = [_parse_call(call, thread) for thread in document["threads"] for call in thread.get("phases", ())]
     return Ring(
         step=int(document["step"]),
         phase=str(document["phase"]),
@@ -169,6 +173,7 @@ def parse_ring(document: Mapping[str, Any]) -> Ring:
         stacks=parse_written_stacks(document),
         steps={group: _parse_steps(runs) for group, runs in document.get("steps", {}).items()},
         are_blocking=bool(document.get("are_blocking")),
+        phases=tuple(sorted(phases, key=lambda call: call.entered)),
         roots=tuple(
             RootsNamed(group, operation, place, tuple((root, times, at) for root, times, at in runs))
             for group, operation, place, runs in document.get("roots", [])

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from bigsci_launch.spy.evidence.known_code import bare_name
 from bigsci_launch.spy.judge.case import JobCase
-from bigsci_launch.spy.judge.commands import ASK_DEVICES, ASK_RECORDER
+from bigsci_launch.spy.judge.commands import ASK_DEVICES, ASK_RECORDER, FIND_BUILD_LOCK
 from bigsci_launch.spy.judge.conclusion import Conclusion, GracePeriod, Side, Strength, Suspect
 from bigsci_launch.spy.judge.facts import deciding_thread_ran, is_busy, waits_for_work
 from bigsci_launch.spy.judge.rules.away import ask_native, certain_stalls
 from bigsci_launch.spy.judge.rules.messages import sides_of
+from bigsci_launch.spy.judge.rules.process import Stall, explain_stall
 from bigsci_launch.spy.judge.rules.work import busy_child, conclude_computing, find_works, judge_work
-from bigsci_launch.spy.taxonomy import State
-from bigsci_launch.topology.naming import counted
+from bigsci_launch.spy.taxonomy import HangClass, State
+from bigsci_launch.topology.naming import agree, counted
 
 ODD_SHARE = 0.25
 """Largest share of the ranks that may be called odd when no rank is in a collective."""
@@ -24,18 +25,32 @@ def all_together(case: JobCase) -> Conclusion | None:
         return None
     sides = sides_of(graph, tuple(graph.waits))
     where = "; ".join(f"{case.evidence.names(side.ranks)} in {side.where}" for side in sides[:3])
+    still = ("no rank moved between the samples",) if case.was_seen_twice else ()
     return Conclusion(
         state=State.HANG,
         claim=f"every rank is in its collective and none is missing, yet none makes progress: {where}",
         strength=Strength.GUESS,
         sides=sides,
-        evidence=("no rank moved between the samples",) if case.was_seen_twice else (),
+        evidence=(*still, *_second_threads(case)),
         missing=(
             "unacknowledged bytes on the connections between the nodes",
             "the state of the devices",
             *(() if graph.is_certain else ("which ranks each collective goes over: groups may not match",)),
         ),
         next=("ss -tin  # on the nodes: look for unacked bytes and retransmits",),
+    )
+
+
+def _second_threads(case: JobCase) -> tuple[str, ...]:
+    """Other threads that communicate: over one group, all ranks must begin the calls of two threads in one order."""
+    found: dict[str, list[int]] = {}
+    for seen in case.alive:
+        for thread in seen.threads or ():
+            if thread is not seen.thread and thread.operation:
+                found.setdefault(f"{thread.operation} at {thread.site} in thread {thread.label}", []).append(seen.rank)
+    return tuple(
+        f"{case.evidence.names(ranks)} {agree('is', ranks)} also in {where}: over one group, threads have no order"
+        for where, ranks in found.items()
     )
 
 
@@ -53,6 +68,8 @@ def one_place(case: JobCase) -> Conclusion | None:
         return None
     found = case.classes[0]
     where = f"{found.frames[0]}"
+    if (known := _known_wait_of_all(case)) is not None:
+        return _conclude_known(case, known, (Side(found.ranks, where),))
     if _stands_still(case):
         return _conclude_still(case, (Side(found.ranks, where),))
     who = f"all {counted(found.ranks, 'is')}" if len(found.ranks) > 1 else "the rank that was read is"
@@ -67,6 +84,26 @@ def in_places(case: JobCase) -> Conclusion | None:
     if _stands_still(case):
         return _conclude_still(case, sides)
     return _conclude_unknown(case, f"the ranks are in {len(case.classes)} different places", sides)
+
+
+def _known_wait_of_all(case: JobCase) -> Stall | None:
+    """What all ranks are in, if it is a known wait for a lock of a build: none of them is the one that builds."""
+    stalls = [explain_stall(seen) for seen in case.alive if seen.threads]
+    is_lock = all(stall.hang_class is HangClass.BUILD_LOCK_STALE for stall in stalls)
+    return stalls[0] if len(stalls) > 1 and is_lock and len(stalls) == len(case.alive) else None
+
+
+def _conclude_known(case: JobCase, stall: Stall, sides: tuple[Side, ...]) -> Conclusion:
+    return Conclusion(
+        state=State.HANG,
+        claim=f"all {counted(sides[0].ranks, 'is')} where each {stall.words}",
+        strength=Strength.AGREED,
+        hang_class=stall.hang_class,
+        sides=sides,
+        evidence=("none of them builds what they wait for",),
+        next=(FIND_BUILD_LOCK,),
+        grace=stall.grace,
+    )
 
 
 def _conclude_unknown(case: JobCase, claim: str, sides: tuple[Side, ...]) -> Conclusion:
@@ -107,7 +144,7 @@ def _conclude_still(case: JobCase, sides: tuple[Side, ...]) -> Conclusion:
         evidence=("no rank ran between the samples",),
         missing=("what they wait for: native frames or a recorder would show it",),
         next=ask_native(case.alive),
-        grace=GracePeriod.ELSEWHERE if is_known else GracePeriod.TIMER,
+        grace=GracePeriod.ELSEWHERE if is_known else GracePeriod.ASLEEP,
     )
 
 

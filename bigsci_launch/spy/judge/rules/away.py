@@ -14,7 +14,7 @@ from bigsci_launch.spy.evidence.ranks import Evidence, RankEvidence
 from bigsci_launch.spy.judge.case import JobCase
 from bigsci_launch.spy.judge.commands import ASK_NATIVE, on_node
 from bigsci_launch.spy.judge.conclusion import Conclusion, GracePeriod, Side, Strength, Suspect, where_shared
-from bigsci_launch.spy.judge.facts import UNKNOWN_STATE, deciding_thread_ran, is_busy
+from bigsci_launch.spy.judge.facts import UNKNOWN_STATE, deciding_thread_ran, is_busy, may_wait_for_store
 from bigsci_launch.spy.judge.rules.messages import sides_of
 from bigsci_launch.spy.judge.rules.process import Stall, explain_stall
 from bigsci_launch.spy.judge.rules.rendezvous import is_joining
@@ -112,12 +112,13 @@ def holds_a_lock(case: JobCase) -> Conclusion | None:
     here = graph.waits.get(holder)
     place = f"is itself in {here}" if here else f"is in {case.by_rank[holder].place}"
     words = f"holds the lock{f' on {lock.path}' if lock.path else ''} for which {evidence.names(locks)} "
-    words += f"{agree('waits', locks)}, and {place}"
+    # Who polls names no lock: that it is this one is derived from there being no other.
+    words += f"{agree('waits' if lock.waiters else 'asks again and again, apparently', locks)}, and {place}"
     waiting = graph.leading_to(frozenset(roots))
     return Conclusion(
         state=State.HANG,
         claim=f"{evidence.name(holder)} {words}; {counted(waiting, 'waits')} in communications",
-        strength=Strength.AGREED,
+        strength=Strength.AGREED if lock.waiters else Strength.DERIVED,
         hang_class=HangClass.FILE_LOCK_HELD,
         suspects=(Suspect(holder, words),),
         sides=sides_of(graph, tuple(graph.waits)),
@@ -185,12 +186,16 @@ def may_be_victims(case: JobCase) -> Conclusion | None:
     alike = f"a rank that waits for {call} looks the same"
     if any(seen.thread is not None and seen.thread.waits_for_shared_lock for seen in roots):
         alike = "another rank may hold the lock or semaphore that processes share"
+    of_store = all(map(may_wait_for_store, roots))
+    if of_store:
+        alike = "it may wait for a key of torch's store that another rank has to set"
     sides = sides_of(case.graph, tuple(case.graph.waits))
     return Conclusion(
         state=State.HANG,
         claim=f"{who} {does} in {where}{more}, and {counted(waiting, 'waits')} in collectives: {alike}, so it is not "
         "certain who holds up whom",
         strength=Strength.GUESS,
+        hang_class=HangClass.STORE_KEY_MISSING if of_store else None,
         sides=(*sides, *(Side(tuple(there), at) for (_, at), there in standing.items())),
         evidence=tuple(
             f"{case.evidence.names(there)}: {at}" + (", computing in one place without the GIL" if busy else "")

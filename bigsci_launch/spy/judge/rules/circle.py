@@ -1,12 +1,13 @@
 """Every rank is in a collective, and they wait for each other: which of them left the common schedule?
 
-First what the recorders say (different operations under the same number; a departure from the rank's own past or from
-its peers), then the only rank that every circle of waits goes through, then both sides and no accusation.
+First what the recorders say (different operations under the same number; a departure from the rank's own past), then
+both sides and no accusation: a rank that is alone may be the only one that did right.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from bigsci_launch.spy.evidence.groups import group_text, is_scope
 from bigsci_launch.spy.evidence.ranks import Evidence
@@ -26,14 +27,10 @@ from bigsci_launch.spy.judge.rules.messages import (
     is_in_split,
     sides_of,
 )
-from bigsci_launch.spy.judge.schedule.departure import Collective, Departure, Departures, peer_groups
+from bigsci_launch.spy.judge.schedule.departure import Collective, Departure, Departures
 from bigsci_launch.spy.judge.schedule.mismatch import Mismatch
-from bigsci_launch.spy.judge.waits import ROOTED, SETUP_OPERATIONS, Wait, WaitGraph, recorded_members
+from bigsci_launch.spy.judge.waits import SETUP_OPERATIONS, WaitGraph, recorded_members
 from bigsci_launch.spy.taxonomy import HangClass, State
-
-MIN_GROUP_TO_STAND_ALONE = 3
-MIN_OTHERS_IN_WORLD = 3
-WORLD_ONLY = "each two ranks have one connection for each group that a rank has: all groups of gloo are the world"
 
 
 def _is_circle(case: JobCase) -> bool:
@@ -71,15 +68,6 @@ def unfinished(case: JobCase) -> Conclusion | None:
     return conclude_unfinished(case.evidence, case.graph.certain_part()) if case.graph.endless else None
 
 
-def stands_alone(case: JobCase) -> Conclusion | None:
-    """Every circle of waits goes through one rank that is alone in its collective."""
-    graph = case.graph
-    if not graph.endless or not graph.is_certain or case.departed.departures.compared:
-        return None
-    alone = _stands_alone(case.evidence, graph)
-    return _conclude_alone(case.evidence, graph, alone) if alone is not None else None
-
-
 def _core(case: JobCase) -> tuple[int, ...]:
     certain = case.graph.certain_part()
     return (core_of(certain) or certain.open_ends()) if case.graph.endless else ()
@@ -93,25 +81,36 @@ def norms_differ(case: JobCase) -> Conclusion | None:
 
 def new_collective(case: JobCase) -> Conclusion | None:
     """Some ranks are in a collective that was never in the schedule, and the others are not."""
-    return conclude_news(case.evidence, case.graph, case.departed.departures) if _core(case) else None
+    found = conclude_news(case.evidence, case.graph, case.departed.departures) if _core(case) else None
+    return replace(found, grace=_grace(case)) if found else None
 
 
 def each_other(case: JobCase) -> Conclusion | None:
     """Ranks of known groups wait for each other."""
     core = _core(case)
-    return conclude_sides(case.evidence, case.graph.certain_part(), core) if core else None
+    if not core:
+        return None
+    found, departures = conclude_sides(case.evidence, case.graph.certain_part(), core), case.departed.departures
+    # Where no rank has a past to depart from, one that differs has differed from the start.
+    differ = bool(departures.from_peers) and not departures.surprised
+    return replace(found, grace=_grace(case), hang_class=HangClass.PROGRAM_DIFFERS if differ else found.hang_class)
 
 
 def different_places(case: JobCase) -> Conclusion | None:
     """Ranks wait in a circle, if the groups are what their places in the code suggest."""
-    return conclude_places(case.evidence, case.graph) if case.graph.endless else None
+    return replace(conclude_places(case.evidence, case.graph), grace=_grace(case)) if case.graph.endless else None
+
+
+def _grace(case: JobCase) -> GracePeriod:
+    """How long ranks must have waited for each other: less if all are on one node, where no network lies between."""
+    nodes = {seen.node for seen in case.evidence.ranks}
+    return GracePeriod.LOCAL if len(nodes) == 1 and all(nodes) else GracePeriod.ELSEWHERE
 
 
 def _conclude_departed(case: JobCase, departures: Departures, departed: tuple[int, ...]) -> Conclusion:
     evidence, graph = case.evidence, case.graph
     first = departures.of(departed[0])
-    agree = all(rank in departures.from_past and rank in departures.from_peers for rank in departed)
-    surprise = Strength.AGREED if first.rank in departures.from_past else Strength.DERIVED
+    agree = departures.from_peers.keys() >= set(departed)
     words = {rank: _departed_text(departures.of(rank), evidence, graph) for rank in departed}
     wait = graph.direct_waiter(first.rank)
     others = len(graph.waits.keys() - set(departed))
@@ -125,7 +124,7 @@ def _conclude_departed(case: JobCase, departures: Departures, departed: tuple[in
     return Conclusion(
         state=State.HANG,
         claim=claim,
-        strength=Strength.DIRECT if agree else surprise,
+        strength=Strength.DIRECT if agree else Strength.AGREED,
         hang_class=_class_of(first, departures, departed, case.mismatch),
         suspects=tuple(Suspect(rank, words[rank]) for rank in departed),
         sides=sides_of(graph, tuple(graph.waits)),
@@ -143,8 +142,6 @@ def _class_of(
         return HangClass.OPERATION_DIFFERS
     if len(departed) > 1:
         return HangClass.GROUP_ORDER_DIFFERS
-    if first.rank not in departures.from_past:
-        return HangClass.PROGRAM_DIFFERS  # it never did as its peers do: another program, flag or version
     if first.form == "skip":
         return HangClass.RARE_GROUP_SKIPPED if first.expected.group == "tied" else HangClass.COLLECTIVE_SKIPPED
     return HangClass.LEFT_EARLY
@@ -209,16 +206,14 @@ def _departed_evidence(
 def _conclude_mismatch(case: JobCase) -> Conclusion:
     """The verdict when members of a group disagree, and no schedule shows who is right.
 
-    A minority is accused only if the past confirms what the others did and not what it did, or if no rank has a past:
-    a majority can be wrong, and the past may support the few.
+    A minority is accused only if the past confirms what the others did and not what it did: a majority can be wrong.
     """
     evidence, mismatch, departures = case.evidence, case.mismatch, case.departed.departures
     assert mismatch is not None
     by_size = sorted(mismatch.opinions.items(), key=lambda item: (len(item[1]), item[1]))
     few, many = by_size[0][1], [rank for _, ranks in by_size[1:] for rank in ranks]
     has_past = not mismatch.confirmed.isdisjoint(many) and mismatch.confirmed.isdisjoint(few)
-    has_none = departures.is_whole and not departures.surprised and not mismatch.confirmed
-    is_odd = len(few) < len(many) and departures.surprised.isdisjoint(many) and (has_past or has_none)
+    is_odd = len(few) < len(many) and departures.surprised.isdisjoint(many) and has_past
     odd = few if is_odd and len(by_size) == 2 else ()
     what = "; ".join(f"{name_with_part(evidence, ranks)} issued {operation}" for operation, ranks in by_size)
     new = [ranks for _, ranks in by_size if set(ranks) <= departures.surprised]
@@ -233,57 +228,4 @@ def _conclude_mismatch(case: JobCase) -> Conclusion:
         evidence=("the recorders hold different operations for the same group and number", *news),
         missing=("whether all ranks were meant to change here",) if news else ("more steps, to know the schedule",),
         grace=GracePeriod.NONE,
-    )
-
-
-def _stands_alone(evidence: Evidence, graph: WaitGraph) -> int | None:
-    """The only rank that every circle of waits goes through, if it is alone in its communication.
-
-    The group must have three or more ranks: of two ranks that miss each other, either may be the one that left. And
-    others must have the same part: what a whole stage does is that stage's program.
-    """
-    breaking = graph.breaking_ranks()
-    if len(breaking) != 1:
-        return None
-    rank = breaking[0]
-    wait = graph.waits[rank]
-    if evidence.topology is not None and [rank] in map(list, peer_groups(graph.ranks, evidence)):
-        return None
-    others = [graph.waits[other] for other in graph.waits if other != rank]
-    if graph.of_world_only is True and not is_odd_in_world(wait, others, len(graph.ranks)):
-        return None
-    is_alone = not any(other.place == wait.place and other.members == wait.members for other in others)
-    return rank if is_alone and len(graph.blockers[rank]) + 1 >= MIN_GROUP_TO_STAND_ALONE else None
-
-
-def is_odd_in_world(wait: Wait, others: Sequence[Wait], world_size: int) -> bool:
-    """Whether a rank cannot be the only one that is right, where connections show that all groups are the world.
-
-    All others, three or more, are in one other collective. A rank may leave a collective that has a root before all
-    have come, so that the one that is left may be right: it must be in another one, and the others must agree on the
-    root of theirs.
-    """
-    if wait.operation in ROOTED or len(others) + 1 < world_size or len(others) < MIN_OTHERS_IN_WORLD:
-        return False
-    roots = {other.root for other in others}
-    is_one_root = others[0].operation not in ROOTED or (len(roots) == 1 and None not in roots)
-    return len({other.place for other in others}) == 1 and is_one_root
-
-
-def _conclude_alone(evidence: Evidence, graph: WaitGraph, rank: int) -> Conclusion:
-    wait = graph.waits[rank]
-    where = f"{wait} at {wait.site}" if wait.site else str(wait)
-    words = f"is alone in {where}, while the other {len(graph.waits) - 1} are elsewhere and wait for it"
-    return Conclusion(
-        state=State.HANG,
-        claim=f"{evidence.name(rank)} {words}",
-        strength=Strength.DERIVED,
-        hang_class=HangClass.LEFT_EARLY,
-        suspects=(Suspect(rank, words),),
-        sides=sides_of(graph, tuple(graph.waits)),
-        evidence=(
-            "every circle of waits goes through this rank, and through no other",
-            *((WORLD_ONLY,) if graph.of_world_only is True else ()),
-        ),
-        missing=("whether this rank left the schedule or all others did: the stacks show only that it differs",),
     )

@@ -15,8 +15,10 @@ from bigsci_launch.lost_peer import says_lost_peer
 from bigsci_launch.spy.evidence.ranks import NOT_FOUND, Evidence, RankEvidence
 from bigsci_launch.spy.judge.case import JobCase
 from bigsci_launch.spy.judge.conclusion import Conclusion, GracePeriod, Side, Strength, Suspect, name_with_part
+from bigsci_launch.spy.judge.facts import may_wait_for_store
 from bigsci_launch.spy.judge.last_calls import find_in_rings, places_of
 from bigsci_launch.spy.judge.rules.process import explain_stall
+from bigsci_launch.spy.judge.rules.rendezvous import is_joining
 from bigsci_launch.spy.judge.schedule.departure import Collective, Departure, find_departures
 from bigsci_launch.spy.taxonomy import HangClass, State
 from bigsci_launch.topology.naming import agree, count_ranks
@@ -24,6 +26,11 @@ from bigsci_launch.topology.naming import agree, count_ranks
 OTHER_AMOUNT = re.compile(r"EnforceNotMet|enforce fail at.*(preamble|nbytes|length)", re.IGNORECASE)
 NEWEST = 3
 """The last collectives of a rank among which the one must be that its backend aborted."""
+LOOKS_LEFT_S = 10.0
+"""For how long those that are left must have slept, before they are known to wait."""
+LEAST_RESTARTS = 2
+SHORT_LIFE_S = 60.0
+"""Ranks that have run for longer may have survived what ended those before."""
 AMOUNTS = re.compile(r"(\d+) vs\.? (\d+)")
 
 
@@ -93,12 +100,46 @@ def _is_on_a_silent_node(seen: RankEvidence, evidence: Evidence) -> bool:
 def ended_in_silence(case: JobCase) -> Conclusion | None:
     """No rank that ended left a record, as in an unprepared job: they may have ended with exit code 0.
 
-    A single one is named by another rule, if others are in a collective. Of several, it is unknown which was first.
+    A single one is named by another rule, if others wait. Of several, it is unknown which was first.
     """
     failed = failed_ranks(case)
-    if not failed or any(seen.exit or words_of(seen) for seen in failed) or (len(failed) == 1 and case.graph.waits):
+    if not failed or any(seen.exit or words_of(seen) for seen in failed):
+        return None
+    if len(failed) == 1 and (case.graph.waits or others_wait(case)):
         return None
     return _conclude_silent(case, failed)
+
+
+def others_wait(case: JobCase) -> bool:
+    """Whether all others, two or more, have been at one place for longer than a rank takes to end, and may wait there
+    for a key of the store. They had all joined, or they would still be joining. An upload looks the same otherwise."""
+    left = [seen for seen in case.alive if seen.samples]
+    return (
+        len(left) > max(1, len(gone_ranks(case)))
+        and all(map(may_wait_for_store, left))
+        and len({seen.place for seen in left}) == 1
+        and not any(map(is_joining, left))
+        and case.asleep_s([seen.rank for seen in left]) >= LOOKS_LEFT_S
+    )
+
+
+def crash_loop(case: JobCase) -> Conclusion | None:
+    """The launcher has started all ranks again, several times, and they did not live for long."""
+    restarts = case.evidence.restarts
+    if restarts is None or restarts.number < LEAST_RESTARTS or restarts.age_s > SHORT_LIFE_S:
+        return None
+    of = f" of {restarts.limit}" if restarts.limit is not None else ""
+    gone = failed_ranks(case)
+    accused = [seen for seen in gone if seen.exit is not None and not lost_peer(seen)][:1]
+    return Conclusion(
+        state=State.CRASHED,
+        claim=f"the ranks end and are started again: restart {restarts.number}{of} began {restarts.age_s:.0f} s ago",
+        strength=Strength.DERIVED,
+        hang_class=HangClass.RANK_CRASHED,
+        suspects=tuple(Suspect(seen.rank, explain_stall(seen).words) for seen in accused),
+        missing=("which rank ends first, and why: see the output of the ranks",),
+        grace=GracePeriod.NONE,
+    )
 
 
 def ended_on_request(case: JobCase) -> Conclusion | None:
@@ -186,7 +227,7 @@ def _sized(did: Collective) -> str:
 def one_has_ended(case: JobCase) -> Conclusion | None:
     """A rank ended by itself, or ended while others wait for it."""
     gone, failed, evidence = gone_ranks(case), failed_ranks(case), case.evidence
-    awaited = [seen for seen in gone if seen.rank in case.graph.roots]
+    awaited = [seen for seen in gone if seen.rank in case.graph.roots or (len(gone) == 1 and others_wait(case))]
     if not (failed or awaited):
         return None
     first = (failed or awaited)[0]

@@ -1,9 +1,8 @@
 """Hangs that leave a few ranks behind in a collective while most are before it or beyond it, outside any collective.
 
 On GPUs a call returns before its collective has ended, so the stacks of the majority show a later line, in no call of
-the communication library. Neither side is to blame for that: both are shown. On CPUs a call returns when its collective
-has ended: there, a rank that is alone in a collective of the world is accused if all others wait in code that
-communicates without a frame of its own, and if their connections show that they can only wait for the world.
+the communication library. On CPUs the majority may be in code that communicates without a frame of its own. Neither
+side is to blame for that: both are shown.
 """
 
 from __future__ import annotations
@@ -11,18 +10,20 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from itertools import pairwise
 
-from bigsci_launch.spy.evidence.known_code import LOCK_WAITS, bare_name, uses_process_groups
+from bigsci_launch.spy.evidence.known_code import LOCK_WAITS, bare_name
 from bigsci_launch.spy.evidence.ranks import Evidence, RankEvidence
 from bigsci_launch.spy.evidence.stacks import Frame
 from bigsci_launch.spy.judge.case import JobCase
-from bigsci_launch.spy.judge.conclusion import Conclusion, Side, Strength, Suspect
-from bigsci_launch.spy.judge.facts import deciding_wait, frames_moved, is_busy, sleeps_on_futex
-from bigsci_launch.spy.judge.rules.circle import MIN_OTHERS_IN_WORLD, WORLD_ONLY
+from bigsci_launch.spy.judge.commands import ASK_RECORDER
+from bigsci_launch.spy.judge.conclusion import Conclusion, Side, Strength
+from bigsci_launch.spy.judge.facts import deciding_wait, frames_moved, is_busy
 from bigsci_launch.spy.judge.rules.messages import sides_of
 from bigsci_launch.spy.judge.rules.process import explain_stall
-from bigsci_launch.spy.judge.waits import ROOTED, WaitGraph
+from bigsci_launch.spy.judge.waits import WaitGraph
 from bigsci_launch.spy.taxonomy import HangClass, State
 from bigsci_launch.topology.naming import agree, count_ranks, counted
+
+BLOCKING = "CUDA_LAUNCH_BLOCKING=1  # in the next attempt, on GPUs: no call returns before its collective has ended"
 
 
 def left_behind(case: JobCase) -> Conclusion | None:
@@ -40,8 +41,6 @@ def left_behind(case: JobCase) -> Conclusion | None:
     still = "; ".join(
         f"{where_text(evidence, side.ranks)} {agree('is', side.ranks)} still in {side.where}" for side in sides[:3]
     )
-    if _is_one_against_all(case, outside):
-        return _conclude_one(case, sides[0], outside)
     gone_on = f"{where_text(evidence, away)} {_progress(first, outside[0])}"
     return Conclusion(
         state=State.HANG,
@@ -51,42 +50,7 @@ def left_behind(case: JobCase) -> Conclusion | None:
         sides=(*sides, Side(tuple(away), f"no collective, at {_site(outside[0])}")),
         evidence=_evidence(graph, are_complete),
         missing=("what the devices do: a call may return on the host before its collective has ended",),
-        next=("CUDA_LAUNCH_BLOCKING=1  # in the next attempt: no call returns before its collective has ended",),
-    )
-
-
-def _is_one_against_all(case: JobCase, outside: Sequence[RankEvidence]) -> bool:
-    """Whether one rank is in a collective of the world, while all others wait for one in native code, certainly."""
-    waits = list(case.graph.waits.values())
-    if case.graph.of_world_only is not True or len(waits) != 1 or waits[0].operation in ROOTED:
-        return False
-    is_whole = len(outside) == case.evidence.world_size - 1 >= MIN_OTHERS_IN_WORLD
-    return is_whole and waits[0].scope == "world" and all(map(_waits_in_native_code, outside))
-
-
-def _waits_in_native_code(seen: RankEvidence) -> bool:
-    """Whether it certainly sleeps below a call that may communicate over torch's process groups, and only over them."""
-    call = seen.thread.native_call if seen.thread else None
-    return call is not None and uses_process_groups(call.function, call.file) and sleeps_on_futex(seen) is True
-
-
-def _conclude_one(case: JobCase, side: Side, outside: Sequence[RankEvidence]) -> Conclusion:
-    evidence, rank = case.evidence, side.ranks[0]
-    there = outside[0].thread.native_call if outside[0].thread else None
-    call = f"{bare_name(there.function)} ({there.place})" if there else "native code"
-    words = f"is alone in {side.where}, while the other {len(outside)} wait at {_site(outside[0])}"
-    return Conclusion(
-        state=State.HANG,
-        claim=f"{evidence.name(rank)} {words}",
-        strength=Strength.DERIVED,
-        hang_class=HangClass.LEFT_EARLY,
-        suspects=(Suspect(rank, words),),
-        sides=(
-            side,
-            Side(tuple(seen.rank for seen in outside), f"{call}, which may communicate, at {_site(outside[0])}"),
-        ),
-        evidence=(f"the others sleep in {call}, which communicates without a frame of its own", WORLD_ONLY),
-        missing=("whether this rank left the schedule or all others did: the stacks show only that it differs",),
+        next=(*(() if any(seen.recorder for seen in evidence.ranks) else (ASK_RECORDER,)), BLOCKING),
     )
 
 

@@ -301,7 +301,9 @@ def conclude_root_split(evidence: Evidence, wait: Wait, split: RootSplit) -> Con
 
 
 def conclude_roots(evidence: Evidence, wait: Wait, roots: Mapping[int, tuple[int, ...]]) -> Conclusion:
-    """The verdict when ranks disagree about the root of `wait`."""
+    """The verdict when ranks disagree about the root of `wait`. First to look at are those whose root is not in it, or
+    names another one."""
+    agree_with_root = [root for root, ranks in roots.items() if root in ranks]
     by_size = sorted(roots.items(), key=lambda item: (len(item[1]), item[1]))
     what = "; ".join(f"for {name_with_part(evidence, ranks)} it is rank {root}" for root, ranks in by_size)
     is_known = wait.members is not None
@@ -319,7 +321,7 @@ def conclude_roots(evidence: Evidence, wait: Wait, roots: Mapping[int, tuple[int
         ),
         look_first=tuple(
             Pointer(rank, f"it names rank {root} as the root of {wait}", Reason.DISAGREES)
-            for root, ranks in by_size
+            for root, ranks in sorted(by_size, key=lambda item: item[0] in agree_with_root)
             for rank in ranks
         ),
     )

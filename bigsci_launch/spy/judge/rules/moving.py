@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from bigsci_launch.spy.evidence.numbering import OtherProcess, WaitingLauncher
 from bigsci_launch.spy.evidence.ranks import Evidence, RankEvidence
 from bigsci_launch.spy.evidence.stacks import decisive_thread
 from bigsci_launch.spy.judge.case import JobCase
@@ -21,16 +24,50 @@ from bigsci_launch.spy.judge.rules.process import explain_stall
 from bigsci_launch.spy.judge.rules.rendezvous import is_joining
 from bigsci_launch.spy.judge.waits import SETUP_OPERATIONS
 from bigsci_launch.spy.taxonomy import HangClass, State
+from bigsci_launch.topology.naming import agree
 from bigsci_launch.units import format_bytes
 
+PATIENCE_S = 10.0
+"""How long a launcher takes at most until its ranks are there."""
 LOOK_AGAIN = "bsl spy --settle 60  # look for longer"
 
 
 def nothing_found(case: JobCase) -> Conclusion | None:
     """No rank was found at all."""
-    if any(seen.samples or seen.exit for seen in case.evidence.ranks):
+    evidence = case.evidence
+    if any(seen.samples or seen.exit for seen in evidence.ranks):
         return None
+    ended = [other for other in evidence.others if other.role == "ended"]
+    if ended and all(other.end for other in ended):
+        return _conclude_all_reaped_late(ended)
+    if evidence.launcher is not None and evidence.launcher.age_s >= PATIENCE_S:
+        return _conclude_waiting(evidence.launcher)
     return Conclusion(State.UNKNOWN, "no rank was found, so their state is unknown", Strength.NOTHING)
+
+
+def _conclude_all_reaped_late(ended: Sequence[OtherProcess]) -> Conclusion:
+    """The verdict where all processes below a launcher have ended, and it still runs."""
+    failed = [other for other in ended if other.end and not other.end.is_clean]
+    how = "; ".join(f"process {other.pid}: {other.end}" for other in (failed or ended)[:3])
+    count = "1 process" if len(ended) == 1 else f"{len(ended)} processes"
+    return Conclusion(
+        State.CRASHED if failed else State.FINISHED,
+        f"{count} below the launcher {agree('has', ended)} ended, and the launcher still runs: {how}",
+        Strength.DERIVED,
+        missing=("which ranks they were",) if failed else (),
+    )
+
+
+def _conclude_waiting(launcher: WaitingLauncher) -> Conclusion:
+    where = f" at {launcher.endpoint}" if launcher.endpoint else ""
+    return Conclusion(
+        State.WAITING,
+        f"no rank has been started: the launcher (process {launcher.pid} on {launcher.node}) has run for "
+        f"{launcher.age_s:.0f} s and was given --nnodes={launcher.nodes}, which meet{where}",
+        Strength.DERIVED,
+        missing=("how many of the nodes have come",),
+        next=(f"py-spy dump --pid {launcher.pid}  # on {launcher.node}: next_rendezvous means that nodes are missing",),
+    )
 
 
 def still_joining(case: JobCase) -> Conclusion | None:

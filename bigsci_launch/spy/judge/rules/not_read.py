@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from bigsci_launch.spy.evidence.ranks import ELSEWHERE, NO_FILE, RankEvidence
 from bigsci_launch.spy.judge.case import JobCase
-from bigsci_launch.spy.judge.conclusion import Conclusion, Pointer, Reason, Strength
+from bigsci_launch.spy.judge.conclusion import Conclusion, Pointer, Reason, Side, Strength
 from bigsci_launch.spy.judge.facts import UNKNOWN_STATE
 from bigsci_launch.spy.judge.rules.away import is_certain
 from bigsci_launch.spy.judge.rules.circle import departed
@@ -45,19 +45,33 @@ def not_read(case: JobCase) -> Conclusion | None:
     reason = next((by_rank[rank].unreached for rank in roots if by_rank[rank].was_out_of_reach), None)
     if not roots or (len(roots) == 1 and reason is None):
         return None
-    they = "it is" if len(roots) == 1 else "they are"
     waiting = counted(case.graph.waits, "waits")
-    claim = f"{case.evidence.names(roots)} {agree('has', roots)} not reached the collectives that {waiting} in"
+    sides = sides_of(case.graph, tuple(case.graph.waits))
     return Conclusion(
         # Ranks that were not looked at may be at work.
         state=State.UNKNOWN if reason == ELSEWHERE else State.HANG,
-        claim=f"{claim}, and the evidence does not show where {they}",
+        claim=_claim(case, roots, waiting, were_looked_for=reason is None),
         strength=Strength.NOTHING,
-        sides=sides_of(case.graph, tuple(case.graph.waits)),
-        evidence=() if reason else ("none of their recorded collectives is still open",),
+        sides=sides,
+        evidence=tuple(_where(case, sides)) if reason else ("none of their recorded collectives is still open",),
         missing=(WHERE_TO_LOOK[reason] if reason else _what_is_missing([by_rank[rank] for rank in roots]),),
         look_first=() if reason else tuple(_pointers(case, roots, waiting)),
     )
+
+
+def _claim(case: JobCase, roots: Sequence[int], waiting: str, *, were_looked_for: bool) -> str:
+    """Say what is known of the ranks that others wait for: nothing, if they were looked for nowhere."""
+    names, is_one = case.evidence.names(roots), len(roots) == 1
+    if were_looked_for:
+        claim = f"{names} {agree('has', roots)} not reached the collectives that {waiting} in"
+        return f"{claim}, and the evidence does not show where {'it is' if is_one else 'they are'}"
+    reached = f"{names} {agree('has', roots)} reached the collectives that {waiting} in"
+    return f"unknown whether {reached}: {'it was' if is_one else 'they were'} not read"
+
+
+def _where(case: JobCase, sides: Sequence[Side]) -> Iterator[str]:
+    for side in sides:
+        yield f"{case.evidence.names(side.ranks)} {agree('waits', side.ranks)} in {side.where}"
 
 
 def _what_is_missing(roots: Sequence[RankEvidence]) -> str:

@@ -29,14 +29,20 @@ from bigsci_launch.spy.evidence.stacks import ThreadStack, is_idle, is_wrapper
 from bigsci_launch.spy.judge.children import reading_worker, stuck_child
 from bigsci_launch.spy.judge.commands import on_node
 from bigsci_launch.spy.judge.conclusion import GracePeriod, Strength
-from bigsci_launch.spy.judge.facts import cpu_share, is_busy, kernel_wait, switches_per_s, waits_in
+from bigsci_launch.spy.judge.facts import (
+    cpu_share,
+    is_busy,
+    kernel_wait,
+    may_wait_for_store,
+    switches_per_s,
+    waits_in,
+)
 from bigsci_launch.spy.judge.last_calls import UNKNOWN_SETTER, wanted_key
 from bigsci_launch.spy.judge.rule import TableRule, beaten_names, make_rule
 from bigsci_launch.spy.taxonomy import HangClass
 
 OUTSIDE = ", outside any collective"
 CRASH_SIGNALS = ("SIGSEGV", "SIGABRT", "SIGBUS", "SIGILL", "SIGFPE", "SIGTRAP", "SIGSYS")
-POLL_CALLS = {7: "poll", 271: "ppoll"}
 STORM_PER_S = 200.0
 
 
@@ -384,12 +390,7 @@ def _polls(seen: RankEvidence) -> Stall | None:
     if (key := wanted_key(seen)) is not None and not seen.is_gone:
         words = f"waits for key '{key}' of the store, and {UNKNOWN_SETTER}"
         return Stall(seen.rank, HangClass.STORE_KEY_MISSING, words, Strength.AGREED)
-    if seen.last is None or seen.last.call_number not in POLL_CALLS or not waits_in(seen, ("poll_schedule",)):
-        return None
-    thread = seen.thread
-    if thread is None or not thread.frames or thread.frames[0] is not thread.site:
-        return None
-    if thread.frames[0].file.endswith(("/selectors.py", "/socket.py", "/ssl.py")):
+    if not may_wait_for_store(seen):
         return None
     words = f"waits for an answer to a request in {seen.place}, perhaps for a key of torch's store that is never set"
     missing = "native frames (py-spy dump --native): they would show the store"

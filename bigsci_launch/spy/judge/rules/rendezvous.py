@@ -82,16 +82,22 @@ def _conclude_lost(evidence: Evidence, lost: Sequence[RankEvidence], past: Seque
     where = "where it looks: MASTER_ADDR and MASTER_PORT of that rank, and its network interface"
     who = evidence.name(ranks[0]) if len(ranks) == 1 else evidence.names(ranks)
     calling = [line for seen in lost if (line := calling_in_vain(seen))]
+    here, there = {seen.store for seen in lost if seen.store}, {seen.store for seen in past if seen.store}
+    is_elsewhere = bool(here and there) and here.isdisjoint(there)
+    if is_elsewhere:
+        words += f": it looks at {', '.join(sorted(here))}, the others at {', '.join(sorted(there))}"
+    reached = "" if is_elsewhere else f" (rank 0), which {counted(past, 'has')} reached"
     return Conclusion(
         state=State.HANG,
-        claim=f"{who} {agree(words, ranks)} (rank 0), which {counted(past, 'has')} reached",
-        strength=Strength.AGREED if calling else Strength.DERIVED,
+        claim=f"{who} {agree(words, ranks)}{reached}",
+        strength=Strength.AGREED if calling or is_elsewhere else Strength.DERIVED,
         hang_class=HangClass.RENDEZVOUS_ELSEWHERE,
         suspects=tuple(Suspect(rank, words) for rank in ranks),
         sides=_sides(lost, past),
         evidence=tuple(calling[:2]),
-        missing=() if calling else (where,),
+        missing=() if calling or is_elsewhere else (where,),
         next=(on_node(lost[0].node, f"tr '\\0' '\\n' < /proc/{lost[0].pid}/environ | grep MASTER"),),
+        grace=GracePeriod.NONE if is_elsewhere else GracePeriod.ELSEWHERE,
     )
 
 

@@ -26,6 +26,7 @@ from bigsci_launch.spy.judge.facts import (
     file_bytes_per_s,
     is_busy,
     is_motion_known,
+    may_wait_for_store,
     moves_bytes,
     named_frames,
     outer_frames_moved,
@@ -33,6 +34,7 @@ from bigsci_launch.spy.judge.facts import (
     socket_growth,
     spins_in_native_code,
 )
+from bigsci_launch.spy.judge.rules.failures import others_wait
 from bigsci_launch.spy.judge.rules.process import may_wait_for_child
 from bigsci_launch.spy.judge.waits import WaitGraph
 from bigsci_launch.spy.taxonomy import HangClass, State
@@ -41,6 +43,7 @@ from bigsci_launch.units import format_bytes
 
 MEANT_PHASES = {
     "save": HangClass.SAVE_IN_PROGRESS,
+    "copy": HangClass.SAVE_IN_PROGRESS,
     "dump": HangClass.SAVE_IN_PROGRESS,
     "load": HangClass.PREPARES_ALONE,
     "eval": HangClass.BARRIER_MEANT,
@@ -344,14 +347,16 @@ def _meant_barrier(seen: RankEvidence) -> Frame | None:
 def leaving(case: JobCase) -> Conclusion | None:
     """The training has ended and ranks are on their way out.
 
-    All that ended did so with code 0, and none waits. Without the ranks' own record of their end, most must be gone,
-    or all others at one place.
+    All that ended did so with code 0, and none waits, in the store neither. Without the ranks' own record of their end,
+    most must be gone, or all others at one place.
     """
     evidence, alive = case.evidence, case.alive
     if case.graph.waits or not alive or any(seen.is_gone and not _ended_well(seen) for seen in evidence.ranks):
         return None
     says_so = all(seen.heartbeat is not None and seen.heartbeat.phase == END_PHASE for seen in alive)
     gone = len(evidence.ranks) - len(alive)
+    if not says_so and (others_wait(case) or any(map(may_wait_for_store, alive))):
+        return None
     if not says_so and not (gone and (gone >= len(alive) or _stand_together(alive))):
         return None
     slow = alive[0]

@@ -8,8 +8,9 @@ while one does not, no rank is accused, and both sides are shown.
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from typing import NamedTuple
@@ -24,7 +25,7 @@ CONTEXTS = (256, 96, 32, 8, 4)
 """Lengths of context: how many collectives before one are compared with the past, the longest first."""
 MIN_TIMES = 2
 """A context that occurred less often proves nothing."""
-RECENT = 400
+RECENT, LAST_ROWS = 400, 4
 LOOK_AHEAD = 64
 MAX_PLACES = 32
 
@@ -59,15 +60,13 @@ class Departure:
 class Departures:
     """Departures from a rank's own past, and from its peers, by rank. `compared` are the ranks with a recorder.
 
-    `surprised` ranks did what they had never done at this point, whether or not their peers did so too. `is_whole`: the
-    recorders hold everything since the start, so that peers can be compared without knowing their past.
+    `surprised` ranks did what they had never done at this point, whether or not their peers did so too.
     """
 
     from_past: Mapping[int, Departure]
     from_peers: Mapping[int, Departure]
     compared: frozenset[int]
     surprised: frozenset[int] = frozenset()
-    is_whole: bool = False
 
     @property
     def ranks(self) -> tuple[int, ...]:
@@ -86,7 +85,7 @@ def find_departures(evidence: Evidence) -> Departures:
         if seen.recorder and seen.recorder.stream
     }
     firsts = {seen.rank: seen.recorder.first_record for seen in evidence.ranks if seen.recorder}
-    surprises = {rank: find_surprises(rank, stream) for rank, stream in streams.items()}
+    surprises = {rank: find_surprises(rank, stream, is_whole=firsts[rank] == 0) for rank, stream in streams.items()}
     groups = peer_groups([seen.rank for seen in evidence.ranks], evidence)
     views = [PeerView(group, streams, firsts) for group in groups if not streams.keys().isdisjoint(group)]
     past = [found for view in views for rank in view.group for found in view.unusual(surprises[rank])[-1:]]
@@ -97,7 +96,6 @@ def find_departures(evidence: Evidence) -> Departures:
         from_peers={found.rank: _with_groups(found, streams, evidence) for found in filter(differs, peers)},
         compared=frozenset(streams),
         surprised=frozenset(rank for rank, found in surprises.items() if found),
-        is_whole=not any(firsts.values()),
     )
 
 
@@ -159,11 +157,11 @@ def peer_groups(ranks: Iterable[int], evidence: Evidence) -> list[tuple[int, ...
     return [tuple(sorted(group)) for group in stages.values()]
 
 
-def find_surprises(rank: int, stream: Sequence[Collective]) -> list[Departure]:
+def find_surprises(rank: int, stream: Sequence[Collective], *, is_whole: bool = False) -> list[Departure]:
     """Find where a rank did what it never did after the same collectives, before or since; the newest is last.
 
     The longest context that occurred at least twice decides: within a run of equal collectives, only a long one tells
-    the last but one from the last. Only what happened shortly before the end counts.
+    the last but one from the last. Only what happened shortly before the end counts. `is_whole`: nothing came before.
     """
     letters = {each: chr(number) for number, each in enumerate(dict.fromkeys(stream))}
     text = "".join(letters[each] for each in stream)
@@ -173,7 +171,27 @@ def find_surprises(rank: int, stream: Sequence[Collective]) -> list[Departure]:
         departure = _departure(rank, at, due[-MAX_PLACES:], stream[at:])
         if _is_surprise_in_full(departure, length, stream, text):
             found.append(departure)
-    return found
+    rows = [_departure(rank, at, due, stream[at:]) for at, due in _broken_rows(stream, text, is_whole=is_whole)]
+    return sorted((*found, *rows), key=lambda each: each.position)
+
+
+def _broken_rows(
+    stream: Sequence[Collective], text: str, *, is_whole: bool
+) -> Iterator[tuple[int, list[Sequence[Collective]]]]:
+    """Yield (position, what followed there before) where one of the last rows of equal collectives has another length
+    than all before it had, at least two of them: it ended too early, or went on."""
+    ends = [match.span() for match in re.finditer(r"(.)\1*", text, re.DOTALL)]
+    for number in range(max(0, len(ends) - LAST_ROWS), len(ends)):
+        start, end = ends[number]
+        past = [row for row in ends[0 if is_whole else 1 : number] if text[row[0]] == text[start]]
+        lengths = {row_end - row_start for row_start, row_end in past}
+        if len(past) < MIN_TIMES or len(lengths) > 1:
+            continue
+        at = start + min(lengths.pop(), end - start)
+        follows = {text[row_end] for _, row_end in past}
+        ends_early = at == end < len(text) and end - start < past[0][1] - past[0][0] and text[end] in follows
+        if ends_early or at < end:
+            yield at, [stream[row_start + at - start :][:LOOK_AHEAD] for row_start, _ in past]
 
 
 def _is_surprise_in_full(found: Departure, length: int, stream: Sequence[Collective], text: str) -> bool:

@@ -77,10 +77,8 @@ def find_departed(evidence: Evidence, graph: WaitGraph, mismatch: Mismatch | Non
 def _trusted(departures: Departures, evidence: Evidence) -> tuple[int, ...]:
     """The ranks that departed, unless the two views contradict each other or most ranks departed.
 
-    A difference from the peers is enough on its own only if no rank has a past: then the majority is right.
+    A difference from the peers is never enough on its own: the majority may be wrong.
     """
     past, peers = set(departures.from_past), set(departures.from_peers)
     found = past & peers if past and peers else past
-    if not past and not departures.surprised and departures.is_whole:
-        found = peers
     return tuple(sorted(found)) if len(found) * 2 <= evidence.world_size else ()

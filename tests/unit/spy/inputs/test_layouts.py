@@ -20,6 +20,8 @@ from bigsci_launch.spy.inputs.pyspy_json import read_pyspy_json
 from bigsci_launch.spy.inputs.reading import Damaged, NotThis
 from bigsci_launch.spy.inputs.stack_text import read_stack_text
 from bigsci_launch.spy.inputs.unread import describe
+from bigsci_launch.spy.judge.conclusion import Reason
+from bigsci_launch.spy.judge.verdict import judge
 from tests.support.texts import has_parts
 
 Wrap = Callable[[str], str]
@@ -389,3 +391,17 @@ def test_an_error_does_not_quote_the_whole_file(tmp_path: Path) -> None:
     with pytest.raises(EvidenceError, match="damaged") as caught:
         open_evidence([tmp_path])
     assert len(caught.value.message) < 1000
+
+
+def test_of_ranks_without_a_file_nothing_is_said(tmp_path: Path) -> None:
+    """Two files of nine ranks, in two different calls: the seven others are no majority that they depart from."""
+    calls = {
+        0: (("isend", TORCH, 2371), ("step", "train.py", 40)),
+        8: (("irecv", TORCH, 2401), ("step", "train.py", 41)),
+    }
+    for rank, frames in calls.items():
+        (tmp_path / f"rank-{rank}.txt").write_text(dump(70 + rank, *frames))
+    conclusion = judge(open_evidence([tmp_path]).evidence())
+    assert has_parts(conclusion.claim, "unknown whether ranks 1-7", "they were not read")
+    assert not conclusion.suspects
+    assert {pointer.reason for pointer in conclusion.look_first} == {Reason.EQUAL_SIDE}

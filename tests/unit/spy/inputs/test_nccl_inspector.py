@@ -32,6 +32,33 @@ def text_of(place: int, newest: int) -> str:
     return "".join(json.dumps(each) + "\n" for each in lines)
 
 
+def by_markers(text: str) -> str:
+    """Return lines as NVIDIA/nccl#2359 writes them: what describes the communicator is in a line of its own."""
+    lines, group = [], None
+    for each in map(json.loads, text.splitlines()):
+        if each["header"]["id"] != group:
+            group = each["header"]["id"]
+            marker = {"header": each["header"], "metadata": each["metadata"], "dump_stats": {"coll_records": 1}}
+            lines.append(marker)
+        lines += [{"p2p_perf": {"p2p": "Send"}}, {"coll_perf": each["coll_perf"]}]
+    return "".join(json.dumps(each) + "\n" for each in lines)
+
+
+def test_one_header_for_many_lines_is_that_of_each() -> None:
+    text = "".join(json.dumps(line(2, number, group=group)) + "\n" for group in ("0xab", "0xcd") for number in (7, 8))
+    whole, marked = (read_inspector_lines(Path("a.log"), each.encode()) for each in (text, by_markers(text)))
+    assert marked == whole
+    counts = marked.readings[0].recorder
+    assert counts is not None and set(counts["counts"]["of_rank"]) == {"0xab", "0xcd"}
+
+
+def test_a_torn_header_hides_the_lines_that_belong_to_it() -> None:
+    first, second = (by_markers(json.dumps(line(2, 7, group=group)) + "\n") for group in ("0xab", "0xcd"))
+    data = f"{first}{second[5:]}".encode()
+    recorder = read_inspector_lines(Path("a.log"), data).readings[0].recorder
+    assert recorder is not None and set(recorder["counts"]["of_rank"]) == {"0xab"}
+
+
 @pytest.mark.parametrize("torn", ["", '{"header": {"id": "0xab", "coll_perf'])
 def test_the_process_that_has_finished_less_comes_first(tmp_path: Path, torn: str) -> None:
     for place in range(4):

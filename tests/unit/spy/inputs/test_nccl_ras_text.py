@@ -151,6 +151,94 @@ def test_a_range_of_missing_ranks_is_bounded() -> None:
     assert MOST_MISSING < 1 << 16
 
 
+AHEAD = """
+NCCL version 2.26.2 compiled with CUDA 12.6
+CUDA runtime version 12060, driver version 12060
+
+Job summary
+===========
+
+  Nodes  Processes         GPUs  Processes     GPUs
+(total)   per node  per process    (total)  (total)
+      4          8            1         32       32
+
+Communicators... (0.00s)
+=============
+
+Group     Comms     Nodes     Ranks     Ranks     Ranks    Status  Errors
+    #  in group  per comm  per node  per comm  in group
+    0         1         4         8        32        32   RUNNING  MISMATCH
+
+Errors
+======
+
+Warnings
+========
+
+#0-0 (fa93daea854b060b) MISMATCH
+  Communicator ranks have different AllGather operation counts
+  30 ranks have launched up to operation 640
+  2 ranks have launched up to operation 641
+  Rank 12 -- GPU 4 managed by process 323032 on node n1
+  Rank 13 -- GPU 5 managed by process 323033 on node n1
+"""
+"""Of NVIDIA/nccl#1911, with another name of the node."""
+UNEQUAL_NODES = """
+Job summary
+===========
+
+  Nodes  Processes         GPUs
+          per node  per process
+      1          8            1
+      1          2            1
+
+  Nodes  Processes         GPUs
+(total)    (total)      (total)
+      2         10           10
+
+The outlier node:
+  Node n1 running processes 60004,60035
+
+Communicators... (0.00s)
+=============
+
+Group     Comms     Nodes     Ranks     Ranks     Ranks    Status  Errors
+    #  in group  per comm  per node  per comm  in group
+    0         1         1         1         2         1   RUNNING  INCOMPLETE
+    1         4         1         1         2         1   RUNNING  MISMATCH
+    2         4         0         0         0         0    NOCOMM  INCOMPLETE,MISMATCH
+
+Errors
+======
+
+INCOMPLETE
+  Missing communicator data from 1 job process
+  Process 60004 on node n1 managing GPU 0
+
+#0-0 (b3398875b8b2a063) INCOMPLETE
+  Missing communicator data from 1 rank
+  Rank 1 -- GPU 0 managed by process 60004 on node n1
+
+#2-0 (93d7000200000001) INCOMPLETE
+  Missing communicator data from 255 ranks
+  Rank 1057455228 --
+"""
+"""Of NVIDIA/nccl#1762, cut off where the thread ends: RAS of 2.27.3 read memory that was not its own."""
+
+
+def test_ranks_that_are_ahead_are_not_those_that_wait(tmp_path: Path) -> None:
+    found = conclusion_of(tmp_path, AHEAD)
+    assert found.state is State.UNKNOWN
+    assert all(word in found.claim for word in ("ranks 12-13", "641 all_gathers", "30 others 640"))
+
+
+def test_a_rank_that_cannot_be_is_no_rank(tmp_path: Path) -> None:
+    (tmp_path / "ras.txt").write_text(UNEQUAL_NODES)
+    evidence = open_evidence([tmp_path]).evidence()
+    assert evidence.world_size is None or evidence.world_size < 1000
+    assert [(seen.node, seen.pid) for seen in evidence.ranks if seen.pid is not None] == [("n1", 60004)]
+
+
 @given(st.lists(st.tuples(st.integers(0, 1 << 14), st.binary(max_size=12)), max_size=6), st.integers(0, 1 << 12))
 def test_damage_is_no_traceback(changes: list[tuple[int, bytes]], cut: int) -> None:
     data = text_of(OLDER + IN_A_PART + SILENT.format(kind="DEAD", which="The missing ranks: 1,3-4")).encode()

@@ -1,4 +1,4 @@
-"""Dumps that are not as torch writes them today: torch 2.2, the hook of torchcomms, messages of NCCL, damage."""
+"""Dumps that are not as torch writes them today: torch 2.2, 2.3, torchcomms, messages of NCCL, damage."""
 
 from __future__ import annotations
 
@@ -59,6 +59,21 @@ def test_a_list_of_entries_is_a_dump_of_torch_2_2(tmp_path: Path) -> None:
     assert [str(call) for call in first.open_calls] == ["all_reduce number 3"]
     assert (len(first.stream), behind.open_calls) == (3, ())
     assert judge(open_evidence([tmp_path]).evidence()).look_first[0].rank == 1
+
+
+@pytest.mark.parametrize("version", ["1.1", "1.4"])
+def test_a_dump_of_torch_2_3_has_a_version_and_the_entries_of_torch_2_2(tmp_path: Path, version: str) -> None:
+    for rank in range(3):
+        entries = [{**of_torch_2_2(number), "record_id": number, "op_id": number} for number in (1, 2)]
+        waiting = [] if rank == 2 else [{**of_torch_2_2(3, state="started"), "record_id": 3, "op_id": 3}]
+        config = {"pg_config": {0: [0, 1, 2], 1: [0, 1]}} if version == "1.4" else {}
+        document = {"entries": [*entries, *waiting], "version": version, **config}
+        (tmp_path / f"nccl_trace_rank_{rank}").write_bytes(pickle.dumps(document, protocol=2))
+    first, _, behind = recorders(tmp_path)
+    assert first is not None and behind is not None
+    assert [str(call) for call in first.open_calls] == ["all_reduce number 3"]
+    assert dict(first.members) == ({"0": (0, 1, 2), "1": (0, 1)} if version == "1.4" else {})
+    assert judge(open_evidence([tmp_path]).evidence()).look_first[0].rank == 2
 
 
 @pytest.mark.parametrize("document", [[], [1, 2], [{"a": 1}], [{"profiling_name": "nccl:all_reduce"}]])

@@ -14,7 +14,6 @@ from bigsci_launch.spy.judge.conclusion import Conclusion, Strength, Suspect
 from bigsci_launch.spy.judge.corroboration import corroborate
 from bigsci_launch.spy.judge.facts import carries_data, faults_per_s, is_busy, moves_bytes, outer_frames_moved
 from bigsci_launch.spy.judge.rules.alike import odd_ranks
-from bigsci_launch.spy.judge.rules.circle import stands_alone
 from bigsci_launch.spy.judge.rules.process import STALL_RULES
 from bigsci_launch.spy.judge.rules.work import busy_child
 from bigsci_launch.spy.judge.schedule.departure import is_as_before
@@ -22,7 +21,7 @@ from bigsci_launch.spy.judge.verdict import judge
 from bigsci_launch.spy.taxonomy import HangClass, State
 
 from ..conftest import Document, rank_of
-from .small_cases import BUSY, LOADER, PEERS, SLEEPING, SPIN, TENSOR, WORLD, flowing, job, woken, writing
+from .small_cases import BUSY, LOADER, PEERS, SLEEPING, SPIN, WORLD, flowing, job, woken, writing
 
 BELOW, ABOVE = 0.75, 1.5
 Check = Callable[[], bool]
@@ -167,17 +166,6 @@ def same_moment_s() -> bool:
     return differs(speaks, 0.2)
 
 
-def min_group_to_stand_alone() -> bool:
-    """One rank is in its tensor-parallel group, all others are elsewhere. In a group of two, either may have left."""
-
-    def speaks(size: int) -> bool:
-        stacks = [TENSOR] + ["new_group@c10d:1 < step@/src/loop.py:9"] * (2 * size - 1)
-        evidence = job([rank_of(rank, stack) for rank, stack in enumerate(stacks)], f"tp={size},dp=2")
-        return stands_alone(JobCase.of(evidence)) is not None
-
-    return not speaks(2) and speaks(3)
-
-
 def min_times() -> bool:
     """What followed twice in the same way is a rule, what followed once is not."""
 
@@ -226,7 +214,6 @@ SIZES: dict[str, Check] = {
     "ODD_SHARE": odd_share,
     "INNER_FRAMES": inner_frames,
     "SAME_MOMENT_S": same_moment_s,
-    "MIN_GROUP_TO_STAND_ALONE": min_group_to_stand_alone,
     "MIN_TIMES": min_times,
     "LOCAL.asleep_s": grace("locks_lock_inode_wait", 10),
     "ELSEWHERE.asleep_s": grace("something_else", 30),

@@ -254,12 +254,6 @@ def one_writes_and_one_is_not_read() -> Evidence:
     return job([rank_of(0, barrier), saving, rank_of(2, None), rank_of(3, barrier)])
 
 
-def alone_in_its_group() -> Evidence:
-    """Every circle goes through the one that makes a group of the world, and through no other."""
-    return job([rank_of(rank, TENSOR if rank < 3 else "new_group@c10d:1 < step@/src/loop.py:9") for rank in range(4)],
-               "tp=4")  # fmt: skip
-
-
 def one_elsewhere_writes() -> Evidence:
     peers = [rank_of(rank, PEERS, **SLEEPING) for rank in range(4)]
     return job([*peers, writing(rank_of(4, LOADER, **SLEEPING))])
@@ -379,7 +373,7 @@ CASES: dict[str, Callable[[], Evidence]] = {
     for case in (
         nothing_there, all_lost_a_peer, one_died_and_one_may_wait, one_joined_between_the_looks,
         looks_for_the_others_elsewhere, nobody_reaches_the_store, an_answer_over_a_dead_link, two_write_unread,
-        two_compute_alike, a_circle_and_a_sleeper, one_writes_and_one_is_not_read, alone_in_its_group,
+        two_compute_alike, a_circle_and_a_sleeper, one_writes_and_one_is_not_read,
         one_elsewhere_writes, in_two_places,
         data_flows_to_one_that_writes, data_flows_past_one_that_writes, data_flows_while_all_compute,
         data_flows_in_one_place, data_flows_in_two_places, all_moved_and_compute, all_moved_to_one_place,

@@ -80,10 +80,10 @@ def test_of_two_stacks_without_a_collective_both_are_named(tmp_path: Path) -> No
     }  # fmt: skip
 
 
-def test_a_minority_is_odd_and_its_rate_was_measured_on_stacks(tmp_path: Path) -> None:
+def test_a_minority_is_odd_and_no_rate_is_printed_of_it(tmp_path: Path) -> None:
     found = judge(evidence_of(tmp_path, REDUCE, SEND, REDUCE, REDUCE))
     pointer = next(each for each in found.look_first if each.rank == 1)
-    assert pointer.hit_rate == pointer.reason.hit_rate is not None
+    assert (pointer.was_measured, pointer.hit_rate) == (True, None)
 
 
 @pytest.mark.parametrize("work", [MAP, TOKENIZE], ids=["in workers", "alone"])

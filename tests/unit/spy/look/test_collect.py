@@ -200,10 +200,32 @@ def test_of_local_variables_only_whom_a_communication_is_with_is_kept() -> None:
     ]
 
 
-def test_variables_are_asked_for_only_where_they_say_with_whom(agent: ModuleType) -> None:
-    stacks = sys.modules["node_stacks"]
-    assert stacks.has_partner('{"name": "recv", "filename": "distributed_c10d.py"}')
-    assert not stacks.has_partner('{"name": "all_reduce", "filename": "distributed_c10d.py"}')
+@pytest.mark.parametrize(
+    ("arguments", "own_group"),
+    [
+        ({"args": "(<Tensor at 0x7>)", "kwargs": "{}"}, ["0"]),
+        ({"args": "()", "kwargs": '{"group": <torch._C._distributed_c10d.ProcessGroup at 0x7>}'}, ["1"]),
+        ({"args": "(<Tensor at 0x7>, ...)", "kwargs": "{}"}, []),
+        ({"args": "([<Tensor at 0x7>, ...], <Tensor at 0x8>)", "kwargs": '{"group": None}'}, ["0"]),
+        ({}, []),
+    ],
+)
+def test_only_variables_that_tell_communications_apart_leave_the_node(
+    agent: ModuleType, arguments: dict[str, str], own_group: list[str]
+) -> None:
+    def frame(name: str, file: str, **values: str) -> dict[str, Any]:
+        given = [{"name": each, "repr": value} for each, value in values.items()]
+        return {"name": name, "filename": file, "line": 5, "locals": given}
+
+    frames = [
+        frame("all_reduce", "/venv/torch/distributed/distributed_c10d.py", tag="7", key="secret"),
+        frame("wrapper", "/venv/torch/distributed/c10d_logger.py", **arguments),
+    ]
+    found = json.loads(sys.modules["node_stacks"].without_values(json.dumps([{"frames": frames}])))[0]["frames"]
+    assert [(each["name"], each["repr"]) for each in found[0]["locals"]] == [
+        ("tag", "7"), *(("own_group", value) for value in own_group),
+    ]  # fmt: skip
+    assert found[1]["locals"] is None
 
 
 def test_ranks_whose_recorder_could_not_be_had_are_counted_by_the_reason() -> None:

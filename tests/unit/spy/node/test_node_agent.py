@@ -49,6 +49,21 @@ def test_rows_of_listpids(agent: ModuleType) -> None:
     ]  # fmt: skip
 
 
+V2 = "0::/system.slice/slurmstepd.scope/{job}/step_2/user/task_0"
+V1 = "5:memory:/slurm/uid_1000/{job}/step_2/task_0\n4:name=systemd:/system.slice/slurmd.service"
+
+
+@pytest.mark.parametrize(("job", "is_own"), [("job_7", False), ("job_7", True), ("s8D4KRTAVGW00", True)])
+def test_the_folder_of_a_job_holds_its_steps_whatever_its_name(agent: ModuleType, job: str, is_own: bool) -> None:
+    folders = agent.node_scheduler.job_folders
+    assert folders(V2.format(job=job), "7", is_own=is_own) == [f"/sys/fs/cgroup/system.slice/slurmstepd.scope/{job}"]
+    assert folders(V1.format(job=job), "7", is_own=is_own) == [f"/sys/fs/cgroup/memory/slurm/uid_1000/{job}"]
+
+
+def test_the_folder_of_another_job_is_not_taken(agent: ModuleType) -> None:
+    assert agent.node_scheduler.job_folders(V2.format(job="job_77"), "7", is_own=False) == []
+
+
 def ranks(agent: ModuleType, known: dict[int, Process], tasks: dict[int, tuple[str, int | None]]) -> dict[int, int]:
     found = agent.node_ranks.assign_ranks(known, agent.node_ranks.spread_tasks(known, tasks))
     return {rank["rank"]: rank["pid"] for rank in found}
@@ -155,6 +170,52 @@ def test_which_ranks_run_on_the_spot(agent: ModuleType) -> None:
     assert not runs({"why": "py-spy: no such process"}, {"why": "py-spy: no such process"}), "more looks show nothing"
 
 
+@pytest.mark.parametrize(
+    ("thread", "ran_ns", "works"),
+    [("7", 1, True), ("8", 1000, False), ("8", 500_000_000, True)],
+    ids=["it has frames", "a watchdog", "a native thread that computes"],
+)
+def test_a_native_thread_that_looks_around_is_not_at_work(
+    agent: ModuleType, thread: str, ran_ns: int, works: bool
+) -> None:
+    times = {"7": 5, "8": 5}
+    before = {"mono": 1.0, "dump": dump_of(5), "thread_times": times}
+    after = {"mono": 2.0, "dump": dump_of(5), "thread_times": {**times, thread: 5 + ran_ns}}
+    assert agent.runs_on_the_spot({"samples": [before, after]}) is works
+
+
+@pytest.mark.parametrize(
+    ("before", "wait", "threads", "has_run"),
+    [
+        ({"do_epoll_wait": [8]}, "do_epoll_wait", "8", False),
+        ({"do_epoll_wait": [8]}, "futex_wait", "8", True),
+        ({"futex_wait": [8]}, "do_epoll_wait", "8", True),
+        ({"do_epoll_wait": [7, 8]}, "do_epoll_wait", "78", True),
+    ],
+    ids=["a loop", "it left its loop", "it was in none", "one with frames"],
+)
+def test_a_loop_of_native_code_has_no_stack_to_read_again(
+    agent: ModuleType,
+    monkeypatch: pytest.MonkeyPatch,
+    before: dict[str, list[int]],
+    wait: str,
+    threads: str,
+    has_run: bool,
+) -> None:
+    monkeypatch.setattr(agent, "read_text", lambda path: wait)
+    rank = {"pid": 7, "samples": [{"dump": dump_of(5), "thread_waits": before}]}
+    after = {name: 5 + (name in threads) for name in "78"}
+    assert agent.has_run(rank, {"7": 5, "8": 5}, after) is has_run
+
+
+def test_readers_get_more_time_on_a_busy_node(agent: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = []
+    for load in (0.0, 16.0, 1000.0):
+        monkeypatch.setattr(agent.os, "getloadavg", lambda load=load: (load, 0.0, 0.0))
+        found.append(agent.patience(2))
+    assert found == [1.0, 2.0, agent.MOST_PATIENCE]
+
+
 def test_a_dump_that_repeats_is_sent_once(agent: ModuleType) -> None:
     ranks = [{"samples": [{"dump": "a"}, {"dump": "a"}, {"same_stack": True}, {"dump": "a"}, {"dump": "b"}]}]
     agent.drop_repetition(ranks)
@@ -182,13 +243,15 @@ def test_an_age_that_contradicts_the_samples_is_not_known(agent: ModuleType) -> 
 def test_bytes_of_a_connection(agent: ModuleType) -> None:
     info = bytearray(232)
     struct.pack_into("=QQ", info, 120, 1000, 2000)
+    for at, value in ((68, 250), (100, 3), (136, 40)):
+        struct.pack_into("=I", info, at, value)
 
     def message(info: bytes) -> bytes:
         head = bytes(56) + struct.pack("=IIII", 30, 5, 0, 4711)
         other = struct.pack("=HHI", 5, 8, 0)
         return head + other + struct.pack("=HH", len(info) + 4, 2) + info
 
-    assert agent.node_sockets.parse_connection(message(bytes(info))) == ("4711", 1005, 1970)
+    assert agent.node_sockets.parse_connection(message(bytes(info))) == ("4711", 1005, 1970, 3, 40, 250)
     for cut in (info[:104], b""):
         with pytest.raises(OSError, match="does not count"):
             agent.node_sockets.parse_connection(message(bytes(cut)))

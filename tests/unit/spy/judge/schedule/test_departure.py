@@ -59,6 +59,26 @@ def test_no_surprise(calls: str) -> None:
     assert find_surprises(0, stream(calls)) == []
 
 
+ROUND = "t " * 12 + "r "
+
+
+@pytest.mark.parametrize(
+    ("calls", "is_whole", "found"),
+    [
+        (ROUND * 2 + "t " * 9 + "r", True, [(35, "t", "r")]),
+        (ROUND * 2 + "t " * 13, True, [(38, "r", "t")]),
+        (ROUND * 3 + "t " * 13, False, [(51, "r", "t")]),
+        (ROUND * 2 + "t " * 13, False, []),  # the first round may have begun earlier
+        (ROUND + "t " * 9 + "r", True, []),  # one round is no past
+        (ROUND * 2 + "t " * 5 + "r " + "t " * 9 + "r", True, [(31, "t", "r")]),  # rows of other lengths have been seen
+        (ROUND * 2 + "t " * 9, True, []),
+    ],
+)
+def test_rows_that_always_had_one_length(calls: str, is_whole: bool, found: list[tuple[int, str, str]]) -> None:
+    surprises = find_surprises(0, stream(calls), is_whole=is_whole)
+    assert [(each.position, each.expected[0], each.did[0]) for each in surprises] == found
+
+
 def test_steps_that_differ_by_a_check_now_and_then_are_no_surprise() -> None:
     """Every third step ends with one more collective."""
     calls = (STEP + STEP + STEP + "g ") * 5
