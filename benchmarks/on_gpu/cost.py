@@ -32,8 +32,8 @@ from on_gpu.cost_turns import RESULT, Turns, turns_of
 from on_gpu.record import Record, run_phase
 from on_gpu.trained import draw_tokens
 
-LIMIT_S = 56.0
-FIRST_LIMIT_S = 36.0
+LIMIT_S = 86.0
+FIRST_LIMIT_S = 56.0
 """After this long the first case is given up, so that there is time for the second one."""
 NAMED = 12
 """Lines that wait for the device, which get a row of their own."""

@@ -98,13 +98,20 @@ def look_at_guards(look: Look) -> None:
 
     before_step, choose = timed(EngineGuards.before_step, look.note, look.settle), EngineGuards._choose_interval
 
+    own: list[int] = []
+
     def begin(guards: EngineGuards, step: int) -> None:
         look.begin(step)
+        if not own:
+            own.append(guards.interval)
         guards.interval = look.interval(step)
         before_step(guards, step)
 
     def choose_interval(guards: EngineGuards, cost: float, seconds: float) -> None:
+        # What the turn says is no choice of the guards, which they may leave as it is.
+        guards.interval = own[-1]
         choose(guards, cost, seconds)
+        own.append(guards.interval)
         look.note_interval(guards.interval)
 
     time_guards(look.note, look.settle)

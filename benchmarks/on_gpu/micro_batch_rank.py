@@ -170,10 +170,11 @@ def stand_in(rank: Rank) -> None:
     """Let the trainer pass by `rank`: where it builds the engine, before a step, around the search, after a step."""
     from bigsci_launch.train import loop
     from bigsci_launch.train.parallel import initial_weights
+    from bigsci_launch.train.state import checkpoint
     from bigsci_launch.train.state.saves import Saves
     from bigsci_launch.train.steps import log
 
-    build, memory_figures, train_batch = loop.build_engine, log.memory_figures, loop._train_batch
+    build, memory_figures, train_batch = checkpoint.build_engine, log.memory_figures, loop._train_batch
 
     def built(*arguments: Any) -> Any:
         rank.engine = build(*arguments)
@@ -188,7 +189,7 @@ def stand_in(rank: Rank) -> None:
         rank.squeeze.before_step(progress.step + 1)
         return train_batch(training, progress)
 
-    loop.build_engine, log.memory_figures, loop._train_batch = built, figured, squeezed
+    checkpoint.build_engine, log.memory_figures, loop._train_batch = built, figured, squeezed
     Saves.save = lambda *_, **__: None
     # torch's server waits for ever for its own end if it is ended as soon as it has begun, and nobody asks it here.
     loop.offered_recorder = contextlib.nullcontext

@@ -1,11 +1,12 @@
 """How fast `bsl train` trains on one card, as a share of its peak, next to what its matrix products reach alone.
 
-One rank trains each case on random tokens. MFU is what `plan/shape/tflops.py` calls so: no recomputation, attention
-over the whole square. The first steps are left out, and the median of the others counts.
+One rank trains each case on random tokens, while the next one imports. MFU is what `plan/shape/tflops.py` calls so: no
+recomputation, attention over the whole square. The first steps are left out, and the median of the others counts.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import subprocess
@@ -17,15 +18,19 @@ from statistics import median
 
 from on_gpu.card import Card
 from on_gpu.record import Record, run_phase
-from on_gpu.trained import Gpt, Trained, train_alone
+from on_gpu.trained import Gpt, ReadyRank, Trained
 
 WARM_UP, MEASURED = 2, 4
 LIMIT_S = 70.0
 BILLION = Gpt("1.3B", 24, 2048, 16, 2048, 50257, micro_batch=8, micro_batches=4)
 LLAMA = {"activation": "swiglu", "norm": "rmsnorm", "positions": "rotary", "biases": False, "tied_embeddings": False}
+COMPILED = replace(BILLION, name="1.3B, compiled", compiles=True)
 ON_CARD = (
+    COMPILED,
     BILLION,
-    replace(BILLION, name="1.3B, largest", micro_batch=16, micro_batches=2),
+    replace(COMPILED, name="1.3B in fp8, compiled", precision="fp8"),
+    replace(COMPILED, name="1.3B, largest, compiled", micro_batch=16, micro_batches=2),
+    replace(COMPILED, name="1.3B, alibi, compiled", more={"positions": "alibi"}),
     Gpt("350M", 24, 1024, 16, 2048, 50257, micro_batch=16, micro_batches=4),
     Gpt(
         "four layers of 7B",
@@ -35,22 +40,35 @@ ON_CARD = (
         more={**LLAMA, "ffn_hidden_size": 11008},
     ),
     replace(BILLION, name="1.3B, recomputed", micro_batch=16, micro_batches=2, recomputes=True),
+    replace(BILLION, name="1.3B, selective", micro_batch=16, micro_batches=2, recomputes="selective"),
+    replace(BILLION, name="1.3B, largest", micro_batch=16, micro_batches=2),
     replace(BILLION, name="1.3B in fp8", precision="fp8"),
 )
+"""In the order of their worth: the phase may not reach all of them."""
 TINY = (
     Gpt("tiny", 2, 64, 4, 64, 512, micro_batch=2, micro_batches=2),
+    Gpt("tiny, compiled", 2, 64, 4, 64, 512, micro_batch=2, micro_batches=2, compiles=True),
     Gpt("tiny in fp8", 2, 64, 4, 64, 512, micro_batch=2, micro_batches=2, precision="fp8"),
 )
 
 
 def run(record: Record, card: Card) -> None:
     """Measure the ceilings, then each case."""
-    for row in _ceilings(record):
-        record.row(**row)
-    with tempfile.TemporaryDirectory() as scratch:
-        for number, gpt in enumerate(TINY if card.is_tiny else ON_CARD):
-            trained = train_alone(gpt, card, Path(scratch) / str(number), WARM_UP + MEASURED, LIMIT_S)
-            _note(record, card, gpt, trained)
+    cases = TINY if card.is_tiny else ON_CARD
+    with tempfile.TemporaryDirectory() as scratch, contextlib.ExitStack() as started:
+
+        def start(number: int) -> ReadyRank:
+            rank = ReadyRank(cases[number], card, Path(scratch) / str(number), WARM_UP + MEASURED)
+            started.callback(rank.end)
+            return rank
+
+        rank = start(0)
+        for row in _ceilings(record):
+            record.row(**row)
+        for number in range(len(cases)):
+            following = start(number + 1) if number + 1 < len(cases) else None
+            _note(record, card, rank.gpt, rank.take_turn(LIMIT_S))
+            rank = following or rank
 
 
 def _ceilings(record: Record) -> list[dict[str, object]]:
@@ -71,6 +89,7 @@ def _note(record: Record, card: Card, gpt: Gpt, trained: Trained) -> None:
         micro_batches=gpt.micro_batches,
         recomputes=gpt.recomputes,
         precision=gpt.precision,
+        compiles=gpt.compiles,
         seconds=seconds,
         tokens_per_s=round(tokens / seconds) if seconds else None,
         tflops=nearest["tflops"] if nearest else None,
@@ -80,8 +99,8 @@ def _note(record: Record, card: Card, gpt: Gpt, trained: Trained) -> None:
         start_s=round(trained.start_s, 1),
         words=trained.words,
     )
-    # `bsl train` has no fp8: its refusal is a row. A size that does not fit is one too.
-    if gpt.precision != "fp8" and "OutOfMemory" not in trained.words:
+    # A size that does not fit is a row too.
+    if "OutOfMemory" not in trained.words:
         sound = not trained.words and all(math.isfinite(each["loss"]) for each in trained.steps)
         record.check(f"{gpt.name} trains with finite losses", sound, trained.words)
 

@@ -46,24 +46,27 @@ def _pytest(record: Record, card: Card, chosen: str, more: Sequence[str]) -> Non
         command = [sys.executable, "-m", "pytest", "tests/gpu", "-k", chosen, "-p", "on_gpu.test_report"]
         environment = {**os.environ, "TEST_REPORT": str(report), **({} if card.is_gpu else {"BSL_GPU_TESTS_ON": "cpu"})}
         process = subprocess.Popen([*command, *options, *more], cwd=ROOT, env=environment)
-        num_tests = 0
+        noted: set[str] = set()
         with report.open() as stream:
             while process.poll() is None:
                 time.sleep(POLL_S)
-                num_tests += _note(record, stream.readlines())
-            num_tests += _note(record, stream.readlines())
-    sound = process.returncode in (0, 1) and num_tests > 0
-    record.check(f"pytest -k {chosen!r} came to its end", sound, f"{num_tests} tests, exit code {process.returncode}")
+                _note(record, noted, stream.readlines())
+            _note(record, noted, stream.readlines())
+    sound = process.returncode in (0, 1) and bool(noted)
+    record.check(f"pytest -k {chosen!r} came to its end", sound, f"{len(noted)} tests, exit code {process.returncode}")
 
 
-def _note(record: Record, lines: Sequence[str]) -> int:
+def _note(record: Record, noted: set[str], lines: Sequence[str]) -> None:
     """Record tests that have ended; a skipped one is a row with its reason."""
     for line in lines:
+        # On a card each result of pytest-xdist was reported twice.
+        if line in noted:
+            continue
+        noted.add(line)
         row = json.loads(line)
         record.row(**row)
         if row["state"] != "skipped":
             record.check(row["test"], row["state"] == "passed", row["words"])
-    return len(lines)
 
 
 if __name__ == "__main__":

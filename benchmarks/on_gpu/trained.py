@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
-from ranks import start_attempt
+from ranks import start_ranks
 
-from bigsci_launch.config.checks.technique import foreign_keys
+from bigsci_launch.config.load import dump_resolved
 from bigsci_launch.config.schema.run import RunConfig
 from bigsci_launch.data.indexed import IndexedWriter
 from bigsci_launch.runs.events import read_events
@@ -33,8 +35,9 @@ class Gpt:
     vocabulary: int
     micro_batch: int
     micro_batches: int
-    recomputes: bool = False
+    recomputes: bool | Literal["selective"] = False
     precision: str = "bf16"
+    compiles: bool = False
     more: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -52,7 +55,8 @@ class Gpt:
                 },
                 "training": {
                     **{"steps": steps, "micro_batch_size": self.micro_batch, "global_batch_size": self.samples},
-                    **{"precision": self.precision, "device": card.device, "activation_checkpointing": self.recomputes},
+                    **{"precision": self.precision, "compile": self.compiles},
+                    **{"device": card.device, "activation_checkpointing": self.recomputes},
                 },
                 "data": {"prefix": str(prefix)},
                 "monitor": {"peak_tflops_per_rank": card.peak_tflops or 0.1},
@@ -69,7 +73,7 @@ class Trained:
     words: str
     steps: tuple[dict[str, Any], ...]
     start_s: float
-    """Seconds from the start of the process to the end of its first step."""
+    """Seconds from its turn to the end of its first step; it has imported what it needs before."""
 
     @property
     def allocated_gib(self) -> float:
@@ -89,20 +93,43 @@ def draw_tokens(prefix: Path, vocabulary: int, count: int) -> None:
         writer.add_document(draw.integers(vocabulary, size=count))
 
 
+class ReadyRank:
+    """A rank that imports at once and trains when it is its turn: until it has recorded `steps` steps."""
+
+    def __init__(
+        self, gpt: Gpt, card: Card, folder: Path, steps: int, module: Sequence[str] = ("on_gpu.programs.ready_rank",)
+    ) -> None:
+        self.gpt, self._steps = gpt, steps
+        folder.mkdir(parents=True)
+        draw_tokens(folder / "tokens", gpt.vocabulary, 2 * gpt.length * gpt.samples + 1)
+        run = RunDir(folder / "run")
+        self._attempt = run.attempt(run.next_attempt_name())
+        self._attempt.make()
+        self._attempt.config.write_text(dump_resolved(gpt.config(card, folder / "tokens", steps + 1)))
+        place = {"BSL_RUN_DIR": str(run.path), "BSL_ATTEMPT": self._attempt.name}
+        (self._process,) = start_ranks(1, module, self._attempt.log_file, place, stdin=subprocess.PIPE)
+
+    def take_turn(self, limit_s: float) -> Trained:
+        """Let it train, and end it: a save would take longer."""
+        began = time.monotonic()
+        assert self._process.stdin
+        try:
+            with contextlib.suppress(BrokenPipeError):
+                self._process.stdin.write(b"go\n")
+                self._process.stdin.flush()
+            return _follow(self._attempt, self._process, self._steps, began, limit_s)
+        finally:
+            self.end()
+
+    def end(self) -> None:
+        """Kill it, in whatever state it is."""
+        self._process.kill()
+        self._process.wait(20)
+
+
 def train_alone(gpt: Gpt, card: Card, folder: Path, steps: int, limit_s: float) -> Trained:
-    """Train one rank in `folder` until it has recorded `steps` steps, and end it: a save would take longer."""
-    folder.mkdir(parents=True)
-    draw_tokens(folder / "tokens", gpt.vocabulary, 2 * gpt.length * gpt.samples + 1)
-    config = gpt.config(card, folder / "tokens", steps + 1)
-    if keys := foreign_keys(config):
-        return Trained(f"bsl train has none: {', '.join(keys)}", (), 0.0)
-    began = time.monotonic()
-    attempt, (rank,) = start_attempt(RunDir(folder / "run"), config, 1)
-    try:
-        return _follow(attempt, rank, steps, began, limit_s)
-    finally:
-        rank.kill()
-        rank.wait(20)
+    """Train one rank in `folder` until it has recorded `steps` steps."""
+    return ReadyRank(gpt, card, folder, steps).take_turn(limit_s)
 
 
 def _follow(attempt: AttemptDir, rank: subprocess.Popen[bytes], steps: int, began: float, limit_s: float) -> Trained:

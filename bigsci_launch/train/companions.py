@@ -9,6 +9,7 @@ from bigsci_launch.train.microbatch.automatic import AutoSize
 from bigsci_launch.train.state.checkpoint import Origin
 from bigsci_launch.train.steps.companion import Companion, RankSetup
 from bigsci_launch.train.steps.dump import Dumps
+from bigsci_launch.train.steps.garbage import Garbage
 from bigsci_launch.train.steps.log import StepLog
 
 
@@ -28,6 +29,7 @@ def companions_of(setup: RankSetup, origin: Origin) -> list[Companion]:
         *([Dumps(setup)] if config.monitor.dump_weights_steps else []),
         checks,
         *([StepLog(setup)] if setup.tells else []),
+        Garbage(freezes=config.survive is None),
         *_fault_injection(setup),
         *([AutoSize(setup, checks)] if config.training.micro_batch_size == "auto" else []),
         origin,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal
@@ -13,10 +14,11 @@ from deepspeed.runtime.pipe.engine import PipelineEngine
 from bigsci_launch.config.schema.run import RunConfig
 from bigsci_launch.topology import Topology
 from bigsci_launch.train.companions import companions_of
+from bigsci_launch.train.device.gpu import send
 from bigsci_launch.train.parallel.optimizer import set_learning_rate
-from bigsci_launch.train.parallel.pipeline import Build, build_engine
+from bigsci_launch.train.parallel.pipeline import Build
 from bigsci_launch.train.parallel.tensor import make_tensor_parallel
-from bigsci_launch.train.rank.events import RankReport
+from bigsci_launch.train.rank.events import RankReport, each_batch_noted
 from bigsci_launch.train.rank.flight_recorder import offered_recorder
 from bigsci_launch.train.rank.identity import RankIdentity
 from bigsci_launch.train.rank.rng import seed_generators
@@ -58,7 +60,7 @@ def train(
 ) -> EndReason:
     """Train until the run is finished or this attempt is asked to stop; a collective call of all ranks."""
     batches = open_batches(config, topology, topology.coordinate(identity.rank))
-    setup, origin = RankSetup(config, topology, identity, report, batches), origin or Origin()
+    setup, origin = RankSetup(config, topology, identity, report, batches), origin or _origin_of(config)
     companions = companions_of(setup, origin)
     try:
         with followed_requests(identity.attempt, identity.rank) as requests:
@@ -67,11 +69,19 @@ def train(
             chosen = origin.choose(setup)
             report.phase("init")
             training = _build(setup, origin, companions, chosen, stop, requests)
-            with offered_recorder(identity):
+            with offered_recorder(identity), closing(training.saves):
                 return _run(training, origin, chosen)
     finally:
         for each in companions:
             each.close()
+
+
+def _origin_of(config: RunConfig) -> Origin:
+    if config.parallelism.engine == "deepspeed":
+        return Origin()
+    from bigsci_launch.train.uneven.origin import UnevenOrigin
+
+    return UnevenOrigin()
 
 
 def _build(
@@ -88,14 +98,15 @@ def _build(
     build = Build(config, batch_size.at(chosen.record.consumed_samples if chosen else 0))
     for each in companions:
         build = each.before_build(build)
-    ranks = make_tensor_parallel(setup.topology.groups("tp"), rank)
-    engine = build_engine(build, setup.topology, ranks)
+    splits_sequences = config.parallelism.sequence_parallel
+    ranks = make_tensor_parallel(setup.topology.groups("tp"), rank, splits_sequences=splits_sequences)
+    engine = origin.build(build, setup, ranks)
     engine.checkpoint_engine = RankCheckpointEngine()
     built = Built(engine, build.config, ranks)
     origin.joined(built)
     for each in companions:
         each.after_build(built)
-    saves = Saves(setup, engine, companions, stop)
+    saves = Saves(setup, engine, companions, stop, origin.save)
     learning_rate = LearningRate.of_config(config.optimizer, config.training)
     return Training(setup, engine, companions, saves, stop, requests, learning_rate, batch_size)
 
@@ -106,6 +117,9 @@ def _run(training: Training, origin: Origin, chosen: ChosenCheckpoint | None) ->
         each.prepare(start)
     for each in training.companions:
         each.begin(start)
+    if start.untold is not None:
+        for each in training.companions:
+            each.after_step(start.untold)
     progress, steps = start.progress, training.setup.config.training.steps
     if start.is_restored and progress.step > start.first_step:
         reason = _follow(training, progress, start.first_step, ())
@@ -154,14 +168,17 @@ def _train_batch(training: Training, progress: TrainingProgress) -> float:
     taken = training.setup.batches.step(progress.consumed_samples, engine.micro_batches)
     for each in training.companions:
         taken = each.samples(taken, progress.consumed_samples, engine.micro_batches)
-    return float(engine.train_batch(taken))
+    taken = each_batch_noted(taken)
+    sent = ((send(tokens, engine.device), send(labels, engine.device)) for tokens, labels in taken)
+    return float(engine.train_batch(sent))
 
 
 def _word(training: Training, step: int, is_skipped: bool, loss: float) -> StepWord:
     stop = training.requests.stop_due(step)
     is_exact = stop is not None and stop.after_step is not None
     asked = AskedWord(training.requests.save_due(step) or training.saves.is_due, stop is not None, is_exact)
-    word = StepWord(training.stop.is_raised, is_skipped, alarm=False, loss=loss, asked=asked)
+    has_news = training.saves.has_news
+    word = StepWord(training.stop.is_raised, is_skipped, alarm=False, loss=loss, asked=asked, save_ended=has_news)
     for each in training.companions:
         word = each.word(word)
     return word
@@ -178,6 +195,8 @@ def _follow(
     reason = _stop_reason(training, words, step - first_step)
     if reason == "asked" and step < config.training.steps:
         training.requests.record_stop()
+    if any(word.save_ended for word in words):
+        saves.settle()
     asked = bool(words) and words[0].asked.save
     is_last = bool(reason) or step == config.training.steps
     if (is_last or asked or _is_save_due(config, step)) and (words or not saves.is_saved(step)):

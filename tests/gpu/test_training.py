@@ -39,6 +39,18 @@ def test_one_rank_trains_over_nccl_with_guards_at_every_step(train_on_gpu: Any, 
     assert "GiB reserved" in attempt.log(0)
 
 
+def test_in_fp8_it_trains_as_in_bf16(train_on_gpu: Any, tmp_path: Path) -> None:
+    training = {"steps": 20, "global_batch_size": 8}
+    model = {"hidden_size": 256, "num_layers": 2}
+    plain = train_on_gpu(tmp_path / "bf16", training={**training, "precision": "bf16"}, model=model)
+    attempt = train_on_gpu(
+        tmp_path / "fp8", training={**training, "precision": "fp8"}, model=model, guards={"interval": 1}
+    )
+    assert losses(attempt) == pytest.approx(losses(plain), rel=5e-3)
+    assert losses(attempt) != losses(plain)
+    assert "fp8: 8 of 8 linear layers" in attempt.log(0)
+
+
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
 def test_a_deterministic_run_resumes_to_the_last_bit(train_on_gpu: Any, tmp_path: Path, precision: str) -> None:
     training = {"steps": STEPS, "precision": precision, "deterministic": True}
@@ -50,10 +62,31 @@ def test_a_deterministic_run_resumes_to_the_last_bit(train_on_gpu: Any, tmp_path
     assert bits(first) | bits(second) == bits(whole)
 
 
+def test_compiled_layers_train_as_eager_ones_and_resume_to_the_last_bit(train_on_gpu: Any, tmp_path: Path) -> None:
+    """Alibi has another kernel there, and guards compare the gradients with those of eager layers."""
+    model = {"dropout": 0.1, "positions": "alibi", "sequence_length": 128, "hidden_size": 64}
+    eager = {"steps": 4, "global_batch_size": 4, "precision": "bf16", "deterministic": True}
+    compiled = {**eager, "compile": True}
+    plain = train_on_gpu(tmp_path / "eager", training=eager, model=model)
+    whole = train_on_gpu(tmp_path / "whole", training=compiled, model=model)
+    assert losses(whole) == pytest.approx(losses(plain), rel=2e-3)
+    folder = tmp_path / "parts"
+    first = train_on_gpu(folder, training={**compiled, "stop_after_steps": 2}, model=model, guards={"interval": 1})
+    second = train_on_gpu(folder, training=compiled, model=model, guards={"interval": 1})
+    assert bits(first) | bits(second) == bits(whole)
+
+
 @pytest.mark.parametrize("topology", ["tp=2", "pp=2", "dp=2", "tp=2,pp=2"])
 def test_ranks_that_share_the_gpu_train_as_one(train_on_gpu: Any, tmp_path: Path, topology: str) -> None:
     alone = train_on_gpu(tmp_path / "alone", training={"steps": STEPS})
     shared = train_on_gpu(tmp_path / "shared", topology, training={"steps": STEPS}, guards={"interval": 1})
+    assert losses(shared) == pytest.approx(losses(alone), rel=1e-5)
+
+
+def test_ranks_with_parts_of_sequences_train_as_one(train_on_gpu: Any, tmp_path: Path) -> None:
+    alone = train_on_gpu(tmp_path / "alone", training={"steps": STEPS})
+    sections: dict[str, Any] = {"parallelism": {"sequence_parallel": True}, "guards": {"interval": 1}}
+    shared = train_on_gpu(tmp_path / "shared", "tp=2", training={"steps": STEPS}, **sections)
     assert losses(shared) == pytest.approx(losses(alone), rel=1e-5)
 
 

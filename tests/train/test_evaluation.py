@@ -114,7 +114,7 @@ def test_weights_in_another_format_than_the_runs_are_refused() -> None:
     from bigsci_launch.train.parallel.pipeline import require_one_format
 
     module = torch.nn.Sequential(torch.nn.Linear(2, 2).bfloat16(), torch.nn.LayerNorm(2))
-    config = RunConfig.model_construct(training=SimpleNamespace(precision="bf16"))
+    config = RunConfig.model_construct(training=SimpleNamespace(precision="bf16", weight_format="bf16"))
     with pytest.raises(ConfigError, match=r"training.precision: bf16, .*1.weight and 1 more") as info:
         require_one_format(module, config)
     assert "float32" in info.value.message

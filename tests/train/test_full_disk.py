@@ -70,8 +70,12 @@ def test_a_full_disk_costs_no_step(start: Start, full: Path, undisturbed: dict[i
     require_complete(latest, read_record(latest))
 
 
-def test_the_disk_of_one_rank_stops_no_rank(start: Start, tmp_path: Path, undisturbed: dict[int, str]) -> None:
-    attempt = start(tmp_path, "dp=2", module=HASTY, **{**RUN, "checkpoint": {"save_interval": 5}})
+@pytest.mark.parametrize("background", [False, True])
+def test_the_disk_of_one_rank_stops_no_rank(
+    start: Start, tmp_path: Path, undisturbed: dict[int, str], background: bool
+) -> None:
+    saves = {"save_interval": 5, "background": background}
+    attempt = start(tmp_path, "dp=2", module=HASTY, **{**RUN, "checkpoint": saves})
     attempt.until(lambda: bool(attempt.events(1, "save")))
     limit_files(attempt, 1, 60_000)
     attempt.until(lambda: bool(attempt.events(0, "save_refused")))

@@ -20,6 +20,7 @@ from torch import nn  # noqa: E402
 
 from bigsci_launch.config.schema.run import OptimizerSection  # noqa: E402
 from bigsci_launch.train.device.digest import digest64, digests_on_device  # noqa: E402
+from bigsci_launch.train.device.gpu import Fetched  # noqa: E402
 from bigsci_launch.train.guards import moments  # noqa: E402
 from bigsci_launch.train.guards.copies import CopyChecker, Violation, Watched  # noqa: E402
 from bigsci_launch.train.guards.engine import adam, gradients, state  # noqa: E402
@@ -188,8 +189,8 @@ def test_clipping_of_any_gradients_gives_findings_only(drawn: Any, norm: float, 
     before, used = drawn
     watch = ClipWatch(None, [partition(before, before.float())])
     watch._scale = 1.0
-    watch._before = {0: SimpleNamespace(places=torch.arange(len(before)), values=before)}  # type: ignore[dict-item]
-    watch._used = {0: used}
+    watch._before = {0: SimpleNamespace(places=torch.arange(len(before)), values=Fetched(before))}  # type: ignore[dict-item]
+    watch._used = {0: Fetched(used)}
     check(watch.findings(abs(norm), abs(clip), 0))
     if before.isfinite().all() and not used.isfinite().all():
         assert check(watch.findings(0.5, 1.0, 0))

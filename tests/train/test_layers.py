@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import random
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from torch.nn import functional  # noqa: E402
 
 from bigsci_launch.config.schema.run import OptimizerSection  # noqa: E402
 from bigsci_launch.topology import Coordinate, Topology  # noqa: E402
+from bigsci_launch.train.parallel import initial_weights, selective  # noqa: E402
 from bigsci_launch.train.parallel.initial_weights import BLOCK_ROWS, Draw  # noqa: E402
 from bigsci_launch.train.parallel.loss import VocabularyParallelLoss  # noqa: E402
 from bigsci_launch.train.parallel.model import GptSizes, TransformerLayer, VocabularyEmbedding  # noqa: E402
@@ -63,6 +65,13 @@ def test_slices_of_initial_weights_make_the_whole(shape: tuple[int, int], size: 
         assert torch.equal(torch.cat(columns, dim=1), whole)
 
 
+def test_threads_draw_what_one_draws(monkeypatch: pytest.MonkeyPatch) -> None:
+    shape = (5 * BLOCK_ROWS + 3, 40)
+    together = Draw(7, "layer").normal("weight", shape, 0.5, num_drawn_rows=shape[0] - 2)
+    monkeypatch.setattr(initial_weights, "MOST_THREADS", 1)
+    assert torch.equal(together, Draw(7, "layer").normal("weight", shape, 0.5, num_drawn_rows=shape[0] - 2))
+
+
 def test_initial_weights_differ_by_name_and_seed_and_have_their_spread() -> None:
     whole = Draw(7, "layer").normal("weight", (600, 50), 0.5)
     assert whole.std() == pytest.approx(0.5, rel=0.02)
@@ -94,6 +103,60 @@ def test_loss_is_the_cross_entropy_of_the_unpadded_vocabulary() -> None:
     assert loss.item() == pytest.approx(expected.item(), rel=1e-6)
     torch.testing.assert_close(mine, logits.grad, rtol=1e-5, atol=1e-8)
     assert torch.count_nonzero(mine[..., 300:]) == 0
+
+
+@pytest.mark.parametrize(
+    ("choices", "kept"),
+    [({}, (32, 20)), ({"activation": "swiglu", "norm": "rmsnorm", "positions": "rotary", "biases": False}, (67, 28))],
+)
+def test_selective_recomputation_keeps_products_and_changes_no_bit(
+    choices: dict[str, Any], kept: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bytes that a bf16 layer keeps for each token and element of its width."""
+    layer = TransformerLayer(replace(SIZES, hidden=64, ffn_hidden=256, **choices), Draw(7, "layer"), rank_of(0, 1))
+    layer.bfloat16()
+    x = torch.randn(4, 64, 64, generator=torch.Generator().manual_seed(0)).bfloat16().requires_grad_()
+    found: dict[bool, list[Any]] = {}
+    for layer.is_selective in (False, True):
+        held = Held(layer)
+        monkeypatch.setattr(selective, "selective_contexts", held.contexts)
+        layer.zero_grad()
+        x.grad = None
+        with torch.autograd.graph.saved_tensors_hooks(held.keep, lambda tensor: tensor):
+            output = layer(x)
+        assert round(held.num_bytes / x.numel()) == kept[layer.is_selective]
+        output.square().mean().backward()
+        found[layer.is_selective] = [output, x.grad, *(each.grad for each in layer.parameters())]
+    assert all(map(torch.equal, found[False], found[True]))
+
+
+class Held:
+    """Counts the bytes that the backward pass of a layer needs, apart from its weights."""
+
+    def __init__(self, layer: Any) -> None:
+        self._weights = {each.untyped_storage().data_ptr() for each in layer.parameters()}
+        self._sizes: dict[int, int] = {}
+        self._kept: list[Any] = []
+
+    def keep(self, tensor: Any) -> Any:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in self._weights:
+            self._sizes[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    def contexts(self) -> Any:
+        """Note what the pass keeps that computes nothing again."""
+        forward, _ = contexts = torch.utils.checkpoint.create_selective_checkpoint_contexts(selective._Policy())
+        self._kept.append(forward.storage)
+        return contexts
+
+    @property
+    def num_bytes(self) -> int:
+        for leaf in torch.utils._pytree.tree_leaves([list(each.values()) for each in self._kept]):
+            tensor = getattr(leaf, "val", leaf)
+            if isinstance(tensor, torch.Tensor):
+                self.keep(tensor)
+        return sum(self._sizes.values())
 
 
 def test_attention_is_causal() -> None:

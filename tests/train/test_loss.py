@@ -10,8 +10,10 @@ import pytest
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
 
+from bigsci_launch.errors import BslError  # noqa: E402
+from bigsci_launch.train.device import compiler  # noqa: E402
 from bigsci_launch.train.parallel import loss as loss_module  # noqa: E402
-from bigsci_launch.train.parallel.loss import VocabularyParallelLoss  # noqa: E402
+from bigsci_launch.train.parallel.loss import VocabularyParallelLoss, compiled_kernels  # noqa: E402
 from bigsci_launch.train.parallel.tensor import TensorParallel  # noqa: E402
 
 VOCABULARY, PADDED = 300, 512
@@ -48,6 +50,32 @@ def test_the_loss_in_parts_is_the_loss_bit_by_bit(rows: int, dtype: Any, monkeyp
     assert logits.grad.dtype == dtype
     assert torch.equal(found, expected)
     assert torch.equal(logits.grad, gradient)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of the compiler's own modules
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_the_compiled_loss_is_the_loss_within_rounding(dtype: Any) -> None:
+    logits, labels = sample(dtype)
+    expected, gradient = plain_loss(logits, labels)
+    logits.requires_grad_(True)
+    found = VocabularyParallelLoss(VOCABULARY, TensorParallel(0, 1, None), compiled_kernels())(logits, labels)
+    found.backward()
+    assert found.item() == pytest.approx(expected.item(), rel=1e-6)
+    assert logits.grad.dtype == dtype
+    torch.testing.assert_close(logits.grad, gradient, rtol=2 * torch.finfo(dtype).eps, atol=1e-7)
+    assert not logits.grad[..., VOCABULARY:].any()
+
+
+def test_a_loss_that_cannot_be_compiled_is_one_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: Any) -> Any:
+        raise RuntimeError("no gcc here")
+
+    monkeypatch.setattr(compiler, "BACKEND", broken)
+    logits, labels = sample(torch.float32)
+    loss = VocabularyParallelLoss(VOCABULARY, TensorParallel(0, 1, None), compiled_kernels())
+    with pytest.raises(BslError, match=r"training.compile: the loss .* no gcc here") as info:
+        loss(logits, labels)
+    assert info.value.hint
 
 
 class RanksAsThreads(TensorParallel):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 
@@ -11,7 +12,7 @@ pytestmark = pytest.mark.torch
 
 from bigsci_launch.train.parallel.initial_weights import Draw  # noqa: E402
 from bigsci_launch.train.parallel.model import GptSizes, SelfAttention  # noqa: E402
-from bigsci_launch.train.parallel.positions import AlibiPositions, RotaryPositions, alibi_slopes  # noqa: E402
+from bigsci_launch.train.parallel.positions import alibi_biases, alibi_slopes, rotary_angles, rotate  # noqa: E402
 from bigsci_launch.train.parallel.tensor import TensorParallel  # noqa: E402
 
 ALONE = TensorParallel(0, 1, None)
@@ -20,8 +21,8 @@ ALONE = TensorParallel(0, 1, None)
 def test_rotary_scores_depend_on_the_distance_alone() -> None:
     torch.manual_seed(0)
     query, key = torch.randn(2, 1, 1, 1, 8).expand(2, 1, 1, 12, 8)
-    rotary = RotaryPositions()
-    turned = rotary(query)[0, 0].double() @ rotary(key)[0, 0].double().T
+    angles = rotary_angles(12, 8, query.device)
+    turned = rotate(query, *angles)[0, 0].double() @ rotate(key, *angles)[0, 0].double().T
     for distance in range(-11, 12):
         along = turned.diagonal(distance)
         assert along.tolist() == pytest.approx([float(along[0])] * len(along), abs=1e-5)
@@ -30,7 +31,8 @@ def test_rotary_scores_depend_on_the_distance_alone() -> None:
 
 
 def test_rotary_turns_by_the_published_angles() -> None:
-    turned = RotaryPositions()(torch.tensor([1.0, 1.0, 0.0, 0.0]).expand(1, 1, 3, 4))[0, 0, 2]
+    heads = torch.tensor([1.0, 1.0, 0.0, 0.0]).expand(1, 1, 3, 4)
+    turned = rotate(heads, *rotary_angles(3, 4, heads.device))[0, 0, 2]
     expected = [math.cos(2), math.cos(0.02), math.sin(2), math.sin(0.02)]
     assert turned.tolist() == pytest.approx(expected, abs=1e-6)
 
@@ -42,7 +44,7 @@ def test_alibi_slopes_are_the_published_ones() -> None:
 
 
 def test_alibi_lowers_scores_by_distance_and_hides_what_comes_after() -> None:
-    biases = AlibiPositions(8, slice(2, 4))(torch.zeros(1, 2, 3, 4))
+    biases = alibi_biases(tuple(alibi_slopes(8)[2:4]), 3, torch.float32, torch.device("cpu"))
     assert biases.shape == (2, 3, 3)
     assert biases[0].tolist() == [[0, -math.inf, -math.inf], [-1 / 8, 0, -math.inf], [-2 / 8, -1 / 8, 0]]
     assert biases[1, 2, 0] == -2 / 16
@@ -63,11 +65,15 @@ def test_attention_looks_back_only_and_holds_no_more_weights(positions: str) -> 
         std=0.5,
         positions=positions,
     )
-    attention = SelfAttention(sizes, Draw(1, "attention"), ALONE)
-    assert set(attention.state_dict()) == {"qkv.weight", "qkv.bias", "output.weight", "output.bias"}
+    layer = SelfAttention(sizes, Draw(1, "attention"), ALONE)
+    assert set(layer.state_dict()) == {"qkv.weight", "qkv.bias", "output.weight", "output.bias"}
     x = torch.randn(1, 8, 16, generator=torch.Generator().manual_seed(0))
     changed = x.clone()
     changed[0, 5] += 1
+
+    def attention(x: Any) -> Any:
+        return layer(x, layer.tables(x))
+
     before, after = attention(x), attention(changed)
     assert torch.equal(before[0, :5], after[0, :5])
     assert not torch.allclose(before[0, 5:], after[0, 5:])

@@ -268,7 +268,7 @@ def test_kills_during_saves_cost_one_interval_and_no_bit(
     monkeypatch.syspath_prepend(Path(__file__).parents[2] / "benchmarks")
     program = importlib.import_module("kill_during_save")
     moments = program.draw_moments(9, seed=2)
-    kills, problems, compared = program.run_kills(tmp_path, [moments[number] for number in numbers])
+    kills, problems, compared = program.run_kills(tmp_path, [moments[number] for number in numbers], background=False)
     assert problems == []
     assert [kill.lost for kill in kills if kill.lost > program.INTERVAL] == []
     assert compared >= kills[-1].done + program.INTERVAL

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from bigsci_launch.checkpoints.folder import digests_path
+from bigsci_launch.checkpoints.folder import CheckpointsDir, digests_path
 from bigsci_launch.cli.main import bsl
 from bigsci_launch.file_names import checkpoint_tag
 from bigsci_launch.runs.layout import RunDir
@@ -118,6 +118,32 @@ def test_any_rank_may_be_lost_at_any_moment(fate: str, rank: int, lead: Lead, un
     run.lead()
     assert run.number >= 1, run.story()
     assert not run.stuck, run.story()
+    require_same(run, undisturbed)
+
+
+@pytest.mark.parametrize(
+    ("fate", "rank"),
+    [
+        ("save:1:die", 3),
+        *(pytest.param(fate, rank, marks=pytest.mark.long) for fate in ("part:1:die", "step:7:die") for rank in (0, 3)),
+        pytest.param("save:1:die", 0, marks=pytest.mark.long),
+    ],
+)
+def test_a_rank_may_be_lost_while_it_saves_in_the_background(
+    fate: str, rank: int, lead: Lead, undisturbed: Attempt
+) -> None:
+    run = lead("pp=2,dp=2", {rank: fate}, **{**BF16, "checkpoint": {"save_interval": 6, "background": True}})
+    run.lead()
+    assert run.number >= 1 and not run.stuck, run.story()
+    require_same(run, undisturbed)
+    assert not CheckpointsDir(run.run.checkpoints).stagings()
+
+
+@pytest.mark.parametrize("rank", [1, pytest.param(2, marks=pytest.mark.long)])
+def test_a_rank_may_be_lost_while_its_gradients_are_on_their_way(rank: int, lead: Lead, undisturbed: Attempt) -> None:
+    run = lead("pp=2,dp=2", {rank: "sent:5:die"}, **{**BF16, "parallelism": {"overlap": ["data"]}})
+    run.lead()
+    assert run.number >= 1 and not run.stuck, run.story()
     require_same(run, undisturbed)
 
 

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from bigsci_launch.config.schema.guards import FAULTS_OF_ONE_RANK, FaultSpec
 from bigsci_launch.errors import ConfigError
+from bigsci_launch.file_names import checkpoint_tag
 from bigsci_launch.train.parallel.initial_weights import Draw
 from bigsci_launch.train.parallel.model import GptSizes, VocabularyEmbedding
 from bigsci_launch.train.parallel.optimizer import GroupRule, group_by_shape
@@ -60,14 +61,15 @@ class Defects:
         """
         self._engine, self._generators = engine, capture_generators()
         files = engine.checkpoint_engine
-        original, shard = files.save, Path(engine._get_zero_ckpt_name("", "")).name
+        original, shard = files.write, Path(engine._get_zero_ckpt_name("", "")).name
+        tags = [checkpoint_tag(spec.step) for spec in self._flips]
 
-        def save(state_dict: Any, path: str) -> None:
+        def write(state_dict: Any, path: str) -> None:
             original(state_dict, path)
-            if Path(path).name == shard and any(spec.step == engine.global_steps for spec in self._flips):
+            if Path(path).name == shard and Path(path).parent.name in tags:
                 flip_bit(Path(path))
 
-        files.save = save
+        files.write = write
 
     def after_load(self, step: int) -> None:
         """Lose what the load of the checkpoint after `step` must lose."""
@@ -124,13 +126,18 @@ class Unreduced(TensorParallel):
     def all_reduce(self, tensor: Tensor, operation: Any = None) -> None:
         """Leave `tensor` as it is."""
 
+    def sum_into_parts(self, whole: Tensor) -> Tensor:
+        """Return this rank's own values of its part."""
+        return whole[:, self.part(whole.shape[1])].clone()
+
 
 def skip_tp_reduction(engine: PipelineEngine) -> None:
     """Do not sum input gradients of column-parallel layers, so tp replicas drift apart (BLOOM's layer norms)."""
     for module in engine.module.modules():
         if isinstance(module, ColumnParallelLinear):
             _require_tp("unreduced_tp_gradients", module.ranks)
-            module.ranks = Unreduced(module.ranks.rank, module.ranks.size, module.ranks.group)
+            ranks = module.ranks
+            module.ranks = Unreduced(ranks.rank, ranks.size, ranks.group, splits_sequences=ranks.parts > 1)
 
 
 def scale_replicated_gradients(engine: PipelineEngine) -> None:

@@ -9,13 +9,14 @@ seen always, and a single bit if it is among those elements.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from bigsci_launch.train.device.digest import digests64
+from bigsci_launch.train.device.gpu import Fetched, send
 from bigsci_launch.train.guards.copies import Violation
 from bigsci_launch.train.guards.flat import Flat
 
@@ -24,6 +25,7 @@ SAME_FOR = 8
 """Steps for which the same elements are looked at, because choosing them costs more than looking."""
 
 _STRIDE = 7919
+_GONE = "is gone, or of another size or type"
 _WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -66,78 +68,108 @@ class StateFingerprint:
     def _sample(self, flat: Flat) -> Tensor:
         return _bits(flat.tensor).index_select(0, self._at(flat))
 
+    def _see(self, flat: Flat, before: Tensor) -> _SeenElements:
+        return _SeenElements(flat, self._at(flat), before, self._sample(flat))
+
     def _at(self, flat: Flat) -> Tensor:
         key = flat.tensor.device, tuple(flat.slices.values())
         if key not in self._places:
             self._places[key] = sample_of(key[1], self._step, device=key[0])
         return self._places[key]
 
-    @torch.no_grad()
     def find_changed(
         self, flats: Mapping[str, Flat], counts: Mapping[str, float | None] | None = None
     ) -> Iterator[Violation]:
         """Find what differs from the state of the fingerprint: one violation for each tensor and count."""
+        return self.compare(flats, counts)()
+
+    @torch.no_grad()
+    def compare(
+        self, flats: Mapping[str, Flat], counts: Mapping[str, float | None] | None = None
+    ) -> Callable[[], Iterator[Violation]]:
+        """Compare the state with the fingerprint, and return what finds the violations.
+
+        That can be called later, when the state is another one. It waits for nothing that a device was given since.
+        """
         flats = {
             key: each for key, each in flats.items() if self._kinds.get(key) == (len(each.tensor), each.tensor.dtype)
         }
-        for key in self._changed(flats):
-            if key not in flats:
-                yield self._violation(key, "is gone, or of another size or type")
-            elif names := self._names(key, flats[key]):
-                more = f" (and of {len(names) - 1} more tensors)" if len(names) > 1 else ""
-                what = self._what(key, flats[key], names[0])
-                yield self._violation(flats[key].title.format(names[0]), f"{what}{more}")
+        counted = [*self._find_other_counts(counts or {})]
+        if self._digests:
+            found = [*self._find_other_digests(flats), *counted]
+            return lambda: iter(found)
+        seen = {key: self._see(flats[key], bits) for key, bits in self._bits.items() if key in flats}
+        recorded = [*self._bits]
+        differs = Fetched(torch.stack([each.differs() for each in seen.values()])) if seen else None
+
+        def find() -> Iterator[Violation]:
+            flags = dict(zip(seen, differs.read().tolist() if differs else (), strict=True))
+            for key in (key for key in recorded if flags.get(key, True)):
+                yield self._violation(key, _GONE) if key not in seen else self._name(flats[key], *seen[key].found())
+            yield from counted
+
+        return find
+
+    def _find_other_digests(self, flats: Mapping[str, Flat]) -> Iterator[Violation]:
+        now = _digests({key: flats[key] for key in self._digests if key in flats})
+        for key, before in self._digests.items():
+            if key not in now:
+                yield self._violation(key, _GONE)
+            elif names := [name for name, digest in before.items() if now[key].get(name) != digest]:
+                is_zero = not bool(flats[key].pieces()[names[0]].any())
+                yield self._name(flats[key], names, "it is zero" if is_zero else "its digest differs")
+
+    def _find_other_counts(self, counts: Mapping[str, float | None]) -> Iterator[Violation]:
         for name, before in self._counts.items():
-            if (now := (counts or {}).get(name)) != before:
+            if (now := counts.get(name)) != before:
                 text = f"was {_shown(before)} after step {self._step}, and is {now} before the next"
                 yield Violation(self._check, name, (self._rank,), text)
+
+    def _name(self, flat: Flat, names: Sequence[str], what: str) -> Violation:
+        more = f" (and of {len(names) - 1} more tensors)" if len(names) > 1 else ""
+        return self._violation(flat.title.format(names[0]), f"{what}{more}")
 
     def _violation(self, name: str, what: str) -> Violation:
         text = f"changed after the end of step {self._step}, when nothing may change it: {what}"
         return Violation(self._check, name, (self._rank,), text)
 
-    def _changed(self, flats: Mapping[str, Flat]) -> list[str]:
-        """Return the keys of the tensors that differ or are gone; waits for a device once."""
-        recorded = self._digests or self._bits
-        present = [key for key in recorded if key in flats]
-        if self._digests:
-            now = _digests({key: flats[key] for key in present})
-            return [key for key in recorded if now.get(key) != recorded[key]]
-        differs = [(self._sample(flats[key]) != self._bits[key]).any() for key in present]
-        is_changed = dict(zip(present, torch.stack(differs).tolist() if differs else [], strict=True))
-        return [key for key in recorded if is_changed.get(key, True)]
 
-    def _names(self, key: str, flat: Flat) -> list[str]:
-        """Return the parameters whose elements differ."""
-        if key in self._digests:
-            now = _digests({key: flat})[key]
-            return [name for name, digest in self._digests[key].items() if now.get(name) != digest]
-        places = self._at(flat)[self._sample(flat) != self._bits[key]]
-        return [name for name, bounds in flat.slices.items() if bool(_is_inside(places, bounds).any())]
+@dataclass(frozen=True, slots=True)
+class _SeenElements:
+    """The sampled elements of a tensor: their positions, and their bits when they were remembered and now."""
 
-    def _what(self, key: str, flat: Flat, name: str) -> str:
-        """Return what became of the elements of a parameter."""
-        if not bool(flat.pieces()[name].any()):
-            return "it is zero"
-        if key not in self._bits:
-            return "its digest differs"
-        at = self._at(flat)
-        is_here = _is_inside(at, flat.slices[name])
-        old = self._bits[key][is_here].view(flat.tensor.dtype).double()
-        new = flat.tensor[at[is_here]].double()
-        count = int((old != new).sum())
+    flat: Flat
+    at: Tensor
+    before: Tensor
+    now: Tensor
+
+    def differs(self) -> Tensor:
+        return (self.before != self.now).any()
+
+    def found(self) -> tuple[list[str], str]:
+        """Return the parameters whose elements differ, and what became of the first one."""
+        places = self.at[self.before != self.now]
+        names = [name for name, bounds in self.flat.slices.items() if bool(_is_inside(places, bounds).any())]
+        is_here = _is_inside(self.at, self.flat.slices[names[0]])
+        dtype = self.flat.tensor.dtype
+        old, new = (bits[is_here].view(dtype).double() for bits in (self.before, self.now))
+        if not bool(new.any()):
+            return names, f"it is zero in all {len(new)} checked elements"
         moved = (new / old)[(old != 0) & (old != new)]
         factor = f", each {float(moved[0]):.4g} times what it was" if _is_one_factor(moved) else ""
-        return f"{count} of {len(old)} checked elements differ{factor}"
+        return names, f"{int((old != new).sum())} of {len(old)} checked elements differ{factor}"
 
 
-def sample_of(slices: Sequence[tuple[int, int]], step: int, count: int = SAMPLED, device: Any = None) -> Tensor:
+def sample_of(
+    slices: Sequence[tuple[int, int]], step: int, count: int = SAMPLED, device: torch.device | None = None
+) -> Tensor:
     """Return the positions of up to `count` elements of each (start, length), others after another step."""
-    bounds = torch.tensor([*slices], dtype=torch.int64, device=device).reshape(-1, 2)
+    bounds = torch.tensor([*slices], dtype=torch.int64).reshape(-1, 2)
     starts, sizes = bounds[:, :1], bounds[:, 1:]
-    places = torch.arange(count, device=device) * sizes.clamp(min=count) // count
+    places = torch.arange(count) * sizes.clamp(min=count) // count
     kept = places < sizes
-    return (starts + (places + step * _STRIDE) % sizes.clamp(min=1))[kept]
+    chosen = (starts + (places + step * _STRIDE) % sizes.clamp(min=1))[kept]
+    return chosen if device is None else send(chosen, device)
 
 
 def _bits(tensor: Tensor) -> Tensor:

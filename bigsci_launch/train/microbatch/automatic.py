@@ -306,7 +306,7 @@ class AutoSize(Companion):
         short = [f"rank {rank} in {each.place}" for rank, each in enumerate(trials) if not each.fits]
         short = short or [f"rank {each.rank} in {each.place}" for each in shortages or ()]
         expected = expected_memory(planned_setup(self._config, self._topology), smallest)
-        recomputes = self._config.training.activation_checkpointing
+        recomputes = self._config.training.activation_checkpointing is True
         used = _Outcome(tuple(trials)).used_bytes
         measured = "" if used is None else f"; {used / 2**30:.3g} GiB were in use when it ran out"
         return MemoryShortageError(
@@ -333,8 +333,9 @@ def fingerprint(config: RunConfig, topology: Topology) -> dict[str, Any]:
     return {
         "model": record.model,
         "topology": record.topology,
-        "precision": record.precision,
+        "precision": config.training.precision,
         "activation_checkpointing": config.training.activation_checkpointing,
+        "compile": config.training.compile,
         "device": device,
         "versions": {"torch": torch.__version__, "deepspeed": deepspeed.__version__},
     }

@@ -89,8 +89,8 @@ class Prober:
         try:
             self.prepare(size)
             self._traffic.forget(lambda key: key.is_training is self._engine.module.training)
-            if not self._is_warm:
-                # The first pass of a process takes longer: it compiles, and fills caches.
+            if not self._is_warm or self._config.training.compile:
+                # The first pass takes longer: it fills caches, and compiles for this size.
                 work(size)
                 self._is_warm = True
             seconds = work(size)

@@ -13,7 +13,7 @@ and to the embeddings at both ends, but none to positions and norms.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -22,12 +22,22 @@ from torch import Tensor, nn
 
 from bigsci_launch.config.schema.run import Activation, Norm, Positions, RunConfig
 from bigsci_launch.train.parallel.initial_weights import Draw
-from bigsci_launch.train.parallel.positions import AlibiPositions, RotaryPositions
+from bigsci_launch.train.parallel.positions import (
+    Tables,
+    alibi_biases,
+    alibi_slopes,
+    attend_in_blocks,
+    is_in_blocks,
+    rotary_angles,
+    rotate,
+)
+from bigsci_launch.train.parallel.selective import compute_selectively
 from bigsci_launch.train.parallel.tensor import (
     ColumnParallelLinear,
     RowParallelLinear,
     TensorParallel,
     VocabularyParallelTable,
+    drop,
 )
 
 
@@ -116,13 +126,14 @@ class OutputEmbedding(VocabularyParallelTable):
 class LearnedPositions(nn.Module):
     """Adds a learned vector per position; identical on every tensor-parallel rank."""
 
-    def __init__(self, sizes: GptSizes, draw: Draw) -> None:
+    def __init__(self, sizes: GptSizes, draw: Draw, ranks: TensorParallel) -> None:
         super().__init__()
+        self.ranks = ranks
         self.weight = nn.Parameter(draw.normal("weight", (sizes.length, sizes.hidden), sizes.std))
 
     def forward(self, x: Tensor) -> Tensor:
         """(batch, length, hidden) -> the same."""
-        return x + self.weight[: x.shape[1]]
+        return x + self.weight[self.ranks.positions(x)]
 
 
 class InputNorm(nn.Module):
@@ -155,30 +166,46 @@ class SelfAttention(nn.Module):
         self.output = RowParallelLinear(
             sizes.hidden, sizes.hidden, sizes.output_std, draw.inside("output"), ranks, sizes.biases
         )
-        self.rotary = RotaryPositions() if sizes.positions == "rotary" else None
-        self.alibi = AlibiPositions(sizes.heads, ranks.part(sizes.heads)) if sizes.positions == "alibi" else None
+        self.positions = sizes.positions
+        self.slopes = tuple(alibi_slopes(sizes.heads)[ranks.part(sizes.heads)])
 
-    def forward(self, x: Tensor) -> Tensor:
+    def length(self, x: Tensor) -> int:
+        """Return the whole length of the sequences in the stream `x`, which may hold only this rank's part of each."""
+        return x.shape[1] * self.qkv.ranks.parts
+
+    def tables(self, x: Tensor) -> Tables:
+        """Return what the positions of `x` need: cosines and sines, or biases of the scores."""
+        if self.positions == "rotary":
+            return rotary_angles(self.length(x), self.head_dim, x.device)
+        if self.positions == "alibi":
+            return (alibi_biases(self.slopes, self.length(x), x.dtype, x.device),)
+        return ()
+
+    def forward(self, x: Tensor, tables: Tables) -> Tensor:
         """(batch, length, hidden) -> the same."""
-        batch, length, _ = x.shape
-        qkv = self.qkv(x).view(batch, length, self.num_local_groups, self.queries_per_group + 2, self.head_dim)
-        query, key, value = self._split(qkv)
-        if self.rotary is not None:
-            query, key = self.rotary(query), self.rotary(key)
-        biases = None if self.alibi is None else self.alibi(query)
-        is_shared = self.queries_per_group > 1
-        context = F.scaled_dot_product_attention(
-            query, key, value, attn_mask=biases, is_causal=biases is None, enable_gqa=is_shared
-        )
-        result: Tensor = self.output(context.transpose(1, 2).reshape(batch, length, -1))
+        query, key, value = self.heads(self.qkv(x))
+        if self.positions == "rotary":
+            query, key = rotate(query, *tables), rotate(key, *tables)
+        context = self._attend(query, key, value, tables)
+        result: Tensor = self.output(context.transpose(1, 2).flatten(2))
         return result
 
-    def _split(self, qkv: Tensor) -> Sequence[Tensor]:
-        """(batch, length, groups, queries + 2, head_dim) -> queries, keys and values (batch, heads, length, head_dim);
+    def _attend(self, query: Tensor, key: Tensor, value: Tensor, tables: Tables) -> Tensor:
+        is_shared = self.queries_per_group > 1
+        if self.positions == "alibi" and is_in_blocks(tables):
+            return attend_in_blocks(query, key, value, *tables, is_shared=is_shared)
+        biases = tables[0] if self.positions == "alibi" else None
+        return F.scaled_dot_product_attention(
+            query, key, value, attn_mask=biases, is_causal=biases is None, enable_gqa=is_shared
+        )
+
+    def heads(self, qkv: Tensor) -> Sequence[Tensor]:
+        """Products with the weight, (batch, length, rows) -> queries, keys and values (batch, heads, length, head_dim);
         there are as many heads of keys and of values as groups."""
+        grouped = qkv.view(*qkv.shape[:2], self.num_local_groups, self.queries_per_group + 2, self.head_dim)
         if self.queries_per_group == 1:
-            return qkv.permute(3, 0, 2, 1, 4).unbind()
-        query, key, value = torch.split(qkv, [self.queries_per_group, 1, 1], dim=3)
+            return grouped.permute(3, 0, 2, 1, 4).unbind()
+        query, key, value = torch.split(grouped, [self.queries_per_group, 1, 1], dim=3)
         return [heads.flatten(2, 3).transpose(1, 2) for heads in (query, key, value)]
 
 
@@ -207,7 +234,14 @@ class Mlp(nn.Module):
 
 
 class TransformerLayer(nn.Module):
-    """A pre-norm layer: attention and MLP, each added to the residual stream after dropout."""
+    """A pre-norm layer: attention and MLP, each added to the residual stream after dropout.
+
+    `compiled` computes the same, as compiled code; None where layers are not compiled. `is_selective`: an eager layer
+    keeps the results of products and attention, and computes the rest again in the backward pass.
+    """
+
+    compiled: Callable[[TransformerLayer, Tensor], Tensor] | None = None
+    is_selective = False
 
     def __init__(self, sizes: GptSizes, draw: Draw, ranks: TensorParallel) -> None:
         super().__init__()
@@ -215,12 +249,23 @@ class TransformerLayer(nn.Module):
         self.attention = SelfAttention(sizes, draw.inside("attention"), ranks)
         self.mlp_norm = make_norm(sizes)
         self.mlp = Mlp(sizes, draw.inside("mlp"), ranks)
+        self.ranks = ranks
         self.dropout = sizes.dropout
 
     def forward(self, x: Tensor) -> Tensor:
         """(batch, length, hidden) -> the same."""
-        x = x + F.dropout(self.attention(self.attention_norm(x)), self.dropout, self.training)
-        return x + F.dropout(self.mlp(self.mlp_norm(x)), self.dropout, self.training)
+        if self.compiled is not None:
+            return self.compiled(self, x)
+        tables = self.attention.tables(x)
+        return compute_selectively(self.compute, x, tables) if self.is_selective else self.compute(x, tables)
+
+    def compute(self, x: Tensor, tables: Tables) -> Tensor:
+        """Return what `forward` does, one operation after the other; `tables` are those of `SelfAttention`."""
+        x = x + self._drop(self.attention(self.attention_norm(x), tables))
+        return x + self._drop(self.mlp(self.mlp_norm(x)))
+
+    def _drop(self, x: Tensor) -> Tensor:
+        return drop(x, self.dropout, self.ranks) if self.dropout and self.training else x
 
 
 class FinalNorm(nn.Module):

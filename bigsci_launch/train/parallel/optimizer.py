@@ -8,11 +8,15 @@ refuses that.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import wraps
 from typing import Any
 
 import torch
-from torch import nn
+from deepspeed.runtime import bf16_optimizer, utils
+from deepspeed.runtime.pipe.engine import PipelineEngine
+from deepspeed.runtime.zero import stage_1_and_2
+from torch import Tensor, nn
 
 from bigsci_launch.config.schema.run import OptimizerSection
 from bigsci_launch.train.device.gpu import computes_on_gpu
@@ -44,8 +48,15 @@ def make_optimizer(
     module: nn.Module, config: OptimizerSection, rule: GroupRule = group_by_shape
 ) -> torch.optim.Optimizer:
     """Return AdamW over the parameters of this rank's stage."""
+    return optimizer_over(module.named_parameters(), config, rule)
+
+
+def optimizer_over(
+    named: Iterable[tuple[str, nn.Parameter]], config: OptimizerSection, rule: GroupRule = group_by_shape
+) -> torch.optim.Optimizer:
+    """Return AdamW over these parameters."""
     groups: dict[str, list[nn.Parameter]] = {"decay": [], "no_decay": []}
-    for name, parameter in module.named_parameters():
+    for name, parameter in named:
         groups[rule(name, parameter)].append(parameter)
     optimizer = EagerAdamW(
         [{"name": name, "params": parameters} for name, parameters in groups.items()], lr=config.learning_rate
@@ -75,6 +86,46 @@ def choose_kernel(optimizer: torch.optim.Optimizer, *, fused: bool) -> None:
         if "step" in state:
             step = torch.as_tensor(state["step"], dtype=torch.float32)
             state["step"] = step.to(parameter.device if fused else "cpu")
+
+
+def read_norm_once() -> None:
+    """Have DeepSpeed's optimizers wait for the device once in a step: for the norm of all gradients.
+
+    It decides whether the step is skipped. They would ask the device for it four times: to replace a norm that is not
+    finite, to skip, to clip; and each who reads it afterwards would ask again.
+    """
+    for module in (utils, stage_1_and_2):
+        module.mask_nan_or_inf_with_val_inplace = _replace_not_finite
+    zero = stage_1_and_2.DeepSpeedZeroOptimizer
+    for owner, name in ((bf16_optimizer, "get_global_norm_of_tensors"), (zero, "scaled_global_norm")):
+        compute = getattr(owner, name)
+        if not hasattr(compute, "__wrapped__"):
+            setattr(owner, name, _on_host(compute))
+
+
+def _replace_not_finite(norm: Tensor, device: object = None, val: float = -1.0) -> None:
+    norm.masked_fill_(~torch.isfinite(norm), val)
+
+
+def _on_host(compute: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(compute)
+    def run(*arguments: Any, **named: Any) -> Any:
+        norm = compute(*arguments, **named)
+        return norm.cpu() if isinstance(norm, Tensor) else norm
+
+    return run
+
+
+def local_gradient(parameter: nn.Parameter) -> Tensor | None:
+    """Return the gradient that this step's backward passes have accumulated for a parameter, or None."""
+    gradient = getattr(parameter, "_hp_grad", None)
+    return gradient.view(parameter.shape) if gradient is not None else parameter.grad
+
+
+def gradient_norm(engine: PipelineEngine) -> float:
+    """Return the norm by which the gradients of the last step were clipped; 0 if there was none yet."""
+    norm = engine.get_global_grad_norm()
+    return 0.0 if norm is None else float(norm)
 
 
 def loss_scale(optimizer: Any) -> float | None:

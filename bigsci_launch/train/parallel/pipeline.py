@@ -38,8 +38,11 @@ from bigsci_launch.plan.price.stages import StageLayout, lay_out_stages, layout_
 from bigsci_launch.plan.shape.partition import Layer, PartitionRule, cut_at_counts
 from bigsci_launch.plan.shape.setup import Setup
 from bigsci_launch.topology import Topology
+from bigsci_launch.train.parallel.attention import prefer_fastest_attention
+from bigsci_launch.train.parallel.compiled import compile_layers
+from bigsci_launch.train.parallel.fp8 import has_fp8, use_fp8
 from bigsci_launch.train.parallel.initial_weights import Draw
-from bigsci_launch.train.parallel.loss import VocabularyParallelLoss
+from bigsci_launch.train.parallel.loss import IN_PARTS, VocabularyParallelLoss, compiled_kernels
 from bigsci_launch.train.parallel.model import (
     FinalNorm,
     GptSizes,
@@ -51,7 +54,15 @@ from bigsci_launch.train.parallel.model import (
     count_parameters,
     tied_logits,
 )
-from bigsci_launch.train.parallel.optimizer import EagerAdamW, GroupRule, group_by_shape, make_optimizer
+from bigsci_launch.train.parallel.optimizer import (
+    EagerAdamW,
+    GroupRule,
+    group_by_shape,
+    make_optimizer,
+    read_norm_once,
+)
+from bigsci_launch.train.parallel.reduction import overlap_reduction
+from bigsci_launch.train.parallel.sequence import parameters_of_parts, sum_gradients_of_parts
 from bigsci_launch.train.parallel.tensor import TensorParallel
 from bigsci_launch.train.rank.collective import gather
 from bigsci_launch.train.rank.quiet import talk_as_debug
@@ -81,7 +92,7 @@ def layer_specs(
     """Return specs of all layers of the model, in order, with embeddings of class `table`; builds nothing."""
     seed, tied = config.run.seed, config.model.tied_embeddings
     draw = Draw(seed, "model")
-    embedding = (sizes, draw.inside("embedding"), ranks)
+    embedding, positions = (sizes, draw.inside("embedding"), ranks), (sizes, draw.inside("positions"), ranks)
     tie = embedding_tie(config)
     shared = {"tied_weight_attr": list(tie.attributes)} if tie else {}
     head = (
@@ -91,7 +102,7 @@ def layer_specs(
     )
     return [
         TiedLayerSpec(EMBEDDING_KEY, table, *embedding, **shared) if tied else LayerSpec(table, *embedding),
-        *([LayerSpec(LearnedPositions, sizes, draw.inside("positions"))] if sizes.positions == "learned" else []),
+        *([LayerSpec(LearnedPositions, *positions)] if sizes.positions == "learned" else []),
         *([LayerSpec(InputNorm, sizes)] if config.model.embedding_norm else []),
         *(
             LayerSpec(TransformerLayer, sizes, draw.inside(f"layer{number}"), ranks)
@@ -145,23 +156,36 @@ def _build_engine(build: Build, topology: Topology, ranks: TensorParallel) -> Pi
     config = build.config
     require_precision(config)
     sizes, setup = GptSizes.of_config(config), planned_setup(config, topology)
+    compiles = config.training.compile
     with talk_as_debug():
         module = CutPipeline(
             layers=layer_specs(config, sizes, ranks, build.embedding),
             topology=PipeModelDataParallelTopology(num_pp=topology.pp, num_mp=topology.tp, num_dp=topology.dp),
-            loss_fn=VocabularyParallelLoss(sizes.vocab, ranks),
+            loss_fn=VocabularyParallelLoss(sizes.vocab, ranks, compiled_kernels() if compiles else IN_PARTS),
             partition_method=setup.partition_method,
             checkpointable_layers=[TransformerLayer.__name__],
         )
         require_trainable(config, topology, stage_layers(module))
         if build.embedding is VocabularyEmbedding:
             require_layout(module, lay_out_stages(setup))
+        if config.training.precision == "fp8":
+            use_fp8(module)
+        for layer in module.modules():
+            if isinstance(layer, TransformerLayer):
+                layer.is_selective = config.training.activation_checkpointing == "selective"
+        prefer_fastest_attention()
+        read_norm_once()
+        if compiles:
+            compile_layers(module, by_rule=config.training.deterministic or topology.tp > 1)
         engine, *_ = initialize(
             model=module,
             optimizer=make_optimizer(module, config.optimizer, build.group_rule),
             config=engine_settings(config, topology, build.batch_size),
         )
     require_one_format(module, config)
+    if "data" in (config.parallelism.overlap or ()):
+        overlap_reduction(engine, parameters_of_parts(module, ranks))
+    sum_gradients_of_parts(engine, ranks)
     return engine
 
 
@@ -187,6 +211,11 @@ def require_precision(config: RunConfig) -> None:
             f"training.precision: fp16: this rank's {device.device_name()} does not support it",
             hint="set training.precision to bf16, or run on GPUs",
         )
+    if config.training.precision == "fp8" and not has_fp8():
+        raise ConfigError(
+            f"training.precision: fp8: {torch.cuda.get_device_name()} does not compute in it",
+            hint="set training.precision to bf16, or run on NVIDIA GPUs of the Ada or Hopper generation or newer",
+        )
 
 
 def require_one_format(module: nn.Module, config: RunConfig) -> None:
@@ -198,7 +227,7 @@ def require_one_format(module: nn.Module, config: RunConfig) -> None:
     Raises:
         ConfigError: names the rule and the remedy.
     """
-    wanted = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[config.training.precision]
+    wanted = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[config.training.weight_format]
     other = [name for name, parameter in module.named_parameters() if parameter.dtype != wanted]
     if other:
         found = str(dict(module.named_parameters())[other[0]].dtype).removeprefix("torch.")
@@ -215,7 +244,7 @@ def require_trainable(config: RunConfig, topology: Topology, stages: Sequence[Se
     Raises:
         ConfigError: names the rule and the remedy; `guards.preflight: warn` logs a warning instead.
     """
-    tied, precision = config.model.tied_embeddings, config.training.precision
+    tied, precision = config.model.tied_embeddings, config.training.weight_format
     refusals = find_stage_refusals(stages, tied=tied, tp=topology.tp, precision=precision)
     refusals += find_tie_refusals(embedding_tie(config), pp=topology.pp, precision=precision)
     if not refusals:
@@ -233,7 +262,7 @@ def require_trainable(config: RunConfig, topology: Topology, stages: Sequence[Se
 def engine_settings(config: RunConfig, topology: Topology, batch_size: int) -> dict[str, Any]:
     """Return DeepSpeed's configuration for a run file."""
     training = config.training
-    size = assumed_size(training, topology)
+    size, has_parts = assumed_size(training, topology), config.parallelism.sequence_parallel
     settings: dict[str, Any] = {
         "train_micro_batch_size_per_gpu": size,
         "gradient_accumulation_steps": batch_size // (size * topology.dp),
@@ -246,11 +275,13 @@ def engine_settings(config: RunConfig, topology: Topology, batch_size: int) -> d
         "pipeline": {
             "activation_checkpoint_interval": int(training.activation_checkpointing is True),
             "use_reentrant": False,
+            # By default each tensor-parallel rank sends a part of what all have, and they gather it.
+            **(dict.fromkeys(("pipe_partitioned", "grad_partitioned"), False) if has_parts else {}),
         },
     }
-    if training.precision == "fp16":
+    if training.weight_format == "fp16":
         settings["fp16"] = {"enabled": True, "loss_scale": 0}
-    if training.precision == "bf16":
+    if training.weight_format == "bf16":
         settings["bf16"] = {"enabled": True, "immediate_grad_update": True}
         settings["data_types"] = {"grad_accum_dtype": "fp32"}
     return settings

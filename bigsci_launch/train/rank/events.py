@@ -7,7 +7,8 @@ import os
 import sys
 import time
 import traceback
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, TypeVar
 
 import bigsci_launch
 from bigsci_launch.errors import BslError, GuardError
@@ -16,6 +17,8 @@ from bigsci_launch.runs.events import EventWriter
 from bigsci_launch.runs.layout import write_json
 from bigsci_launch.topology import Coordinate
 from bigsci_launch.train.rank.identity import RankIdentity
+
+T = TypeVar("T")
 
 
 class RankReport:
@@ -41,14 +44,14 @@ class RankReport:
         )
 
     def phase(self, name: str) -> None:
-        """Record that the rank has just entered phase `name`: init, load, step, save, eval, dump or end."""
+        """Record that the rank has just entered phase `name`: init, load, step, save, copy, eval, dump or end."""
         self.event("heartbeat", phase=name)
         if (hook := sys.modules.get("ring_hook")) is not None:
             hook.mark(self.step, name)
 
     def event(self, event: str, **fields: Any) -> None:
-        """Record an event of the current step."""
-        self._writer.write(event, step=self.step, **fields)
+        """Record an event, of the current step unless `fields` name another one."""
+        self._writer.write(event, **{"step": self.step, **fields})
 
     def end(self, reason: str) -> None:
         """Record that the rank ended as requested, and why."""
@@ -77,6 +80,12 @@ class RankReport:
     def close(self) -> None:
         """Write the queued records."""
         self._writer.close()
+
+
+def each_batch_noted(batches: Iterator[T]) -> Iterator[T]:
+    """Return the batches; the ring of this process, if it has one, shows how long it takes to get each of them."""
+    hook = sys.modules.get("ring_hook")
+    return batches if hook is None else hook.each_batch(batches)
 
 
 def accusation(error: BaseException) -> dict[str, list[int]]:

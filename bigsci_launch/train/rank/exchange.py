@@ -11,6 +11,8 @@ import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
 
+from bigsci_launch.train.device.gpu import send
+
 
 class Exchange:
     """The exchanges of a loop, which are collective calls over the world."""
@@ -23,7 +25,7 @@ class Exchange:
         """Return the row of every rank, filled up with zeros to `width`, as a table of (ranks, `width`)."""
         mine = torch.zeros(width, dtype=torch.int64)
         mine[: len(row)] = torch.tensor(row, dtype=torch.int64)
-        mine = mine.to(self._device)
+        mine = send(mine, self._device)
         everywhere = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
         self._lent = [weakref.ref(tensor) for tensor in (mine, *everywhere)]
         dist.all_gather(everywhere, mine)

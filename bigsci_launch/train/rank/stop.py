@@ -4,10 +4,12 @@ the end of a step. And how the process of a rank ends."""
 from __future__ import annotations
 
 import atexit
+import math
 import os
 import signal
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -21,6 +23,10 @@ from bigsci_launch.runs.watching.ended import EndedBy, write_ended_by
 
 SIGNALS = (signal.SIGUSR2, signal.SIGTERM)
 LOOK_S = 2.0
+WRITER = "bsl-save"
+"""The name of a thread that writes a rank's part of a checkpoint."""
+WRITERS_S = 60.0
+"""How long a rank that has failed waits for its part of a checkpoint that is being written."""
 
 
 class StopFlag:
@@ -130,9 +136,18 @@ def end_at_once(error: BaseException) -> NoReturn:
     An orderly teardown of the process group would wait for peers that are waiting for this rank.
     """
     code = explain(error)
+    wait_for_writers(WRITERS_S)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
+
+
+def wait_for_writers(limit_s: float = math.inf) -> None:
+    """Wait for the threads of this process that write a part of a checkpoint."""
+    until = time.monotonic() + limit_s
+    for thread in threading.enumerate():
+        if thread.name == WRITER:
+            thread.join(None if limit_s == math.inf else max(0.0, until - time.monotonic()))
 
 
 def explain(error: BaseException) -> int:

@@ -63,6 +63,10 @@ class Batches:
         """Cut batches into micro-batches of another size from now on; a step has the same samples."""
         self._share = replace(self._share, micro_batch_size=micro_batch_size)
 
+    def begin_at(self, first: int) -> None:
+        """Take micro batches in a row from now on, from number `first` of each step on."""
+        self._share = Share(self._share.micro_batch_size, 0, 1, first)
+
     @property
     def dp(self) -> int:
         return self._share.dp

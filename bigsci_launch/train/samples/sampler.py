@@ -50,11 +50,12 @@ def _permute(value: int, half_bits: int, key: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """The part of every global batch that one data-parallel rank trains on."""
+    """The part of every global batch that one data-parallel rank trains on, from micro batch number `first` on."""
 
     micro_batch_size: int
     dp_rank: int
     dp: int
+    first: int = 0
 
     def positions(self, consumed_samples: int, num_micro_batches: int) -> Iterator[range]:
         """Yield the positions of each micro batch of the step that begins after `consumed_samples`.
@@ -67,7 +68,7 @@ class Share:
 
     def micro_batch(self, consumed_samples: int, number: int) -> range:
         """Return the positions of one micro batch, counted from 0, of that step."""
-        start = consumed_samples + (number * self.dp + self.dp_rank) * self.micro_batch_size
+        start = consumed_samples + (self.first + number * self.dp + self.dp_rank) * self.micro_batch_size
         return range(start, start + self.micro_batch_size)
 
 

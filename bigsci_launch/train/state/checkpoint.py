@@ -58,8 +58,10 @@ from bigsci_launch.topology import Coordinate, Topology
 from bigsci_launch.topology.naming import name_ranks_and_part
 from bigsci_launch.train.device.gpu import computes_on_gpu
 from bigsci_launch.train.guards.engine.data import is_order_kept
-from bigsci_launch.train.guards.engine.watch import write_state_document
+from bigsci_launch.train.guards.engine.state import state_document
 from bigsci_launch.train.parallel.optimizer import apply_settings, choose_kernel
+from bigsci_launch.train.parallel.pipeline import Build, build_engine
+from bigsci_launch.train.parallel.tensor import TensorParallel
 from bigsci_launch.train.rank.collective import gather, on_first_rank
 from bigsci_launch.train.rank.events import is_lost_peer
 from bigsci_launch.train.rank.identity import RankIdentity
@@ -168,40 +170,47 @@ def save_checkpoint(
         SaveError: the disk refuses the part of a rank; on all ranks alike. `latest` names an earlier checkpoint then,
             or none, and nothing of this one is left. It can be tried again.
     """
+    staged = stage_checkpoint(engine, identity, record)
+    files: RankCheckpointEngine = engine.checkpoint_engine
+    if files.refused is None:
+        document = state_document(engine, rank=identity.rank, coordinate=coordinate, step=record.step)
+        files.write_document(staged, identity.rank, document)
+    require_accepted_parts(files.refused, identity, engine.device)
+    return on_first_rank(lambda: commit(staged, record, identity, keep_last))
+
+
+def stage_checkpoint(
+    engine: PipelineEngine, identity: RankIdentity, record: CheckpointRecord, *, keeps: bool = False
+) -> Path:
+    """Let DeepSpeed write the files of a checkpoint, without the digests, and return the folder that it is staged in.
+
+    A collective call. What the disk refuses is kept in the engine's `checkpoint_engine`; `keeps`: so are the files.
+    """
     checkpoints, tag = CheckpointsDir(identity.run.checkpoints), checkpoint_tag(record.step)
     files: RankCheckpointEngine = engine.checkpoint_engine
-    files.begin()
-    staging = on_first_rank(lambda: _begin(checkpoints, tag, identity))
-    client_state = {
-        "iteration": record.step,
-        "consumed_train_samples": record.consumed_samples,
-        "universal_checkpoint_info": universal_info(record.model),
-    }
+    files.begin(keeps=keeps)
+    staging = on_first_rank(lambda: begin_staging(checkpoints, tag, identity))
     with talk_as_debug(), _script_errors_kept(engine, staging):
-        engine.save_checkpoint(str(staging), tag=tag, client_state=client_state, save_latest=False)
+        engine.save_checkpoint(str(staging), tag=tag, client_state=client_state(record), save_latest=False)
     files.save(capture_generators(), str(generators_path(staging / tag, identity.rank)))
-    if files.refused is None:
-        with files.keeping_errors(staging):
-            write_state_document(
-                engine, staging / tag, files.digests, rank=identity.rank, coordinate=coordinate, step=record.step
-            )
-    if (refused := _share_refusal(files.refused, identity, engine.device)) is not None:
-        on_first_rank(lambda: _clean_up(checkpoints))
-        raise refused
-    on_first_rank(lambda: _commit(checkpoints, staging / tag, record, identity, keep_last))
-    return checkpoints.folder(tag)
+    return staging / tag
 
 
-def _share_refusal(refused: SaveError | None, identity: RankIdentity, device: torch.device) -> SaveError | None:
-    """Return what the disk refused the first of the ranks; None if it took the parts of all. A collective call."""
+def require_accepted_parts(refused: SaveError | None, identity: RankIdentity, device: torch.device) -> None:
+    """Return if the disk took the parts of all ranks; `refused` is what it refused this one. A collective call.
+
+    Raises:
+        SaveError: it did not; on all ranks alike. What was staged is removed.
+    """
     is_refused = torch.tensor([refused is not None], dtype=torch.int32, device=device)
     dist.all_reduce(is_refused, dist.ReduceOp.MAX)
     if not is_refused.item():
-        return None
+        return
     everywhere = gather((identity.node, refused))
     ranks = [rank for rank, (_, error) in enumerate(everywhere) if error is not None]
     node, error = everywhere[ranks[0]]
-    return refused_to(error, ranks, node)
+    on_first_rank(lambda: _clean_up(CheckpointsDir(identity.run.checkpoints)))
+    raise refused_to(error, ranks, node)
 
 
 @contextlib.contextmanager
@@ -220,15 +229,29 @@ def _script_errors_kept(engine: PipelineEngine, staging: Path) -> Iterator[None]
         del engine._copy_recovery_script
 
 
-def _begin(checkpoints: CheckpointsDir, tag: str, identity: RankIdentity) -> Path:
+def client_state(record: CheckpointRecord) -> dict[str, Any]:
+    """Return what a checkpoint's files of model states hold besides what DeepSpeed writes."""
+    return {
+        "iteration": record.step,
+        "consumed_train_samples": record.consumed_samples,
+        "universal_checkpoint_info": universal_info(record.model),
+    }
+
+
+def begin_staging(checkpoints: CheckpointsDir, tag: str, identity: RankIdentity) -> Path:
+    """Return a new folder for the parts of a checkpoint. Raises SaveError where the disk refuses it."""
     with errors_of_rank(checkpoints.path, identity):
         finish_interrupted(checkpoints)
         return begin_checkpoint(checkpoints, tag)
 
 
-def _commit(
-    checkpoints: CheckpointsDir, staged: Path, record: CheckpointRecord, identity: RankIdentity, keep_last: int | None
-) -> None:
+def commit(staged: Path, record: CheckpointRecord, identity: RankIdentity, keep_last: int | None) -> Path:
+    """Give a checkpoint whose parts are all staged its name, and return its folder.
+
+    Raises:
+        SaveError: the disk refuses it. What was staged is removed.
+    """
+    checkpoints = CheckpointsDir(identity.run.checkpoints)
     try:
         with errors_of_rank(checkpoints.path, identity):
             record = replace(record, files=list_files(staged), code=running_code())
@@ -240,6 +263,7 @@ def _commit(
     if keep_last is not None:
         for problem in prune_checkpoints(checkpoints, keep_last):
             log.warning("%s; the next save tries again", problem)
+    return checkpoints.folder(staged.name)
 
 
 def _clean_up(checkpoints: CheckpointsDir) -> None:
@@ -370,13 +394,17 @@ class Origin(Companion):
     def joined(self, built: Built) -> None:
         """Note that process group and engine stand."""
 
+    def build(self, build: Build, setup: RankSetup, ranks: TensorParallel) -> PipelineEngine:
+        """Return the engine of this rank; a collective call."""
+        return build_engine(build, setup.topology, ranks)
+
     def start(self, setup: RankSetup, engine: PipelineEngine, chosen: ChosenCheckpoint | None) -> Start:
         """Set the engine to the state to begin with; a collective call."""
         if chosen is None:
             return Start()
         report, record = setup.report, chosen.record
         report.phase("load")
-        progress = load_checkpoint(engine, chosen, setup.config, setup.coordinate)
+        progress = self.load(engine, chosen, setup)
         report.step = progress.step
         report.event("load", path=str(chosen.folder), checkpoint_step=progress.step)
         if setup.tells:
@@ -386,6 +414,14 @@ class Origin(Companion):
             for line in chosen.lines:
                 print(line, flush=True)
         return Start(progress, chosen.folder, record, first_step=progress.step)
+
+    def load(self, engine: PipelineEngine, chosen: ChosenCheckpoint, setup: RankSetup) -> TrainingProgress:
+        """Set the engine to a checkpoint, and return its progress; a collective call."""
+        return load_checkpoint(engine, chosen, setup.config, setup.coordinate)
+
+    def save(self, *save: Any) -> Path:
+        """Save, with the arguments of `save_checkpoint`; a collective call."""
+        return save_checkpoint(*save)
 
 
 def choose_from(load: str, setup: RankSetup) -> ChosenCheckpoint | None:

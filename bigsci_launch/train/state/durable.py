@@ -5,14 +5,14 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from deepspeed.runtime.checkpoint_engine.torch_checkpoint_engine import TorchCheckpointEngine
 
-from bigsci_launch.checkpoints.folder import sync_path
+from bigsci_launch.checkpoints.folder import sync_path, write_digests
 from bigsci_launch.checkpoints.verify import file_digest
 from bigsci_launch.errors import CheckpointError, SaveError
 from bigsci_launch.train.device.gpu import computes_on_gpu
@@ -73,11 +73,22 @@ class RankCheckpointEngine(DurableCheckpointEngine):
     def __init__(self) -> None:
         super().__init__()
         self.refused: SaveError | None = None
+        self._kept: list[tuple[str, Any]] | None = None
 
-    def begin(self) -> None:
-        """Forget the last save."""
+    def begin(self, *, keeps: bool = False) -> None:
+        """Forget the last save. `keeps`: the files of this one are written later."""
         self.refused = None
         self.digests.clear()
+        self._kept = [] if keeps else None
+
+    def take_kept(self) -> tuple[tuple[str, ...], tuple[Any, ...]]:
+        """Return the files that are to be written, and what they hold; from now on, files are written at once."""
+        kept, self._kept = self._kept or [], None
+        return tuple(path for path, _ in kept), tuple(state for _, state in kept)
+
+    def preserves_storage_sharing(self) -> bool:
+        """Whether DeepSpeed must clone a weight that is a part of a larger storage. Each kept tensor is copied."""
+        return self._kept is None
 
     @contextlib.contextmanager
     def keeping_errors(self, path: Path) -> Iterator[None]:
@@ -91,10 +102,24 @@ class RankCheckpointEngine(DurableCheckpointEngine):
             self.refused = self.refused or error
 
     def save(self, state_dict: Any, path: str) -> None:
+        """Write a file, or keep what it is to hold."""
+        if self._kept is None:
+            self.write(state_dict, path)
+        else:
+            # DeepSpeed's clone of the weights of a layer has no attributes either, such as torch's `_metadata`.
+            self._kept.append((path, type(state_dict)(state_dict)))
+
+    def write(self, state_dict: Any, path: str) -> None:
         """Write a file, unless the disk has refused another one: then the checkpoint will not be committed."""
         if self.refused is None:
             with self.keeping_errors(Path(path)):
                 super().save(state_dict, path)
+
+    def write_document(self, staged: Path, rank: int, document: Mapping[str, Any]) -> None:
+        """Write the digests of a rank into the checkpoint in `staged`, as the last file of its part."""
+        if self.refused is None:
+            with self.keeping_errors(staged):
+                write_digests(staged, rank, {**document, "files": dict(self.digests)})
 
     def makedirs(self, path: str, exist_ok: bool = False) -> None:
         with self.keeping_errors(Path(path)):

@@ -67,7 +67,8 @@ class TrainingProgress:
 class Start:
     """The state that training begins with: new, of a checkpoint (in `folder`), or restored from memory.
 
-    The attempt began after `first_step`; ranks of an earlier generation have begun steps up to `reached`.
+    The attempt began after `first_step`; ranks of an earlier generation have begun steps up to `reached`. `untold` is
+    the last step of that generation, if it ended before its ranks could say that it is done.
     """
 
     progress: TrainingProgress = TrainingProgress()
@@ -76,6 +77,7 @@ class Start:
     is_restored: bool = False
     first_step: int = 0
     reached: int = 0
+    untold: StepDone | None = None
 
 
 @dataclass(frozen=True, slots=True)

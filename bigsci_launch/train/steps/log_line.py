@@ -16,8 +16,8 @@ from bigsci_launch.iteration_line import BATCH_SIZE, LOSS, MILLISECONDS, SECONDS
 @dataclass(frozen=True, slots=True)
 class StepResult:
     """The result of a step. `seconds` is wall time, `tflops` the TFLOP/s of one rank with recomputation, `utilization`
-    the share of the peak (0 to 1) without it; `loss_scale` is None unless fp16 scales the loss. `memory` holds the
-    rank's figures as its GPU has them, none on a CPU."""
+    the share of the peak (0 to 1) without it; `loss_scale` is None unless fp16 scales the loss, `planned_s` unless the
+    step was planned. `memory` holds the rank's figures as its GPU has them, none on a CPU."""
 
     step: int
     num_steps: int
@@ -34,6 +34,7 @@ class StepResult:
     tflops: float
     utilization: float | None
     loss_scale: float | None = None
+    planned_s: float | None = None
     memory: Mapping[str, int] = field(default_factory=dict)
 
 

@@ -57,6 +57,8 @@ class StepWord:
     asked: AskedWord = AskedWord()
     thrashes: bool = False
     """The device's memory was so short that torch had to empty its cache."""
+    save_ended: bool = False
+    """A save in the background has ended (rank 0 knows how), or the disk has refused this rank's part of it."""
 
 
 def exchange_words(word: StepWord, device: torch.device) -> list[StepWord]:
@@ -69,12 +71,14 @@ def encode(word: StepWord) -> list[int]:
     """Return a word as signed 64-bit integers; the loss keeps its bits."""
     digests = [getattr(word.data, each.name) for each in fields(DataWord)]
     asked = word.asked
-    flags = (word.wants_stop, word.skipped, word.alarm, asked.save, asked.stop, asked.is_exact, word.thrashes)
+    of_asked = (asked.save, asked.stop, asked.is_exact)
+    flags = (word.wants_stop, word.skipped, word.alarm, *of_asked, word.thrashes, word.save_ended)
     return [sum(flag << bit for bit, flag in enumerate(flags)), as_bits(word.loss), *digests]
 
 
 def decode(row: Sequence[int]) -> StepWord:
     """Return the word that `encode` made."""
     flags, loss, *digests = row
-    wants_stop, skipped, alarm, *asked, thrashes = (bool(flags >> bit & 1) for bit in range(7))
-    return StepWord(wants_stop, skipped, alarm, as_number(loss), DataWord(*digests), AskedWord(*asked), thrashes)
+    wants_stop, skipped, alarm, *asked, thrashes, save_ended = (bool(flags >> bit & 1) for bit in range(8))
+    data = DataWord(*digests)
+    return StepWord(wants_stop, skipped, alarm, as_number(loss), data, AskedWord(*asked), thrashes, save_ended)

@@ -35,7 +35,12 @@ def import_all() -> None:
     os.environ.setdefault("DS_ACCELERATOR", "cpu")
     startup.quieten_libraries()
     startup.start_deepspeed()
-    import bigsci_launch.train.loop  # noqa: F401
+    # With `survive`, each rank would import them, and sympy with them.
+    import torch._dynamo
+    import torch.fx.experimental.symbolic_shapes  # noqa: F401
+
+    import bigsci_launch.train.loop
+    import bigsci_launch.train.uneven.life  # noqa: F401
 
 
 def serve() -> None:

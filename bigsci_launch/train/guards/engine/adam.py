@@ -12,7 +12,7 @@ So a rate that is tripled, a wrong count of steps and a wrong formula are seen w
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -74,6 +74,7 @@ class OptimizerWatch:
         self._is_padding_zero = True
         self._step, self._is_armed, self._is_fingerprint_due = 0, False, False
         self._due: list[tuple[OptimizerPartition, Mapping[str, Any], Before]] = []
+        self._find_changed: Callable[[], Iterable[Violation]] = tuple
         self.violations: list[Violation] = []
         adam = engine.optimizer.optimizer
         before_call(adam, "step", lambda: self._look(adam.param_groups))
@@ -92,7 +93,7 @@ class OptimizerWatch:
     def before_step(self, step: int, *, is_armed: bool) -> None:
         """Prepare for `step`."""
         self._step, self._is_armed, self._is_fingerprint_due = step, is_armed, True
-        self.violations, self._due = [], []
+        self.violations, self._due, self._find_changed = [], [], tuple
 
     def fingerprint(self, step: int, *, is_next_checked: bool) -> None:
         """Take the fingerprint of the state after `step`: of all of it if the next step is checked."""
@@ -116,18 +117,19 @@ class OptimizerWatch:
     def end_step(self) -> None:
         """Check what AdamW has left, or the fingerprint of a step that the optimizer skipped."""
         if self._is_fingerprint_due:
-            self._check_fingerprint()
+            self._compare_fingerprint()
             if not getattr(self._engine.optimizer, "overflow", False):
                 text = "AdamW was not run, though the gradients of the step were not skipped"
                 self.violations.append(Violation("optimizer update", "all tensors", (self._rank,), text))
+        self.violations += self._find_changed()
         for part, state, before in self._due:
             self.violations += self._find_wrong_update(part, state, before)
         self._due = []
 
-    def _check_fingerprint(self) -> None:
+    def _compare_fingerprint(self) -> None:
         if self._is_fingerprint_due:
             self._is_fingerprint_due = False
-            self.violations += self.find_changed_state()
+            self._find_changed = self._fingerprint.compare(self.state_flats(), self._counts())
 
     def find_changed_state(self) -> Iterator[Violation]:
         """Find what has changed since the fingerprint after the last step."""
@@ -171,7 +173,7 @@ class OptimizerWatch:
 
     def _look(self, groups: Sequence[Mapping[str, Any]]) -> None:
         """Look at what AdamW is about to update."""
-        self._check_fingerprint()
+        self._compare_fingerprint()
         self.violations += find_wrong_settings(groups, self._config, self._schedule.at(self._step), self._rank)
         if self._is_armed:
             self._due += [(part, state, _before(part, state, self._step)) for part, state in self._stepped(groups)]
@@ -191,12 +193,14 @@ class OptimizerWatch:
         expected = expected_update(before, self._config, rate, decay)
         allowed = tolerances(before, expected, self._config, rate)
         found = (part.master.detach(), state["exp_avg"], state["exp_avg_sq"])
-        for label, tensor, value, tolerance in zip(
-            ("fp32 master", "first moment", "second moment"), found, expected, allowed, strict=True
-        ):
-            wrong = (tensor[before.at].double() - value).abs() > tolerance
-            if bool(wrong.any()):
-                yield self._name_wrong_update(part, label, tensor, value, before, wrong)
+        wrong = [
+            (tensor[before.at].double() - value).abs() > tolerance
+            for tensor, value, tolerance in zip(found, expected, allowed, strict=True)
+        ]
+        labels, flags = ("fp32 master", "first moment", "second moment"), torch.stack(wrong).any(dim=1).tolist()
+        for label, tensor, value, elements, is_wrong in zip(labels, found, expected, wrong, flags, strict=True):
+            if is_wrong:
+                yield self._name_wrong_update(part, label, tensor, value, before, elements)
 
     def _name_wrong_update(
         self, part: OptimizerPartition, label: str, tensor: Tensor, value: Tensor, before: Before, wrong: Tensor

@@ -13,6 +13,7 @@ from deepspeed.runtime.bf16_optimizer import BF16_Optimizer
 from numpy.typing import NDArray
 from torch import Tensor
 
+from bigsci_launch.train.device.gpu import Fetched
 from bigsci_launch.train.guards.copies import Violation
 from bigsci_launch.train.guards.engine.state import OptimizerPartition
 from bigsci_launch.train.guards.ratios import is_within, ratio
@@ -33,7 +34,7 @@ class _Sample:
     """Elements of a partition: their places in it, and their values before clipping, times fp16's loss scale."""
 
     places: Tensor
-    values: Tensor
+    values: Fetched
 
 
 class ClipWatch:
@@ -46,7 +47,7 @@ class ClipWatch:
 
     def _clear(self) -> None:
         self._before: dict[int, _Sample] = {}
-        self._used: dict[int, Tensor] = {}
+        self._used: dict[int, Fetched] = {}
 
     @torch.no_grad()
     def see_reduced(self) -> None:
@@ -56,7 +57,7 @@ class ClipWatch:
         for number in range(len(self._parts)):
             start, piece = largest_piece(self._optimizer, number)
             places = self._places(len(piece), piece)
-            self._before[number] = _Sample(places + start if start else places, piece[places])
+            self._before[number] = _Sample(places + start if start else places, Fetched(piece[places]))
 
     def _places(self, size: int, like: Tensor) -> Tensor:
         key = (size, like.get_device())
@@ -69,7 +70,7 @@ class ClipWatch:
         """Keep the same gradients as AdamW gets them; ZeRO hands over one partition at a time."""
         for number, part in enumerate(self._parts):
             if part.master.grad is not None and number in self._before and number not in self._used:
-                self._used[number] = part.master.grad[self._before[number].places]
+                self._used[number] = Fetched(part.master.grad[self._before[number].places])
 
     def findings(self, norm: float, clip: float, rank: int) -> Iterator[Violation]:
         """Find partitions whose gradients were not scaled by the factor that follows from `norm`, the reported one."""
@@ -77,7 +78,7 @@ class ClipWatch:
             return
         factor = clip_factor(norm, clip)
         for number, used in self._used.items():
-            before, after = (each.double().cpu().numpy() for each in (self._before[number].values, used))
+            before, after = (each.read().double().numpy() for each in (self._before[number].values, used))
             size, apart, along = _compare(before, factor / self._scale, after)
             if math.isfinite(size) and not is_within(apart, _TOLERANCE * size + _TINY):
                 real = ratio(along, size * size) * factor

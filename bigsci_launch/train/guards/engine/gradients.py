@@ -38,10 +38,10 @@ from bigsci_launch.train.guards.engine.hooks import before_call, before_instruct
 from bigsci_launch.train.guards.engine.layers import LayerWatch
 from bigsci_launch.train.guards.engine.loss import LossWatch
 from bigsci_launch.train.guards.engine.reduction import ReductionWatch
-from bigsci_launch.train.guards.engine.state import gradient_parts, local_gradient, partitions
+from bigsci_launch.train.guards.engine.state import gradient_parts, partitions
 from bigsci_launch.train.guards.ratios import is_within, ratio, root
 from bigsci_launch.train.parallel.model import TransformerLayer
-from bigsci_launch.train.parallel.optimizer import loss_scale
+from bigsci_launch.train.parallel.optimizer import gradient_norm, local_gradient, loss_scale
 
 _NORM_TOLERANCE = 1e-4
 _FACTOR_TOLERANCE = 2e-3
@@ -57,9 +57,9 @@ class GradientWatch:
         self._tied = {name: each for name, each in engine.module.named_parameters() if name.startswith(TIED)}
         # Read once, here: during ZeRO's step the optimizer exposes one group at a time.
         self._parts = partitions(engine.optimizer)
-        self.is_armed = self.is_timed = False
+        self.is_timed = False
         self._loss = LossWatch(engine, tp_group, self._armed)
-        self._layers = LayerWatch(engine, self._armed)
+        self._layers = LayerWatch(engine, self._look)
         self._reduction = ReductionWatch(engine.module, engine.optimizer, self._parts)
         self._clipping = ClipWatch(engine.optimizer, self._parts)
         self.clear()
@@ -89,6 +89,19 @@ class GradientWatch:
         """The tied parameters of this rank."""
         return list(self._tied)
 
+    def begin(self, step: int, *, is_armed: bool) -> None:
+        """Begin a step, which is checked if `is_armed`."""
+        self._layers.again.step, self.is_armed = step, is_armed
+
+    @property
+    def is_armed(self) -> bool:
+        """Whether the step under way is checked."""
+        return self._layers.is_armed
+
+    @is_armed.setter
+    def is_armed(self, is_armed: bool) -> None:
+        self._layers.is_armed = is_armed
+
     def _armed(self) -> bool:
         return self.is_armed
 
@@ -108,8 +121,7 @@ class GradientWatch:
     def find_in_step(self, clip: float) -> Iterator[Violation]:
         """Find what can be seen in every step at next to no cost: gradients that were not clipped as reported."""
         if not getattr(self._engine.optimizer, "overflow", False):
-            norm = float(self._engine.get_global_grad_norm() or 0.0)
-            yield from self._clipping.findings(norm, clip, self._rank)
+            yield from self._clipping.findings(gradient_norm(self._engine), clip, self._rank)
 
     def _look(self, look: Callable[[], None]) -> None:
         if self.is_armed:
@@ -238,8 +250,10 @@ def _is_far(pairs: Sequence[tuple[str, Any, Tensor, Tensor]]) -> bool:
     A single gradient may be small compared with the terms that cancel in it, and 16 bits then leave little of it:
     errors of 35 % were seen in a healthy run. A defect affects all of them, so it shows just as much in their sum.
     """
-    size = math.sqrt(sum(float(expected.square().sum()) for _, _, expected, _ in pairs))
-    apart = math.sqrt(sum(float((found - expected).square().sum()) for _, _, expected, found in pairs))
+    squares = [
+        torch.stack([expected.square().sum(), (found - expected).square().sum()]) for _, _, expected, found in pairs
+    ]
+    size, apart = (math.sqrt(sum(each)) for each in zip(*torch.stack(squares).tolist(), strict=True))
     return apart > _NORM_TOLERANCES[pairs[0][1].weight.dtype] * size + 1e-9
 
 

@@ -17,6 +17,7 @@ from torch import Tensor
 from xxhash import xxh3_64_intdigest
 
 from bigsci_launch.train.device.digest import bytes_of
+from bigsci_launch.train.device.gpu import Fetched, send
 from bigsci_launch.train.guards.copies import Violation
 from bigsci_launch.train.guards.engine.samples import distance, spread
 from bigsci_launch.train.guards.ratios import ratio
@@ -54,12 +55,17 @@ class LossWatch:
         """Forget the last step."""
         self._seen: _SeenTokens | None = None
         self._found: Tensor | None = None
-        self.labels = 0
+        self._labels: list[Fetched] = []
+
+    @property
+    def labels(self) -> int:
+        """The digests of the labels of all micro batches, added up; 0 if none were seen."""
+        return sum(xxh3_64_intdigest(bytes_of(each.read())) for each in self._labels)
 
     def _standing_before(self, loss: VocabularyParallelLoss) -> Callable[[Tensor, Tensor], Tensor]:
         def run(logits: Tensor, labels: Tensor) -> Tensor:
             if self._is_armed() and logits.requires_grad:
-                self.labels += xxh3_64_intdigest(bytes_of(labels))
+                self._labels.append(Fetched(labels))
                 if self._seen is None:
                     self._look(loss, logits, labels)
             return loss(logits, labels)
@@ -69,7 +75,7 @@ class LossWatch:
     @torch.no_grad()
     def _look(self, loss: VocabularyParallelLoss, logits: Tensor, labels: Tensor) -> None:
         """Keep some tokens, from which their gradient follows."""
-        rows = torch.tensor(spread(labels.numel(), _TOKENS), device=logits.device)
+        rows = send(torch.tensor(spread(labels.numel(), _TOKENS)), logits.device)
         factor = ratio(loss_scale(self._engine.optimizer) or 1.0, self._engine.micro_batches * labels.numel())
         self._seen = _SeenTokens(loss, _rows(logits, rows), labels.flatten()[rows], factor)
 

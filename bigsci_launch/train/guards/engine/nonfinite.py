@@ -23,10 +23,9 @@ from bigsci_launch.topology import Topology
 from bigsci_launch.train.guards.copies import Violation, by_cause
 from bigsci_launch.train.guards.engine.hooks import before_call, before_instruction
 from bigsci_launch.train.guards.engine.judge import Judge
-from bigsci_launch.train.guards.engine.state import local_gradient
 from bigsci_launch.train.guards.flat import Flat
 from bigsci_launch.train.guards.moments import MomentLimits, find_wrong_state
-from bigsci_launch.train.parallel.optimizer import loss_scale
+from bigsci_launch.train.parallel.optimizer import local_gradient, loss_scale
 from bigsci_launch.train.steps.word import StepWord
 
 CHECK = "not finite"
@@ -43,6 +42,10 @@ class FiniteWatch:
         self._began: list[Violation] = []
         self._local: list[Violation] = []
         self._reduced: list[Violation] = []
+        if config.parallelism.engine == "uneven":
+            before_call(engine.groups, "sum", self._see_local)
+            before_call(engine, "take_step", self._see_reduced)
+            return
         before_instruction(engine, schedule.ReduceGrads, self._see_local)
         is_bf16 = isinstance(engine.optimizer, BF16_Optimizer)
         before_call(engine.optimizer, "clear_hp_grads" if is_bf16 else "_update_scale", self._see_reduced)
@@ -108,7 +111,7 @@ class FiniteWatch:
     def _find_wrong_loss(self) -> Iterator[Violation]:
         """Name the data-parallel replica whose own loss is not finite."""
         own = getattr(self._engine, "dp_group_loss", None)
-        if self._engine.is_last_stage() and own is not None and not math.isfinite(float(own)):
+        if own is not None and self._engine.is_last_stage() and not math.isfinite(float(own)):
             yield Violation(CHECK, "the loss", (self._rank,), f"is {float(own)} on the samples of this rank")
 
     def _see_local(self) -> None:

@@ -42,8 +42,9 @@ def padding_of(module: nn.Module, part: OptimizerPartition, vocabulary: int) -> 
 
 def find_used_padding(ranges: Sequence[Range], flats: Sequence[Flat], rank: int) -> Iterator[Violation]:
     """Find padded rows that are not zero in any of the tensors of a partition."""
-    for each in ranges:
-        for flat in flats:
-            if count := int(torch.count_nonzero(flat.tensor[each.start : each.stop])):
-                text = f"{count} elements of rows that only pad the vocabulary are not zero"
-                yield Violation("padding", flat.title.format(each.name), (rank,), text)
+    places = [(each, flat) for each in ranges for flat in flats]
+    counts = [torch.count_nonzero(flat.tensor[each.start : each.stop]) for each, flat in places]
+    for (each, flat), count in zip(places, torch.stack(counts).tolist() if counts else (), strict=True):
+        if count:
+            text = f"{count} elements of rows that only pad the vocabulary are not zero"
+            yield Violation("padding", flat.title.format(each.name), (rank,), text)

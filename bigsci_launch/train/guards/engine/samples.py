@@ -7,6 +7,7 @@ import math
 import torch
 from torch import Tensor
 
+from bigsci_launch.train.device.gpu import send
 from bigsci_launch.train.guards.ratios import ratio
 
 VECTORS = 8
@@ -27,7 +28,7 @@ def signs(size: int, like: Tensor, salt: int) -> Tensor:
     """
     generator = torch.Generator().manual_seed(salt)
     drawn = torch.randint(0, 2, (size, VECTORS), generator=generator) * 2 - 1
-    return drawn.to(device=like.device, dtype=like.dtype)
+    return send(drawn.to(like.dtype), like.device)
 
 
 def distance(found: Tensor, expected: Tensor) -> tuple[float, float]:
@@ -36,9 +37,21 @@ def distance(found: Tensor, expected: Tensor) -> tuple[float, float]:
     Both are NaN, which exceeds no limit, if a number is not finite, such as at an overflow of 16 bits: the optimizer
     skips that step, and numbers that are not finite have a check of their own.
     """
-    if not bool(found.isfinite().all() & expected.isfinite().all()):
+    return distance_of(*compare(found, expected).tolist())
+
+
+def compare(found: Tensor, expected: Tensor) -> Tensor:
+    """Return what `distance_of` takes, in a tensor on the device: so the distances of many can be read at once."""
+    is_finite = found.isfinite().all() & expected.isfinite().all()
+    product = found.flatten() @ expected.flatten()
+    return torch.stack([is_finite.to(product.dtype), expected.norm(), (found - expected).norm(), product])
+
+
+def distance_of(is_finite: float, size: float, apart: float, product: float) -> tuple[float, float]:
+    """Return the distance for the sizes of what was expected and of the difference, and the product with what was
+    found."""
+    if not is_finite:
         return math.nan, math.nan
-    size, apart = float(expected.norm()), float((found - expected).norm())
     if not size:
         return (math.inf if apart > 1e-9 else 0.0), math.inf
-    return ratio(apart, size), ratio(float(found.flatten() @ expected.flatten()), size * size)
+    return ratio(apart, size), ratio(product, size * size)

@@ -79,12 +79,6 @@ def gradient_parts(optimizer: Any, number: int) -> Tensor:
     return torch.cat(pieces) if pieces else optimizer.single_partition_of_fp32_groups[number][:0]
 
 
-def local_gradient(parameter: nn.Parameter) -> Tensor | None:
-    """Return the gradient that this step's backward passes have accumulated for a parameter, or None."""
-    gradient = getattr(parameter, "_hp_grad", None)
-    return gradient.view(parameter.shape) if gradient is not None else parameter.grad
-
-
 def watched_weights(module: nn.Module, places: Places) -> list[Watched]:
     """Return every parameter, with the axes along which it is a copy."""
     return [Watched(name, places.copies(*_axes(name, each))) for name, each in module.named_parameters()]
@@ -97,17 +91,21 @@ def _axes(name: str, parameter: nn.Parameter) -> list[str]:
 
 def find_masters_apart(parts: Sequence[OptimizerPartition], rank: int) -> Iterator[Violation]:
     """Find weights that differ from their rounded fp32 masters."""
-    for part in parts:
-        bits = _INTEGERS[part.weights.element_size()]
-        rounded = part.master.detach().to(part.weights.dtype)
-        apart = part.weights.view(bits) != rounded.view(bits)
-        if not bool(apart.any()):
+    everywhere = [_is_apart(part) for part in parts]
+    flags = torch.stack([each.any() for each in everywhere]).tolist() if everywhere else ()
+    for part, apart, is_wrong in zip(parts, everywhere, flags, strict=True):
+        if not is_wrong:
             continue
         for name, (start, size) in part.slices.items():
             count = int(apart[start : start + size].sum())
             if count:
                 text = f"{count} of {size} elements differ from the rounded fp32 masters"
                 yield Violation("masters", name, (rank,), text)
+
+
+def _is_apart(part: OptimizerPartition) -> Tensor:
+    bits = _INTEGERS[part.weights.element_size()]
+    return part.weights.view(bits) != part.master.detach().to(part.weights.dtype).view(bits)
 
 
 def find_wrong_groups(module: nn.Module, optimizer: Any, config: OptimizerSection, rank: int) -> Iterator[Violation]:
@@ -131,22 +129,40 @@ def find_wrong_groups(module: nn.Module, optimizer: Any, config: OptimizerSectio
             yield Violation("optimizer groups", name, (rank,), "is in no optimizer group, so nothing trains it")
 
 
-def state_document(engine: PipelineEngine, *, rank: int, coordinate: Coordinate, step: int) -> dict[str, Any]:
-    """Return digests of everything a checkpoint restores on this rank: weights, masters, moments, step, random states.
+@dataclass(frozen=True, slots=True)
+class HeldState:
+    """What a checkpoint restores on this rank: weights by name; masters, moments, steps and loss scale; random states.
 
-    `bsl diff-weights` reads the digests of the weights.
+    Its tensors are those of the engine, or copies of them.
     """
-    entries = {name: tensor_entry(parameter) for name, parameter in engine.module.named_parameters()}
-    return {
-        **digest_document(entries, rank=rank, coordinate=coordinate, step=step),
-        "optimizer": dict(_optimizer_entries(engine.optimizer)),
-        **_random_entries(),
-    }
+
+    weights: Mapping[str, Tensor]
+    optimizer: Mapping[str, Any]
+    random: Mapping[str, Any]
+
+    def document(self, *, rank: int, coordinate: Coordinate, step: int) -> dict[str, Any]:
+        """Return digests of it all. `bsl diff-weights` reads the digests of the weights."""
+        entries = {name: tensor_entry(weight) for name, weight in self.weights.items()}
+        optimizer = {name: _digest_of(value) for name, value in self.optimizer.items()}
+        header = digest_document(entries, rank=rank, coordinate=coordinate, step=step)
+        return {**header, "optimizer": optimizer, **_random_entries(self.random)}
 
 
-def _random_entries() -> dict[str, str]:
+def held_state(engine: PipelineEngine) -> HeldState:
+    """Return the state of this rank."""
+    return HeldState(
+        dict(engine.module.named_parameters()), dict(_optimizer_entries(engine.optimizer)), capture_generators()
+    )
+
+
+def state_document(engine: PipelineEngine, *, rank: int, coordinate: Coordinate, step: int) -> dict[str, Any]:
+    """Return digests of everything a checkpoint restores on this rank."""
+    return held_state(engine).document(rank=rank, coordinate=coordinate, step=step)
+
+
+def _random_entries(states: Mapping[str, Any]) -> dict[str, str]:
     """Digests of the random states: those of the host, and that of the GPU if there is one."""
-    host, device = split_states(capture_generators())
+    host, device = split_states(states)
     entries = {"random": digest_bytes(repr(_plain(host)).encode())}
     if device is not None:
         entries["random_device"] = digest_bytes(bytes_of(device))
@@ -164,13 +180,17 @@ _DTYPES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
 def _optimizer_entries(optimizer: Any) -> Iterator[tuple[str, Any]]:
     for part in partitions(optimizer):
         state = optimizer.optimizer.state[part.master]
-        yield f"{part.name}.master", digest_bytes(bytes_of(part.master))
+        yield f"{part.name}.master", part.master
         for key in ("exp_avg", "exp_avg_sq"):
             if key in state:
-                yield f"{part.name}.{key}", digest_bytes(bytes_of(state[key]))
+                yield f"{part.name}.{key}", state[key]
         yield f"{part.name}.step", int(state.get("step", 0))
     if (scale := loss_scale(optimizer)) is not None:
         yield "loss_scale", scale
+
+
+def _digest_of(value: Any) -> Any:
+    return digest_bytes(bytes_of(value)) if isinstance(value, Tensor) else value
 
 
 def _plain(state: Mapping[str, Any]) -> dict[str, Any]:

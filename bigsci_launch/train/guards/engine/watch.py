@@ -7,21 +7,19 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from deepspeed.runtime.pipe.engine import PipelineEngine
 
-from bigsci_launch.checkpoints.folder import digests_path, write_digests
+from bigsci_launch.checkpoints.folder import digests_path
 from bigsci_launch.errors import CheckpointError
 from bigsci_launch.safe_files import parse_json, read_file
-from bigsci_launch.topology import Coordinate
 from bigsci_launch.train.device.digest import digests64
-from bigsci_launch.train.device.gpu import finish_queued_work
+from bigsci_launch.train.device.gpu import finish_queued_work, send
 from bigsci_launch.train.guards.copies import CopyChecker, Violation, Watched, by_cause, counted_once
 from bigsci_launch.train.guards.engine.adam import OptimizerWatch
 from bigsci_launch.train.guards.engine.agreement import agreed_digests, agreed_values, find_shared_randomness
@@ -44,6 +42,7 @@ from bigsci_launch.train.guards.fingerprint import StateFingerprint
 from bigsci_launch.train.guards.flat import Flat
 from bigsci_launch.train.guards.interval import AutoInterval
 from bigsci_launch.train.guards.places import Places
+from bigsci_launch.train.parallel.optimizer import gradient_norm
 from bigsci_launch.train.rank.collective import gather
 from bigsci_launch.train.rank.exchange import Exchange
 from bigsci_launch.train.steps.companion import Built, RankSetup
@@ -113,7 +112,7 @@ class EngineGuards:
 
     def before_step(self, step: int) -> None:
         """Arm the watches if this step is due for a check."""
-        self._gradients.is_armed = self._due_early > 0 or self._is_due(step)
+        self._gradients.begin(step, is_armed=self._due_early > 0 or self._is_due(step))
         self._gradients.is_timed = self._is_timed
         self._optimizer.before_step(step, is_armed=self._gradients.is_armed)
         if self._weights.is_taken:
@@ -213,7 +212,7 @@ class EngineGuards:
             finish_queued_work()
         started = time.monotonic()
         norm, lost = self._independent_norm()
-        used, clip = float(self._engine.get_global_grad_norm() or 0.0), self._config.optimizer.clip_grad
+        used, clip = gradient_norm(self._engine), self._config.optimizer.clip_grad
         found = [
             *self._gradients.violations,
             *self._gradients.find_after_step(),
@@ -252,10 +251,11 @@ class EngineGuards:
     def _independent_norm(self) -> tuple[float, float]:
         """Return the gradient norm, and how much of it the clipping norm may have lost to rounding."""
         mine = [self._gradients.squared_norm(self._counted), self._gradients.lost_square / self._topology.dp]
-        total = torch.tensor(mine, dtype=torch.float64, device=self._engine.device)
+        total = send(torch.tensor(mine, dtype=torch.float64), self._engine.device)
         dist.all_reduce(total)
-        norm = math.sqrt(float(total[0]))
-        return norm, float(total[1]) / (2 * norm) if norm else 0.0
+        square, lost = total.tolist()
+        norm = math.sqrt(square)
+        return norm, lost / (2 * norm) if norm else 0.0
 
     def _judge(self, step: int, found: Sequence[Violation], digests: Sequence[int]) -> None:
         """Exchange the findings of all ranks and act on them.
@@ -289,14 +289,6 @@ class EngineGuards:
             return
         self.interval = choice.interval
         self.judge.say_interval(choice)
-
-
-def write_state_document(
-    engine: PipelineEngine, folder: Path, files: Mapping[str, str], *, rank: int, coordinate: Coordinate, step: int
-) -> None:
-    """Write this rank's digests into the checkpoint under way in `folder`; `files` are the digests of its files."""
-    document = {**state_document(engine, rank=rank, coordinate=coordinate, step=step), "files": dict(files)}
-    write_digests(folder, rank, document)
 
 
 def read_state_document(folder: Path, rank: int) -> dict[str, Any]:
