@@ -14,7 +14,7 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -41,6 +41,11 @@ _UNANSWERED = re.compile(
     r"Socket timed out|Zero Bytes were transmitted or received|Unexpected missing socket|Connection reset|Broken pipe",
     re.IGNORECASE,
 )
+_NO_CONTACT = re.compile(rf"Unable to contact slurm controller|in standby mode|{_UNANSWERED.pattern}", re.IGNORECASE)
+_ASKS = (("squeue",), ("sinfo",), ("sacct",), ("scontrol", "show"), ("scontrol", "--oneliner", "show"))
+AGAIN_AFTER_S = 2.0
+"""Slurm's commands look for slurmctld for MessageTimeout, 10 s by default. One that fails sooner met a restart, or a
+change to another slurmctld, and is repeated once."""
 # What Slurm itself writes to the stderr of a program that it runs: errors, and a remark of no use.
 _ERROR = re.compile(r"(srun|slurmstepd)(-[^:]*)?: (error|fatal|Force Terminated)")
 _REMARK = "srun: cluster configuration lacks support for cpu binding"
@@ -81,7 +86,8 @@ def run_slurm(
 ) -> Completed:
     """Run one of Slurm's commands and return its result.
 
-    With `check` False any exit status is returned, unless the command reports that Slurm is unavailable.
+    With `check` False any exit status is returned, unless the command reports that Slurm is unavailable. A question, or
+    a request that was not sent, is repeated once if slurmctld was gone for a moment.
 
     Raises:
         SlurmUnavailable: the command is missing, Slurm is not configured here, or its controller does not answer.
@@ -93,13 +99,25 @@ def run_slurm(
             f"{argv[0]}: command not found", hint=f"run on a machine with Slurm, or {_LOCAL_HINT}", argv=argv
         )
     environment = {**scrubbed_environment(os.environ), **(extra_environment or {})}
+    began = time.monotonic()
     completed = _run(tuple(argv), timeout_s, cwd, environment)
+    if time.monotonic() - began < AGAIN_AFTER_S and _may_repeat(completed):
+        time.sleep(AGAIN_AFTER_S)
+        completed = _run(tuple(argv), timeout_s, cwd, environment)
     if completed.returncode != 0:
         if is_unavailable(completed):
             raise unavailable(completed, slurm_text(completed.stderr))
         if check:
             raise refused(completed)
     return completed
+
+
+def _may_repeat(completed: Completed) -> bool:
+    """Whether slurmctld may answer in a moment, and cannot do twice what it is asked for."""
+    if completed.returncode == 0 or not _NO_CONTACT.search(completed.stderr):
+        return False
+    is_sent = _UNANSWERED.search(completed.stderr) is not None
+    return not is_sent or any(completed.argv[: len(words)] == words for words in _ASKS)
 
 
 class CommandAnswer(NamedTuple):
@@ -144,8 +162,8 @@ def unavailable(completed: Completed, why: str) -> SlurmUnavailable:
 
 
 def refused(completed: Completed) -> SlurmRefused:
-    """The error for a command that Slurm refused."""
-    words = slurm_text(completed.stderr) or f"exit status {completed.returncode} and no message"
+    """The error for a command that Slurm refused, with all its words: what a site's plugin says comes first in them."""
+    words = "; ".join(_said(completed.stderr)) or f"exit status {completed.returncode} and no message"
     return SlurmRefused(
         f"{completed.argv[0]}: Slurm refused: {words}",
         argv=completed.argv,
@@ -156,12 +174,12 @@ def refused(completed: Completed) -> SlurmRefused:
 
 def slurm_text(stderr: str) -> str:
     """Return Slurm's own message on one line: its last three lines, without the prefix `sbatch: error: `."""
-    lines = [re.sub(r"^[a-z_]+: (?:error|fatal): ", "", line).strip() for line in stderr.splitlines()]
-    return "; ".join(_distinct(line for line in lines if line)[-3:])
+    return "; ".join(_said(stderr)[-3:])
 
 
-def _distinct(lines: Iterable[str]) -> list[str]:
-    return list(dict.fromkeys(lines))
+def _said(stderr: str) -> list[str]:
+    lines = (re.sub(r"^[a-z_]+: (?:error|fatal): ", "", line).strip() for line in stderr.splitlines())
+    return list(dict.fromkeys(line for line in lines if line))
 
 
 def _run(argv: tuple[str, ...], timeout_s: float, cwd: Path | None, environment: Mapping[str, str]) -> Completed:

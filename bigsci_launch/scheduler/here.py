@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 from bigsci_launch.errors import CollectError
+from bigsci_launch.procfs import read_processes
 from bigsci_launch.scheduler.command import stream_slurm
 from bigsci_launch.scheduler.job import JobInfo, JobState, MonitorStep, NodeInfo, StepEnd
 
@@ -13,6 +14,11 @@ from bigsci_launch.scheduler.job import JobInfo, JobState, MonitorStep, NodeInfo
 def this_node() -> str:
     """Return the name of this machine, as the node agent gives it."""
     return os.environ.get("SLURMD_NODENAME") or os.uname().nodename
+
+
+def _has_left_any(pid: int) -> bool:
+    """Whether a process of the session or the process group of `pid`, which has ended, still runs."""
+    return any(pid in (process.session, process.group) for process in read_processes().values())
 
 
 class Here:
@@ -27,9 +33,10 @@ class Here:
         Raises:
             CollectError: there is no such process.
         """
-        if not Path(f"/proc/{job_id}").exists():
+        if not Path(f"/proc/{job_id}").exists() and not _has_left_any(int(job_id)):
             raise CollectError(
-                f"there is no process {job_id} on this machine", hint="--pid takes the pid of the launcher"
+                f"there is no process {job_id} on this machine, and none that it has left",
+                hint="--pid takes the pid of the launcher",
             )
         return JobInfo(job_id, JobState.RUNNING, "RUNNING", "launcher", hostlist=this_node(), number=job_id)
 

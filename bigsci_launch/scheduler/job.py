@@ -15,7 +15,7 @@ COMMENT_PREFIX = "bsl:"
 
 
 class JobState(Enum):
-    """Every job state and flag that Slurm 20.11 to 24.11 prints, and UNKNOWN if no source knows the state."""
+    """Every job state and flag that Slurm 20.11 to 26.05 prints, and UNKNOWN if no source knows the state."""
 
     BOOT_FAIL = "BOOT_FAIL"
     CANCELLED = "CANCELLED"

@@ -101,6 +101,8 @@ def only_job(wanted: str, named: Sequence[JobInfo]) -> JobInfo:
     """
     if len(named) == 1:
         return named[0]
+    if len(clusters := sorted({job.cluster for job in named})) > 1:
+        raise AmbiguousJob(f"job {wanted} is on clusters {', '.join(clusters)}", hint="set SLURM_CLUSTERS to one")
     first = min((job.job_id for job in named), key=_in_order)
     raise AmbiguousJob(f"job {wanted} is an array: {_describe(named)}", hint=f"name one of its tasks, such as {first}")
 

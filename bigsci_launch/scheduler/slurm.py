@@ -6,10 +6,11 @@ installed and keeps records. A job that neither knows has no answer.
 
 from __future__ import annotations
 
+import os
 import pwd
 import re
 import tempfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from shlex import quote
@@ -37,15 +38,19 @@ from bigsci_launch.scheduler.job import (
 )
 from bigsci_launch.scheduler.job_ids import asked_as, is_job_id, leaders_missing, named_jobs, only_job
 
-SUBMIT_TIMEOUT_S = 120.0
-NAMES_TIMEOUT_S = 5.0
-"""Names of nodes are optional: they are not worth a wait for a controller that is down."""
-_CLUSTER_NAME = re.compile(r"^ClusterName\s*=\s*(\S+)", re.MULTILINE)
+SUBMIT_TIMEOUT_S = 150.0
+"""sbatch itself repeats its request for 120 s while the cluster has as many jobs as it may (MaxJobCount)."""
+NAMES_TIMEOUT_S = 15.0
+"""Names are optional: they are worth the wait for a slurmctld that is slow, and not for one that is down."""
+ONLY_OWN_JOBS = "this cluster shows you only your own jobs (PrivateData)"
+_SETTING = re.compile(r"^(ClusterName|PrivateData)\s*=\s*(\S+)", re.MULTILINE)
 _CLUSTER_HEADING = "CLUSTER: "
 _CANCELLED_BY = re.compile(r"^CANCELLED by (\d+)", re.MULTILINE)
-# Slurm 24.05 to 25.05 end the line with a blank.
-_OUTPUT = re.compile(r"\b(Std(?:Out|Err))=(/.*?)(?= [A-Z]\w+=| ?$)", re.MULTILINE)
+_RECORD = re.compile(r"^(?=JobId=\d)", re.MULTILINE)
+# What users choose freely (name, comment, command line) comes before these three. Up to 25.05 a line ends with a blank.
+_OUTPUT = re.compile(r".* StdErr=(.*?) StdIn=.*? StdOut=(.*?)(?: [A-Z]\w+=.*)?\s*\Z", re.DOTALL)
 _ADDRESS = re.compile(r"^NodeName=(\S+) .*?\bNodeAddr=(\S+)", re.MULTILINE)
+_GPUS = re.compile(r"(?:^|[,/])gpu(?::[A-Za-z][\w.-]*)?(?::(\d+))?(?=$|[,(])")
 _SHELL = re.compile(r"[|<>]")
 _NO_SUCH_JOB = re.compile(r"Invalid job id", re.IGNORECASE)
 
@@ -86,29 +91,48 @@ def submit_script(
     return SubmittedJob(job_id, cluster or cluster_name(), tuple(line for line in said if line))
 
 
-def cluster_name() -> str | None:
-    """Return the name of the cluster that Slurm's commands reach; None if it cannot be had.
+@dataclass(frozen=True, slots=True)
+class ClusterFacts:
+    """What Slurm's configuration says; None if it cannot be had. `hides_jobs`: other people's, from this user."""
+
+    name: str | None = None
+    hides_jobs: bool | None = None
+
+
+def cluster_facts() -> ClusterFacts:
+    """Return what is known of the cluster that Slurm's commands reach.
 
     SLURM_CLUSTER_NAME is not asked: inside a job it names the cluster of that job, whatever SLURM_CONF says.
     """
     if not has_command("scontrol"):
-        return None
+        return ClusterFacts()
     try:
         completed = run_slurm(["scontrol", "show", "config"], check=False, timeout_s=NAMES_TIMEOUT_S)
     except SlurmUnavailable:
-        return None
-    found = _CLUSTER_NAME.search(completed.stdout)
-    return found[1] if found else None
+        return ClusterFacts()
+    found = dict(_SETTING.findall(completed.stdout))
+    private = found.get("PrivateData")
+    hides = None if private is None else os.geteuid() != 0 and "jobs" in private.split(",")
+    return ClusterFacts(found.get("ClusterName"), hides)
 
 
-def query_jobs(job_ids: Iterable[str]) -> dict[str, JobInfo]:
-    """Return what squeue, and then sacct, know about the jobs; jobs that neither knows are left out.
+def cluster_name() -> str | None:
+    """Return the name of the cluster that Slurm's commands reach; None if it cannot be had."""
+    return cluster_facts().name
+
+
+def query_jobs(wanted: Mapping[str, str | None]) -> dict[str, JobInfo]:
+    """Return what squeue, and then sacct, know about jobs, of which the cluster may be known; others are left out.
 
     Raises:
         SlurmUnavailable: squeue gave no answer.
     """
-    wanted = [job_id for job_id in dict.fromkeys(job_ids) if is_job_id(job_id)]
-    return {job_id: named[0] for job_id, named in _query_named(wanted).items() if len(named) == 1}
+    found = _query_named([job_id for job_id in wanted if is_job_id(job_id)])
+    of_cluster = {
+        job_id: [job for job in named if not job.cluster or wanted[job_id] in (None, job.cluster)]
+        for job_id, named in found.items()
+    }
+    return {job_id: named[0] for job_id, named in of_cluster.items() if len(named) == 1}
 
 
 def query_job(job_id: str) -> JobInfo:
@@ -133,7 +157,9 @@ def jobs_called(job_id: str) -> list[JobInfo]:
         accounting = "sacct has no record of it" if has_command("sacct") else "sacct is not installed here"
         raise JobNotFound(
             f"job {job_id}: squeue does not know it, and {accounting}",
-            hint="a job leaves squeue some minutes after it ends; `bsl list` shows the runs that can be found",
+            hint=ONLY_OWN_JOBS
+            if cluster_facts().hides_jobs
+            else "a job leaves squeue some minutes after it ends; `bsl list` shows the runs that can be found",
         )
     return found[job_id]
 
@@ -144,7 +170,7 @@ def query_output(job_id: str) -> Path | None:
     Raises:
         SlurmUnavailable: as `run_slurm`.
     """
-    return next((path for name, path in _query_outputs(job_id) if name == "StdOut"), None)
+    return next((output for _, output in _ask_outputs(job_id) if output), None)
 
 
 def query_outputs(job_id: str) -> list[Path]:
@@ -153,12 +179,21 @@ def query_outputs(job_id: str) -> list[Path]:
     Raises:
         SlurmUnavailable: as `run_slurm`.
     """
-    return list(dict.fromkeys(path for _, path in _query_outputs(job_id)))
+    return list(dict.fromkeys(path for paths in _ask_outputs(job_id) for path in paths if path))
 
 
-def _query_outputs(job_id: str) -> list[tuple[str, Path]]:
-    completed = run_slurm(["scontrol", "show", "job", "-o", job_id], check=False)
-    return [(name, Path(path)) for name, path in _OUTPUT.findall(completed.stdout) if "%" not in path]
+def _ask_outputs(job_id: str) -> list[tuple[Path | None, ...]]:
+    return parse_outputs(run_slurm(["scontrol", "show", "job", "-o", job_id], check=False).stdout)
+
+
+def parse_outputs(text: str) -> list[tuple[Path | None, ...]]:
+    """Return the files of errors and of output in each record of `scontrol show job -o`; None for one not expanded."""
+    found = (_OUTPUT.match(record) for record in _RECORD.split(text))
+    return [
+        tuple(Path(path) if path.startswith("/") and "%" not in path else None for path in each.groups())
+        for each in found
+        if each
+    ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,6 +216,31 @@ def queued_scripts(*users: int) -> list[QueuedScript]:
     completed = run_slurm(["squeue", "--noheader", f"--user={whose}", "--format=%i|%k|%o"])
     rows = (line.split("|", 2) for line in completed.stdout.splitlines())
     return [QueuedScript(row[0], Path(row[2].strip()), parse_comment(row[1])) for row in rows if len(row) == 3]
+
+
+@dataclass(frozen=True, slots=True)
+class UserJob:
+    """A job of a user. `gpus` is how many it has on all nodes; None if squeue does not say that."""
+
+    job: JobInfo
+    gpus: int | None
+
+
+def jobs_of_user(user: int) -> list[UserJob]:
+    """Return the jobs of a user that squeue knows, whoever submitted them: also those that ended minutes ago.
+
+    Raises:
+        SlurmUnavailable: squeue gave no answer.
+        SlurmRefused: squeue failed otherwise.
+    """
+    asked = ["squeue", "--noheader", "--states=all", f"--user={user}", f"--format=%b|{SQUEUE_FORMAT}"]
+    found = []
+    for line in run_slurm(asked).stdout.splitlines():
+        gres, _, rest = line.partition("|")
+        if (job := parse_job_line(rest, "squeue")) is not None and is_job_id(job.job_id):
+            counts = [int(number or 1) for number in _GPUS.findall(gres)]
+            found.append(UserJob(job, sum(counts) * job.num_nodes if counts and job.num_nodes else None))
+    return found
 
 
 def query_canceller(job_id: str) -> str | None:
@@ -232,7 +292,8 @@ def partition_nodes(partition: str | None) -> list[str]:
     where = ["-p", partition] if partition else []
     completed = run_slurm(["sinfo", "-h", "-N", "-o", "%P %N", *where], timeout_s=NAMES_TIMEOUT_S)
     rows = (line.split() for line in completed.stdout.splitlines())
-    return list(dict.fromkeys(row[1] for row in rows if len(row) == 2 and (partition or row[0].endswith("*"))))
+    named = [row for row in rows if len(row) == 2 and row[0] != _CLUSTER_HEADING.strip()]
+    return list(dict.fromkeys(node for part, node in named if partition or part.endswith("*")))
 
 
 def cancel_job(job_id: str) -> None:
@@ -405,11 +466,11 @@ def _ask_sacct(job_ids: Sequence[str]) -> list[JobInfo]:
 
 def _parse_jobs(text: str, source: str) -> list[JobInfo]:
     """Parse an answer. One from several clusters (SLURM_CLUSTERS) names each above its jobs."""
-    jobs: dict[str, JobInfo] = {}
+    jobs: dict[tuple[str, str], JobInfo] = {}
     cluster = ""
     for line in text.splitlines():
         if line.startswith(_CLUSTER_HEADING):
             cluster = line.removeprefix(_CLUSTER_HEADING).strip()
         elif (job := parse_job_line(line, source)) is not None and is_job_id(job.job_id):
-            jobs[job.job_id] = replace(job, cluster=cluster)
+            jobs[cluster, job.job_id] = replace(job, cluster=cluster)
     return list(jobs.values())

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from bigsci_launch.scheduler.job import JobInfo
+from bigsci_launch.scheduler.job import JobInfo, JobState
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +46,8 @@ REASONS = (
     WaitReason("JobHeldUser", "its owner holds it back", "scontrol release {job}"),
     WaitReason("JobHeldAdmin", "an administrator holds it back", "ask the cluster's support why"),
     WaitReason("launch failed requeued held", "Slurm could not start it, and holds it back", "scontrol release {job}"),
+    WaitReason("job requeued in held state|RequeueHold", "it was requeued, and is held back", "scontrol release {job}"),
+    WaitReason("RequeueExit", "it ended with an exit code after which this cluster starts jobs again"),
     WaitReason("JobHoldMaxRequeue", "it was requeued too often, and is held back", "scontrol release {job}"),
     WaitReason(
         "PartitionNodeLimit",
@@ -101,6 +103,22 @@ REASONS = (
     WaitReason("ReservationInvalid", "its reservation may not be used", "{again} with another slurm.reservation"),
     WaitReason("FrontEndDown|SchedDefer|InactiveLimit", "the cluster starts no jobs at present"),
 )
+STATES = {
+    JobState.CONFIGURING: WaitReason("", "its nodes are being prepared: the cluster's prolog runs, or they boot"),
+    JobState.POWER_UP_NODE: WaitReason("", "its nodes are being powered up"),
+    JobState.EXPEDITING: WaitReason("", "Slurm starts it again, before other jobs"),
+    JobState.REQUEUE_HOLD: WaitReason("", "it was requeued, and is held back", "scontrol release {job}"),
+    JobState.SPECIAL_EXIT: WaitReason(
+        "",
+        "it ended with an exit code after which this cluster holds jobs back, or was held back so by hand",
+        "scontrol release {job}   (once it is known why it ended)",
+    ),
+    JobState.RESV_DEL_HOLD: WaitReason("", "its reservation is gone, and it is held back", "{again}"),
+    JobState.STAGE_OUT: WaitReason("", "its burst buffer is being written out"),
+    JobState.STOPPED: WaitReason("", "its processes were stopped by a signal", "scancel --signal=CONT {job}"),
+    JobState.SUSPENDED: WaitReason("", "it was suspended: its processes stand still", "scontrol resume {job}"),
+}
+"""States that say more than the reason next to them, which may be an old one."""
 
 
 def find_reason(text: str) -> WaitReason | None:
@@ -109,15 +127,19 @@ def find_reason(text: str) -> WaitReason | None:
     return next((reason for reason in REASONS if re.fullmatch(reason.pattern, word, re.IGNORECASE)), None)
 
 
+def _why(job: JobInfo) -> WaitReason | None:
+    return STATES.get(job.state) or (find_reason(job.reason) if job.state.is_queued else None)
+
+
 def meaning_of(job: JobInfo) -> str | None:
     """Return in plain words why the job waits; None if it does not wait, or if its reason is not known here."""
-    reason = find_reason(job.reason) if job.state.is_queued else None
+    reason = _why(job)
     return reason.meaning.format(partition=_partition(job)) if reason else None
 
 
 def advice_for(job: JobInfo, run: str | None) -> str | None:
     """Return the next command for a waiting job; None if there is only to wait. `run` is how to name its run."""
-    reason = find_reason(job.reason) if job.state.is_queued else None
+    reason = _why(job)
     if reason is None or not reason.advice:
         return None
     again = AGAIN.format(run=run) if run else CANCEL.format(job=job.job_id)

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
+import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from bigsci_launch.minicluster.settings import parse_version
+from bigsci_launch.scheduler.hostlist import expand_hostlist
 from tests.support.texts import has_parts
 
 from .conftest import MakeCluster, SlurmCluster
@@ -133,28 +139,77 @@ def test_an_attempt_is_queued_from_outside_behind_one_without_a_chain(make_run: 
     run.wait_for(lambda: not jobs(run))
 
 
-def preempt(run: Run) -> None:
-    node = run.status()["job"]["hostlist"]
-    argv = ("--exclusive", f"--nodelist={node}", "--partition=debug", "--output=/dev/null", "--wrap=sleep 1")
-    assert run.cluster.run("sbatch", *argv).returncode == 0
+@contextmanager
+def preempted(cluster: SlurmCluster) -> Iterator[None]:
+    """Another job takes all nodes, and keeps them, so that no requeued run starts in between."""
+    argv = ("--parsable", "--exclusive", "--nodes=4", "--partition=debug", "--output=/dev/null", "--wrap=sleep 600")
+    done = cluster.run("sbatch", *argv)
+    assert done.returncode == 0, done.stderr
+    try:
+        yield
+    finally:
+        cluster.run("scancel", done.stdout.strip())
 
 
-def test_a_preempted_run_saves_and_is_started_again(make_run: Callable[..., Run]) -> None:
+def test_a_preempted_run_saves_and_is_started_again(
+    make_run: Callable[..., Run], isolated_cluster: SlurmCluster
+) -> None:
     """With grace time, ranks end with 0, and Slurm would call the job completed."""
     run, alone = make_run("requeued"), make_run("alone")
     for each, options in ((run, ("--set", "slurm.requeue=true")), (alone, ())):
         submit(each, program=PROGRAM, options=options)
         each.wait_for_ranks(num=2)
-        preempt(each)
-    alone.wait_for(lambda: alone.status()["exit"] is not None)
-    assert alone.exit()["reason"] == "preempted"
-    assert "next: bsl submit" in alone.bsl("status", str(alone.directory))
-    run.wait_for(lambda: bool(decision(run, "0001")))
-    assert (run.exit()["reason"], decision(run, "0001")["next_attempt"]) == ("preempted", "0001.r1")
-    assert has_parts(next_start(run), "0001.r1", "start 0001", "preempted")
-    run.bsl("cancel", str(run.directory))
-    run.wait_for(lambda: not jobs(run))
+    with preempted(isolated_cluster):
+        alone.wait_for(lambda: alone.status()["exit"] is not None)
+        assert alone.exit()["reason"] == "preempted"
+        assert "next: bsl submit" in alone.bsl("status", str(alone.directory))
+        run.wait_for(lambda: bool(decision(run, "0001")))
+        assert (run.exit()["reason"], decision(run, "0001")["next_attempt"]) == ("preempted", "0001.r1")
+        assert has_parts(next_start(run), "0001.r1", "start 0001", "preempted")
+        run.bsl("cancel", str(run.directory))
+        run.wait_for(lambda: not jobs(run))
     assert attempts(run) == ["0001"]
+
+
+EXPEDITE = ("--set", "slurm.requeue=expedite")
+
+
+def slurm_version() -> tuple[int, int]:
+    program = shutil.which("slurmctld", path=f"{os.environ['PATH']}:/usr/sbin")
+    return parse_version(subprocess.run([str(program), "-V"], capture_output=True, text=True, check=True).stdout)
+
+
+def test_an_expedited_requeue_that_slurm_refuses_says_what_it_needs(make_run: Callable[..., Run]) -> None:
+    if slurm_version() >= (25, 11):
+        pytest.skip("this Slurm grants it")
+    run = make_run("refused")
+    run.submit(*EXPEDITE, rc=3)
+    assert has_parts(run.stderr, "--requeue", "slurm.requeue", "25.11")
+
+
+@pytest.mark.timeout(600)
+def test_an_expedited_run_starts_again_at_once_and_a_failed_one_is_not_held(
+    make_run: Callable[..., Run], make_cluster: MakeCluster, tmp_path: Path
+) -> None:
+    """A plain requeue may start only when the credential has expired: 15 s later here, two minutes elsewhere."""
+    if slurm_version() < (25, 11):
+        pytest.skip("expedited requeues need Slurm 25.11 or newer")
+    failing, run = make_run("failing"), make_run("chained")
+    submit(failing, "3", options=EXPEDITE)
+    failing.wait_for_state("FAILED", timeout_s=120)
+    job_id = submit(run, "3", "finish-in=0001.r1", options=(*EXPEDITE, "--set", "slurm.chain.by=requeue"))
+    run.wait_for_state("COMPLETED", timeout_s=180)
+    shown = run.cluster.run("scontrol", "show", "job", "-o", job_id).stdout
+    times = dict(word.split("=", 1) for word in shown.split() if word.startswith(("SubmitTime=", "EligibleTime=")))
+    assert "Restarts=1 " in shown and times["EligibleTime"] == times["SubmitTime"]
+    cluster = make_cluster(nodes=4)
+    lost = write_run(cluster, tmp_path, "ignore-term", name="lost")
+    lost.submit(*EXPEDITE)
+    for attempt in ("0001", "0001.r1"):
+        lost.wait_for(lambda attempt=attempt: "iteration 1\n" in lost.log(3, attempt), timeout_s=120)
+        victim = expand_hostlist(lost.status()["job"]["hostlist"])[-1]
+        assert cluster.bsl("cluster", "kill-node", victim).returncode == 0
+    lost.wait_for(lambda: "iteration 1\n" in lost.log(3, "0001.r2"), timeout_s=120)
 
 
 @pytest.mark.long

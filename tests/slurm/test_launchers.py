@@ -136,7 +136,9 @@ def test_torchrun_on_each_node_joins_and_its_workers_are_the_ranks(run: Launched
 def test_a_rank_that_raises_is_named_with_its_node(run: LaunchedJob) -> None:
     run.submit(TORCHRUN, GLOO, "raise")
     ended = run.wait_for_end()
-    assert (ended["reason"], first_failure(ended)) == ("crashed", (3, "n1", None, 1))
+    # After the traceback, gloo's threads sometimes abort the interpreter that ends: SIGABRT in place of code 1.
+    assert (ended["reason"], first_failure(ended)[:2]) == ("crashed", (3, "n1"))
+    assert first_failure(ended)[2:] in {(None, 1), ("SIGABRT", None)}
     assert has_parts(ended["first_failure"]["error"], "no such shard")
     assert ended["first_failure"]["coordinate"] == {"pp": 0, "tp": 1, "dp": 1}
     for verb in ("status", "why"):

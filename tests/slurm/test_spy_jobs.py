@@ -73,7 +73,7 @@ def test_a_heterogeneous_job_is_looked_at_as_a_whole(jobs: Jobs) -> None:
     command = hung_processes(jobs.folder, 2)
     parts = ("-N1", "--ntasks-per-node=1", ":", "-N2", "--ntasks-per-node=1")
     script = jobs.folder / "job.sh"
-    script.write_text(f"#!/bin/bash\nsrun {command} : {command}\n")
+    script.write_text(f"#!/bin/bash\nsrun --het-group=0,1 {command}\n")
     done = jobs.cluster.run("sbatch", "--parsable", "-o", f"{jobs.folder}/job.out", *parts, str(script))
     job = done.stdout.strip()
     wait_until(ready(jobs.folder, 3))

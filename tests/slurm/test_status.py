@@ -35,20 +35,20 @@ def processes(cluster: SlurmCluster, name: str) -> list[int]:
 
 def test_an_id_that_a_new_cluster_gives_again_is_anothers(make_cluster: MakeCluster, tmp_path: Path) -> None:
     first = write_run(make_cluster(nodes=1, isolated=False), tmp_path, "steps=1", name="first", nodes=1)
-    assert first.submit() == "1"
+    job_id = first.submit()
     first.wait_for_state("COMPLETED")
     cluster = make_cluster(nodes=1, isolated=False)
     second = write_run(cluster, tmp_path, name="second", nodes=1)
     first.cluster = cluster
-    assert second.submit() == "1"
+    assert second.submit() == job_id
     second.wait_for_ranks(num=2)
 
     status = first.status()["job"]
     assert (status["state"], status["source"]) == ("COMPLETED", "exit.json")
     first.bsl("cancel", str(first.directory), rc=2)
-    assert has_parts(first.stderr, "job 1 ", second.directory)
+    assert has_parts(first.stderr, f"job {job_id} ", second.directory)
     assert second.status()["job"]["state"] == "RUNNING", "it must not have been ended"
-    assert int(first.submit()) == 2
+    assert int(first.submit()) == int(job_id) + 1
     first.bsl("cancel", str(first.directory))
     second.bsl("cancel", str(second.directory))
     second.wait_for_state("CANCELLED")

@@ -177,7 +177,7 @@ def slow_runs(isolated_cluster: Any, tmp_path_factory: pytest.TempPathFactory) -
     for run in (runs["limited"], runs["requeued"]):
         run.wait_for_ranks(num=2)
     runs["limited"].wait_for(lambda: "time limit" in runs["limited"].output())
-    for argv in (("requeue", requeued), ("update", f"JobId={job_id}", "EndTime=now")):
+    for argv in (("requeue", requeued), ("update", f"JobId={job_id}", "EndTime=now+5")):
         done = isolated_cluster.run("scontrol", *argv)
         assert done.returncode == 0, done.stderr
     return runs

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from bigsci_launch.errors import JobNotFound, SlurmRefused, SlurmUnavailable
+from bigsci_launch.errors import AmbiguousJob, JobNotFound, SlurmError, SlurmRefused, SlurmUnavailable
 from bigsci_launch.scheduler import slurm
 from bigsci_launch.scheduler.command import run_slurm, scrubbed_environment
 from bigsci_launch.scheduler.job import JobState
@@ -46,16 +46,21 @@ def test_a_command_that_hangs_is_ended_and_quoted(fake_slurm: Install) -> None:
     assert time.monotonic() - began < 5
 
 
-def test_refusal_shows_slurms_own_words(fake_slurm: Install) -> None:
-    words = (
-        "sbatch: error: invalid partition specified: gpu_p6\n"
-        "sbatch: error: Batch job submission failed: Invalid partition name specified\n"
-    )
+def test_a_refusal_shows_all_words_of_a_sites_plugin_once(fake_slurm: Install) -> None:
+    said = [
+        "Your project has no hours left.",
+        "Balance: -12 h.",
+        "Ask for more.",
+        "Or use --qos=lowprio.",
+        "Thank you.",
+    ]
+    last = "Batch job submission failed: Unspecified error"
+    words = "".join(f"sbatch: error: {line}\n" for line in [*said, *said, last])
     fake_slurm("sbatch").answer("sbatch", stderr=words, rc=1)
     with pytest.raises(SlurmRefused) as caught:
         slurm.submit_script(["sbatch", "--parsable", "x.sh"])
-    assert all(line.removeprefix("sbatch: error: ") in caught.value.message for line in words.splitlines())
-    assert caught.value.stderr == words
+    assert caught.value.message.endswith("; ".join([*said, last]))
+    assert all(caught.value.message.count(line) == 1 for line in said) and caught.value.stderr == words
 
 
 @pytest.mark.parametrize("said", ["77\n", "77;cluster2\n", "a plugin talks\n77\n"])
@@ -81,7 +86,70 @@ def test_submission_notes_the_cluster(fake_slurm: Install, said: str, config: st
 
 def test_an_answer_of_several_clusters_names_each(fake_slurm: Install) -> None:
     fake_slurm("squeue").answer("squeue", "CLUSTER: sun\n" + LINE + "CLUSTER: moon\n" + LINE.replace("12|", "13|", 1))
-    assert {job.job_id: job.cluster for job in slurm.query_jobs(["12", "13"]).values()} == {"12": "sun", "13": "moon"}
+    assert {job.job_id: job.cluster for job in slurm.query_jobs({"12": None, "13": None}).values()} == {
+        "12": "sun",
+        "13": "moon",
+    }
+
+
+def test_a_number_that_two_clusters_gave_is_that_of_the_run(fake_slurm: Install) -> None:
+    fake_slurm("squeue").answer("squeue", "CLUSTER: sun\n" + LINE + "CLUSTER: moon\n" + LINE)
+    assert slurm.query_jobs({"12": "sun"})["12"].cluster == "sun"
+    with pytest.raises(AmbiguousJob, match="moon, sun"):
+        slurm.query_job("12")
+
+
+def test_the_name_of_a_cluster_is_no_node(fake_slurm: Install) -> None:
+    fake_slurm("sinfo").answer("sinfo", "CLUSTER: sun\ndebug* n0\nCLUSTER: moon\ngpu m0\n")
+    assert (slurm.partition_nodes("debug"), slurm.partition_nodes(None)) == (["n0", "m0"], ["n0"])
+
+
+GONE = "Unable to contact slurm controller (connect failure)"
+LOST = "Zero Bytes were transmitted or received"
+
+
+@pytest.mark.parametrize(
+    ("command", "words", "is_repeated"),
+    [
+        ("squeue", GONE, True),
+        ("squeue", LOST, True),
+        ("scancel 12", GONE, True),
+        ("sbatch job.sh", GONE, True),
+        ("sbatch job.sh", LOST, False),
+        ("scontrol requeue 12", LOST, False),
+        ("squeue", "Invalid partition name specified", False),
+    ],
+)
+def test_what_met_a_restart_of_slurmctld_is_repeated_once(
+    fake_slurm: Install, monkeypatch: pytest.MonkeyPatch, command: str, words: str, is_repeated: bool
+) -> None:
+    """What was sent may have been done, and is not asked for twice."""
+    argv = command.split()
+    fake = fake_slurm(argv[0])
+    monkeypatch.setattr("bigsci_launch.scheduler.command.AGAIN_AFTER_S", 60.0)
+    monkeypatch.setattr("time.sleep", lambda _: fake.answer(argv[0], "done"))
+    fake.answer(argv[0], stderr=f"slurm_load_jobs error: {words}\n", rc=1)
+    if is_repeated:
+        assert run_slurm(argv).stdout == "done"
+    else:
+        with pytest.raises(SlurmError):
+            run_slurm(argv)
+    assert len(fake.calls(argv[0])) == 1 + is_repeated
+
+
+@pytest.mark.parametrize(
+    ("private", "user", "hides"), [("jobs,nodes", 1, True), ("nodes", 1, False), ("jobs", 0, False)]
+)
+def test_a_cluster_may_hide_jobs(
+    fake_slurm: Install, monkeypatch: pytest.MonkeyPatch, private: str, user: int, hides: bool
+) -> None:
+    fake = fake_slurm("squeue", "scontrol")
+    fake.answer("squeue", stderr="slurm_load_jobs error: Invalid job id specified\n", rc=1)
+    fake.answer("scontrol", f"{CONFIG}PrivateData             = {private}\n")
+    monkeypatch.setattr("os.geteuid", lambda: user)
+    with pytest.raises(JobNotFound) as caught:
+        slurm.query_job("12")
+    assert (caught.value.hint == slurm.ONLY_OWN_JOBS) == hides
 
 
 def test_an_answer_without_a_job_id_is_refused(fake_slurm: Install) -> None:
@@ -108,7 +176,7 @@ def test_scrubbing_keeps_what_is_not_slurms() -> None:
 def test_squeue_is_asked_once_for_all_jobs(fake_slurm: Install) -> None:
     fake = fake_slurm("squeue")
     fake.answer("squeue", LINE + LINE.replace("12|", "13|", 1))
-    assert set(slurm.query_jobs(["12", "13", "12", "14"])) == {"12", "13"}
+    assert set(slurm.query_jobs(dict.fromkeys(["12", "13", "14"]))) == {"12", "13"}
     [call] = fake.calls("squeue")
     assert call["argv"][1:6] == ["-h", "-t", "all", "--jobs=12,13,14", "-o"]
 
@@ -117,7 +185,7 @@ def test_squeue_is_asked_once_for_all_jobs(fake_slurm: Install) -> None:
 def test_an_answer_about_a_job_with_no_id_is_left_out(fake_slurm: Install, job_id: str) -> None:
     fake = fake_slurm("squeue")
     fake.answer("squeue", LINE.replace("12|", "12+0|", 1) + LINE.replace("12|", f"{job_id}|", 1))
-    assert list(slurm.query_jobs(["12"])["12"].components) == [0]
+    assert list(slurm.query_jobs({"12": None})["12"].components) == [0]
 
 
 def test_a_job_id_is_never_an_option(fake_slurm: Install) -> None:

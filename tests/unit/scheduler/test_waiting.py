@@ -5,8 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
+import pytest
+
 from bigsci_launch.scheduler.job import JobInfo, JobState
-from bigsci_launch.scheduler.waiting import REASONS, advice_for, find_reason, meaning_of
+from bigsci_launch.scheduler.waiting import REASONS, STATES, advice_for, find_reason, meaning_of
 
 
 def waiting(reason: str) -> JobInfo:
@@ -17,7 +19,7 @@ SEEN = """
 Priority; Resources; ; QOSMaxGRESPerUser; QOSMaxJobsPerUserLimit; QOSGrpNodeLimit; QOSMaxWallDurationPerJobLimit;
 AssocGrpGRES; AssocMaxJobsLimit; PartitionNodeLimit; PartitionTimeLimit; BeginTime; Dependency; Licenses; NodeDown;
 DependencyNeverSatisfied; JobHeldUser; JobHeldAdmin; ReqNodeNotAvail, UnavailableNodes:n[1-2]; Reservation;
-ReqNodeNotAvail, Reserved for maintenance;
+ReqNodeNotAvail, Reserved for maintenance; RequeueExit; RequeueHold; job requeued in held state;
 Nodes required for job are DOWN, DRAINED or reserved for jobs in higher priority partitions
 """
 
@@ -33,6 +35,13 @@ def test_a_word_of_tomorrow_is_not_translated() -> None:
 
 def test_only_a_job_that_waits_has_a_reason_to_wait() -> None:
     assert meaning_of(JobInfo("12", JobState.FAILED, "FAILED", "squeue", reason="NodeDown")) is None
+
+
+@pytest.mark.parametrize("state", STATES)
+def test_some_states_say_more_than_the_reason_next_to_them(state: JobState) -> None:
+    """Slurm 22.05 says `JobHeldUser` of a job that its cluster holds back for its exit code: its owner did not."""
+    job = JobInfo("12", state, state.value, "squeue", reason="JobHeldUser")
+    assert meaning_of(job) == STATES[state].meaning
 
 
 def test_no_reason_hides_another() -> None:
