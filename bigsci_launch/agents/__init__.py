@@ -1,0 +1,1 @@
+"""What agents may ask of `bsl`, and do: the tools of `bsl mcp`."""

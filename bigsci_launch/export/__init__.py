@@ -1,0 +1,1 @@
+"""What a run records, in the forms that other tools read: metrics, and runs of experiment trackers."""

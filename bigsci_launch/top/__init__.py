@@ -1,0 +1,1 @@
+"""All jobs of a user as the rows of one screen: which there are, what each does, and which rows are shown."""
