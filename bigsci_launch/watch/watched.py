@@ -70,10 +70,11 @@ def find_watched(argument: str | None, job_id: str | None) -> WatchedRun:
     except RunDirError:
         if job_id is None:
             raise
-        if query_job(job_id).run_directory is not None:
+        job = query_job(job_id)
+        if job.run_directory is not None:
             raise
     folder = state_folder(os.environ) / "watch" / f"job-{job_id}"
-    return WatchedRun(RunDir(folder), None, None, job_id, log=query_output(job_id))
+    return WatchedRun(RunDir(folder), None, None, job_id, log=query_output(job.number))
 
 
 def watched_run(run: RunDir) -> WatchedRun:

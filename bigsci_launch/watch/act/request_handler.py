@@ -15,7 +15,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from bigsci_launch.config.schema.run import MonitorSection, RunConfig
+from bigsci_launch.config.schema.monitor import MonitorSection
+from bigsci_launch.config.schema.run import RunConfig
 from bigsci_launch.errors import BslError, JobNotFound, RunDirError, SlurmUnavailable
 from bigsci_launch.runs.attempts import read_job
 from bigsci_launch.runs.control.request import WITH_STEP, Request, put_request, read_requests, withdraw
@@ -296,10 +297,12 @@ class RequestHandler:
         if _is_trainer(view.attempt):
             if case.request.after_step is None:
                 _write_ended(case, view.attempt)
-            self._reach(case, "asked", "sent to rank 0; all ranks save and stop at the end of a step")
+            self._reach(
+                case, "asked", f"sent to rank 0; all ranks save and stop at the end of a step{_limit(case, view)}"
+            )
         elif _is_due(case, view) and rank_files(view.attempt.pids, ".json"):
             _write_ended(case, view.attempt)
-            self._reach(case, "asked", ask_to_stop(view.attempt))
+            self._reach(case, "asked", f"{ask_to_stop(view.attempt)}{_limit(case, view)}")
         elif self._is_overdue(case, view):
             self._end_hung(case, view)
 
@@ -356,6 +359,14 @@ class RequestHandler:
         self._asked_slurm[case.request.key] = self._clock()
         if case.act.words != words:
             self._record(replace(case.act, words=words))
+
+
+def _limit(case: _Case, view: _View) -> str:
+    """When ranks that do not stop are examined, for the record of a request; nothing if their step is not due yet."""
+    if not _is_due(case, view):
+        return ""
+    due = time.strftime("%H:%M", time.gmtime(time.time() + view.grace_s))
+    return f"; ranks that have not stopped by {due} UTC are examined and ended, and `kill` ends them now"
 
 
 def grace_s(usual_s: Callable[[str], float | None], config: RunConfig | None) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import time
 from dataclasses import dataclass, replace
+from enum import Enum
 from pathlib import Path
 
 from bigsci_launch.errors import BslError
@@ -18,6 +19,14 @@ from bigsci_launch.watch.watched import WatchedRun
 
 FRAMES_COMPARED = 3
 """Innermost frames of a stack that say where a rank is; line numbers change with every commit."""
+
+
+class Keep(Enum):
+    """The looks whose evidence is stored."""
+
+    FAILURE = "those that found a failure"
+    DOUBT = "those that did not find progress"
+    ALL = "all"
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,9 +59,9 @@ class Look:
         return self.state in (State.PROGRESSING, State.SLOW, State.FINISHED)
 
 
-def take_look(watched: WatchedRun, job: JobInfo, settle_s: float, *, keep_all: bool = False) -> Look:
-    """Look at the ranks of the job for `settle_s` seconds and longer. Evidence is stored unless they make progress, or
-    with `keep_all` always. Never raises: not being able to look is an answer."""
+def take_look(watched: WatchedRun, job: JobInfo, settle_s: float, keep: Keep) -> Look:
+    """Look at the ranks of the job for `settle_s` seconds and longer. Never raises: not being able to look is an
+    answer."""
     try:
         target = _target(watched, job)
         target = replace(target, request={**target.request, "settle_s": settle_s})
@@ -60,8 +69,8 @@ def take_look(watched: WatchedRun, job: JobInfo, settle_s: float, *, keep_all: b
         answer = answer_from(found)
     except BslError as error:
         return Look(None, error.message)
-    look = _summary(answer)
-    if look.is_moving and not keep_all:
+    look = look_of(answer)
+    if not (look.is_failure or keep is Keep.ALL or (keep is Keep.DOUBT and not look.is_moving)):
         return look
     folder = target.evidence_folder(time.time())
     try:
@@ -78,7 +87,8 @@ def _target(watched: WatchedRun, job: JobInfo) -> Target:
     return target_of_job(job, watched.run, watched.attempt)
 
 
-def _summary(answer: SpyAnswer) -> Look:
+def look_of(answer: SpyAnswer) -> Look:
+    """Return an answer as a watcher keeps it."""
     conclusion, evidence = answer.conclusion, answer.evidence
     suspects = tuple(sorted({suspect.rank for suspect in conclusion.suspects}))
     nodes = {seen.node for seen in evidence.ranks if seen.rank in suspects and seen.node}
@@ -86,7 +96,7 @@ def _summary(answer: SpyAnswer) -> Look:
     reasons = dict.fromkeys(suspect.why for suspect in conclusion.suspects)
     return Look(
         state=conclusion.state,
-        sentence=conclusion.claim,
+        sentence=_sentence(answer),
         suspects=suspects,
         nodes=tuple(sorted(nodes)) if may_be_the_node(conclusion.hang_class) else (),
         signature=_signature(answer),
@@ -97,6 +107,16 @@ def _summary(answer: SpyAnswer) -> Look:
             *(why for why in reasons if why not in conclusion.claim),
         ),
     )
+
+
+def _sentence(answer: SpyAnswer) -> str:
+    """Return the claim. If it is of a failure and accuses no rank, the rank to look at first is in front of it, as what
+    it is: where to look, and no accusation."""
+    conclusion = answer.conclusion
+    if not conclusion.state.is_failure or conclusion.suspects or not conclusion.look_first:
+        return conclusion.claim
+    first = conclusion.look_first[0]
+    return f"{answer.evidence.name(first.rank)} is where to look first ({first.why}): {conclusion.claim}"
 
 
 def may_be_the_node(hang_class: HangClass | None) -> bool:

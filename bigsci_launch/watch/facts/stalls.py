@@ -11,24 +11,33 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from bigsci_launch.runs.watching.ledger import RunFinding
+from bigsci_launch.spy.judge.conclusion import GracePeriod
 from bigsci_launch.spy.taxonomy import State
 from bigsci_launch.units import format_age
 from bigsci_launch.watch.facts.look import Look
-from bigsci_launch.watch.judge import durations
 from bigsci_launch.watch.judge.silence import Pace, Silence
 
-LEAST_SETTLE_S, MOST_SETTLE_S = 5.0, 30.0
-"""How long one look lasts at least and at most: about as long as a step."""
+LEAST_SETTLE_S, MOST_SETTLE_S = 2.0, 30.0
+"""How long one look lasts at least and at most: about as long as a step, or a tenth of a silence of unknown meaning."""
 STALL = "stall:"
 """What the keys of findings about a silence begin with."""
-UNKNOWN_S = 120.0
-"""If not even the length of a step is known, the ranks are looked at after this long."""
+BACK_OFF = 1.25
+"""Ranks in doubt are looked at again each time that the silence has become so many times as long."""
+DECISIVE_S = tuple(period.asleep_s + 0.5 for period in GracePeriod if period.asleep_s)
+"""They are looked at, too, when ranks that stand still may have done so for long enough to be called hung."""
+MOVING_PART, LEAST_MOVING_S, MOST_MOVING_S = 0.25, 30.0, 120.0
+"""After a look that found progress, the next one comes after this part of the silence, within these bounds."""
 CERTAIN = 0.95
 PATIENT_S = 600.0
 """In a phase of unknown length, the watcher acts on a less certain verdict only after this long."""
 
-TakeLook = Callable[[float], Look]
-"""Looks at the ranks for some seconds."""
+TakeLook = Callable[[float, bool], Look]
+"""Looks at the ranks for some seconds, and stores evidence also of a doubt, or only of a failure."""
+
+
+def again_s(lasted_s: float) -> float:
+    """Return how long a silence lasts when its ranks are looked at again, if they were in doubt after `lasted_s`."""
+    return min([BACK_OFF * lasted_s, *(moment for moment in DECISIVE_S if moment > lasted_s)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,11 +48,16 @@ class _Taken:
 
 
 class StallWatch:
-    """The present silence of one attempt. `gap_s` is the least time between two looks: each asks Slurm."""
+    """The present silence of one attempt.
 
-    def __init__(self, take_look: TakeLook, gap_s: float) -> None:
+    `gap_s` is the least time between two looks: each asks Slurm. A second look that confirms a failure comes
+    `confirm_s` after the first.
+    """
+
+    def __init__(self, take_look: TakeLook, gap_s: float, confirm_s: float) -> None:
         self._take_look = take_look
         self._gap_s = gap_s
+        self._confirm_s = confirm_s
         self._taken: list[_Taken] = []
         self._lasted_s = 0.0
 
@@ -57,19 +71,22 @@ class StallWatch:
 
     def look_now(self, silence: Silence, now: float) -> None:
         """Look at the ranks, for about as long as a step takes."""
-        settle_s = min(max(silence.usual_s or 0.0, LEAST_SETTLE_S), MOST_SETTLE_S)
-        self._taken.append(_Taken(self._take_look(settle_s), now, silence.lasts_s))
+        usual_s = silence.usual_s if silence.usual_s is not None else silence.lasts_s / 10
+        settle_s = min(max(usual_s, LEAST_SETTLE_S), MOST_SETTLE_S)
+        look = self._take_look(settle_s, silence.pace is not Pace.USUAL)
+        self._taken.append(_Taken(look, now, silence.lasts_s))
 
     def _is_due(self, silence: Silence, now: float) -> bool:
-        if silence.pace is Pace.USUAL or (silence.pace is Pace.UNKNOWN and silence.lasts_s < _look_after_s(silence)):
+        if silence.look_in_s > 0:
             return False
         if not self._taken:
             return True
         last = self._taken[-1]
-        if now - last.at < self._gap_s:
-            return False
-        needs_second = last.look.is_failure and not self.is_confirmed
-        return needs_second or silence.lasts_s >= 2 * last.lasts_s
+        if last.look.is_failure:
+            return silence.lasts_s >= 2 * last.lasts_s if self.is_confirmed else now - last.at >= self._confirm_s
+        if last.look.is_moving:
+            return now - last.at >= min(max(MOVING_PART * silence.lasts_s, LEAST_MOVING_S), MOST_MOVING_S)
+        return now - last.at >= self._gap_s and silence.lasts_s >= again_s(last.lasts_s)
 
     @property
     def look(self) -> Look | None:
@@ -86,6 +103,8 @@ class StallWatch:
 
     def may_act(self, silence: Silence) -> bool:
         """Whether a watcher that may act may end the ranks now."""
+        if silence.pace is Pace.USUAL:
+            return False
         is_known = silence.pace in (Pace.LONG, Pace.TOO_LONG) or silence.lasts_s >= PATIENT_S
         return self.is_confirmed and (is_known or all(each.look.confidence >= CERTAIN for each in self._taken[-2:]))
 
@@ -116,7 +135,7 @@ class StallWatch:
         return RunFinding(
             kind=kind,
             key=f"{STALL}{attempt}:{silence.step}",
-            sentence=f"{silence.sentence}: {said}" if said else silence.sentence,
+            sentence=f"{said}; {silence.sentence}" if said else silence.sentence,
             noticed=now,
             attempt=attempt,
             step=silence.step,
@@ -124,6 +143,7 @@ class StallWatch:
             details=look.details if look else (),
             bundle=str(look.bundle) if look is not None and look.bundle else None,
             signature=look.signature if look else "",
+            accuses=look is not None and bool(look.suspects),
         )
 
     def remark(self, silence: Silence) -> str:
@@ -131,23 +151,15 @@ class StallWatch:
         look = self.look
         if silence.pace is Pace.TOO_LONG and look is not None and look.is_moving:
             return f"no output for {format_age(silence.lasts_s)}, but the ranks make progress: {look.sentence}"
-        if look is not None and look.state is State.WAITING:
-            return f"{silence.sentence}: {look.sentence}"
         return ""
 
     def blindness(self, silence: Silence) -> str:
         """Return why it is not known whether the run makes progress; empty if it is."""
-        if silence.pace is not Pace.UNKNOWN or silence.lasts_s < _look_after_s(silence):
-            return ""
         look = self.look
         if look is not None and (look.is_moving or look.is_failure):
             return ""
+        if silence.look_in_s > 0:
+            last = "no step has been seen" if silence.step is None else f"the last step that was seen is {silence.step}"
+            return "" if silence.has_shown else f"nothing new has come since this watch began: {last}"
         said = "" if look is None else f": {look.sentence}"
         return f"{silence.sentence}{said}"
-
-
-def _look_after_s(silence: Silence) -> float:
-    """Return after how long a silence of unknown meaning is worth a look: it may be a step that does not end."""
-    if silence.usual_s is None:
-        return UNKNOWN_S
-    return max(durations.LEAST_LONG_S, durations.LONG * silence.usual_s)

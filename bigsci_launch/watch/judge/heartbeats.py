@@ -50,6 +50,12 @@ class Heartbeats:
         """Note the global batch size, which the records of steps have."""
         self._learned.step.resize(batch_size)
 
+    def learn_save(self, step: int | None, seconds: float | None) -> None:
+        """Note how long a save in the background has taken: no phase of the ranks lasts as long."""
+        if seconds is not None:
+            self._learned.phases["save"].add(seconds)
+            self._learned.interval("save").begins(step or 0)
+
     def restart(self) -> None:
         """Forget where ranks are; what was learned stays."""
         self._ranks.clear()
@@ -174,6 +180,7 @@ def name_place(place: Spot) -> str:
         "step": f"step {step}",
         "eval": f"the evaluation after step {step}",
         "save": f"the save after step {step}",
+        "copy": f"the copy of the state after step {step}",
         "dump": f"the dump of weights at step {step}",
         "init": "the start",
         "load": "the load of a checkpoint",

@@ -6,8 +6,21 @@ from dataclasses import dataclass
 from typing import Literal
 
 LogEventKind = Literal[
-    "start", "phase", "step", "evaluated", "saving", "saved", "settings", "failed", "end", "output", "generation"
+    "start",
+    "phase",
+    "step",
+    "evaluated",
+    "saving",
+    "saved",
+    "settings",
+    "failed",
+    "end",
+    "output",
+    "call",
+    "generation",
 ]
+
+IN_BACKGROUND = "background"
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,12 +29,13 @@ class LogEvent:
 
     `time` is when it happened by the clock of its source, in seconds since the epoch; None if the source has no times.
     `step` counts optimizer steps done, in `phase` that in progress. `seconds` is how long the step, evaluation or save
-    took, as the source says. `phase`: `init`, `load`, `step`, `eval`, `save`, `dump`. `batch_size` is the global batch
-    size in samples. `rank` is None for a line that may be any rank's. `output`: a line with none of this, which
-    only shows that something is printed. `settings`: what a program prints of its arguments, as
-    `eval_interval=1000` or `save_interval=0` in `text`. `failed`: a line of an error, in `text`. `generation`:
-    what the controller of `survive` recorded: `phase` is `ended`, `began`, `joined`, `restored`, `first_step` or
-    another word, `world_size` the ranks of one that began.
+    took, as the source says. `phase`: `init`, `load`, `step`, `eval`, `save`, `copy`, `dump`. `batch_size` is the
+    global batch size in samples. `rank` is None for a line that may be any rank's. `saved` in the background: `text`
+    says so. `output`: a line with none of this, which only shows that something is printed. `settings`: what a program
+    prints of its arguments, as `eval_interval=1000` or `save_interval=0` in `text`. `failed`: a line of an error, in
+    `text`. `generation`: what the controller of `survive` recorded: `phase` is `ended`, `began`, `joined`, `restored`,
+    `first_step` or another word, `world_size` the ranks of one that began. `call`: ranks have begun calls that their
+    rings record.
     """
 
     kind: LogEventKind

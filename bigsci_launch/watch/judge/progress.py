@@ -11,8 +11,9 @@ from collections.abc import Iterable, Sequence
 from bigsci_launch.units import format_age
 from bigsci_launch.watch.judge.durations import generous
 from bigsci_launch.watch.judge.heartbeats import Heartbeats
-from bigsci_launch.watch.judge.log_event import LogEvent
+from bigsci_launch.watch.judge.log_event import IN_BACKGROUND, LogEvent
 from bigsci_launch.watch.judge.printed import Printed
+from bigsci_launch.watch.judge.pulse import LEAST_LOOK_S, OUTPUT_LOOK_S, Pulse, look_after, look_in
 from bigsci_launch.watch.judge.silence import Noticed, Pace, Silence
 from bigsci_launch.watch.judge.state import Candidate, Expected, Learned
 from bigsci_launch.watch.judge.trends import Trends
@@ -28,10 +29,11 @@ RECOVERY_S = 60.0
 TRACEBACK = "Traceback"
 
 NAMES = {
-    "start": ("the start has not ended", "starts"),
+    "start": ("no step has been seen", "starts"),
     "step": ("step {next} has not ended", "steps"),
     "eval": ("the evaluation after step {step} has not ended", "evaluations"),
     "save": ("the save after step {step} has not ended", "saves"),
+    "copy": ("the copy of the state after step {step} has not ended", "such copies"),
     "load": ("the load of a checkpoint has not ended", "loads"),
     "dump": ("the dump of weights at step {next} has not ended", "dumps"),
     "end": ("its ranks have ended, but not the job", "ends"),
@@ -53,7 +55,8 @@ class ProgressTracker:
         self._trends = Trends()
         self._last_look: float | None = None
         self._last_news: float | None = None
-        self._has_step = False
+        self._has_step = self._has_shown = False
+        self._output, self._calls = Pulse(OUTPUT_LOOK_S), Pulse(LEAST_LOOK_S)
         self._error: str | None = None
         self._blind: tuple[str, ...] = ()
         self._noticed: list[Noticed] = []
@@ -73,6 +76,9 @@ class ProgressTracker:
         )
         news = self._printed.look(log_events, now, arrived, quiet)
         self._noticed += self._trends.take(news, has_records=self._heartbeats.are_known)
+        if any(is_news) or news:
+            self._output.beat(now)
+            self._has_shown = self._has_shown or self._last_look is not None
         if any(is_news) or news or self._last_news is None:
             self._last_news = now
         self._last_look, self._blind = now, tuple(blind)
@@ -83,6 +89,9 @@ class ProgressTracker:
         self._printed.restart(now)
         self._trends.restart()
         self._error, self._last_news = None, now
+        self._has_shown = False
+        self._output.restart()
+        self._calls.restart()
         self._says_phases = self._recovers = False
         self._world_size = self._step_before = None
 
@@ -94,6 +103,9 @@ class ProgressTracker:
         if log_event.kind == "generation":
             self._take_generation(log_event, now)
             return True
+        if log_event.kind == "call":
+            self._calls.beat(now)
+            return False
         if log_event.kind == "end" and log_event.rank is None:
             self._printed.end()
             return True
@@ -103,6 +115,8 @@ class ProgressTracker:
             return True
         if log_event.kind == "failed" and (self._error is None or TRACEBACK in self._error):
             self._error = log_event.text  # the first one with a text
+        if log_event.kind == "saved" and log_event.text == IN_BACKGROUND and log_event.rank == 0:
+            self._heartbeats.learn_save(log_event.step, log_event.seconds)
         if log_event.kind == "step":
             self._has_step, self._error = True, None
             self._heartbeats.resize(log_event.batch_size)
@@ -177,7 +191,18 @@ class ProgressTracker:
             lasts_s=lasts,
             usual_s=first.usual.median if first.usual else None,
             sentence=self._sentence(lasts, candidates, pace),
+            look_in_s=look_in(lasts, self._look_after(candidates), self._calls, now),
+            has_shown=self._has_shown,
         )
+
+    def _look_after(self, candidates: Sequence[Candidate]) -> float:
+        """Return after how long a silence of the output the ranks are worth a look."""
+        if self._recovers:
+            return RECOVERY_S
+        if candidates[0].phase == "end":
+            return UNKNOWN_START_S
+        after = look_after((each.usual for each in candidates if each.usual and each.is_certain), self._output)
+        return min(after, OUTPUT_LOOK_S) if self._error else after
 
     def _pace(self, lasts: float, candidates: Sequence[Candidate]) -> Pace:
         pace = self._pace_by_clock(lasts, candidates)

@@ -11,7 +11,7 @@ class Pace(Enum):
 
     USUAL = "usual"
     LONG = "long"
-    """Twice what the phase usually takes: worth a look at the ranks."""
+    """Twice what the phase usually takes."""
     TOO_LONG = "too long"
     """More than the phase has ever a reason to take: four times its median, by the clock a stall."""
     UNKNOWN = "unknown"
@@ -22,7 +22,8 @@ class Pace(Enum):
 class Silence:
     """`phase` is `start`, `step`, `eval`, `save`, `load`, `dump`, `end` (the ranks have ended, the job has not), or
     `unknown`; `step` the last finished step, None if none was seen. `lasts_s` is how long nothing new was seen,
-    `usual_s` the median of the phase; None if it is not known. `sentence` is the whole for readers.
+    `usual_s` the median of the phase; None if it is not known. `sentence` is the whole for readers. In `look_in_s`
+    seconds the ranks are worth a look, 0 or less: now. `has_shown`: something new has come since this watch began.
     """
 
     pace: Pace
@@ -31,6 +32,8 @@ class Silence:
     lasts_s: float
     usual_s: float | None
     sentence: str
+    look_in_s: float = 0.0
+    has_shown: bool = True
 
 
 @dataclass(frozen=True, slots=True)

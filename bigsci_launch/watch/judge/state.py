@@ -56,6 +56,7 @@ class Learned:
             "start": Durations(known.start_time_s, least_too_long=LEAST_START_S),
             "eval": Durations(known.eval_time_s),
             "save": Durations(known.save_time_s),
+            "copy": Durations(),
             "load": Durations(least_too_long=LEAST_START_S),
             "dump": Durations(),
         }
@@ -69,4 +70,4 @@ class Learned:
         if phase == "step":
             return self.step.usual
         found = self.phases.get(phase)
-        return found.usual if found else None
+        return found.usual if found is not None else None

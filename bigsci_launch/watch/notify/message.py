@@ -11,7 +11,7 @@ from bigsci_launch.runs.layout import RunDir
 from bigsci_launch.runs.watching.ledger import Act, RunFinding
 from bigsci_launch.runs.watching.outbox import Notice
 
-SUBJECT_LENGTH = 160
+SUBJECT_LENGTH, MOST_OF_NAME = 160, 60
 TEXT_LENGTH = 3500
 """Slack cuts longer texts, and phones show less."""
 
@@ -51,9 +51,13 @@ def notice_of_act(run: RunDir, act: Act, look: str) -> Notice:
 
 
 def subject(notice: Notice) -> str:
-    """Return the message in one short line without control characters, fit for the header of a mail."""
-    line = _plain(f"{PurePath(notice.run).name}: {notice.sentence}")
-    return line if len(line) <= SUBJECT_LENGTH else f"{line[: SUBJECT_LENGTH - 3]}..."
+    """Return the message in one short line without control characters, fit for the header of a mail.
+
+    It begins with what is wrong, as a phone shows only that, and ends with the run.
+    """
+    run = f" [{_plain(PurePath(notice.run).name)[:MOST_OF_NAME]}]"
+    line, room = _plain(notice.sentence), SUBJECT_LENGTH - len(run)
+    return (line if len(line) <= room else f"{line[: room - 3]}...") + run
 
 
 def text(notice: Notice) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import socket
 import time
 from collections.abc import Callable
@@ -14,6 +15,8 @@ from bigsci_launch.watch.notify.message import notice_of_act, notice_of_finding
 from bigsci_launch.watch.watched import WatchedRun
 
 NotifyFinding = Callable[[RunFinding], None]
+LOOKS = {"hang": "spy", "dead": "spy", "ended": "why", "straggler": "slow"}
+"""The command that shows more of a finding than `bsl status` does."""
 _told_acts: set[tuple[str, str]] = set()
 """Messages of this process about acts, so that the outbox is not read for each of them at every look."""
 
@@ -31,7 +34,7 @@ def _tell_acts(run: RunDir) -> None:
     for act in read_acts(run):
         if act.what not in BY_WATCHERS or act.state == "begun" or time.time() - act.time > KEPT_S:
             continue
-        notice = notice_of_act(run, act, f"bsl status {run.path}")
+        notice = notice_of_act(run, act, _look("status", run))
         if (notice.run, notice.key) not in _told_acts:
             _told_acts.add((notice.run, notice.key))
             tell(run, notice)
@@ -45,6 +48,11 @@ def notifier_of(watched: WatchedRun, name: str) -> NotifyFinding:
     who = f"watcher {name} on {socket.gethostname()}"
 
     def notify_finding(finding: RunFinding) -> None:
-        tell(run, notice_of_finding(run, finding, who, f"bsl status {run.path}"))
+        tell(run, notice_of_finding(run, finding, who, _look(LOOKS.get(finding.kind, "status"), run)))
 
     return notify_finding
+
+
+def _look(command: str, run: RunDir) -> str:
+    """Return a command to paste in any folder: the message is read elsewhere."""
+    return f"bsl {command} {shlex.quote(str(run.path))}"

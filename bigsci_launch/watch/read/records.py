@@ -6,7 +6,7 @@ from typing import Any
 
 from bigsci_launch.runs.generations.read import number_in, parse_line, whole_in
 from bigsci_launch.safe_files import parse_json
-from bigsci_launch.watch.judge.log_event import LogEvent
+from bigsci_launch.watch.judge.log_event import IN_BACKGROUND, LogEvent
 
 
 def read_record(line: str, rank: int) -> LogEvent | None:
@@ -51,7 +51,8 @@ def _log_event(record: dict[str, Any], rank: int) -> LogEvent:
             "evaluated", time, rank, step, seconds=number_in(record.get("seconds")), loss=number_in(record.get("loss"))
         )
     if kind == "save":
-        return LogEvent("saved", time, rank, step, seconds=number_in(record.get("seconds")))
+        text = IN_BACKGROUND if "stalled_s" in record else ""
+        return LogEvent("saved", time, rank, step, seconds=number_in(record.get("seconds")), text=text)
     if kind == "load":
         return LogEvent("phase", time, rank, whole_in(record.get("checkpoint_step")), "loaded")
     if kind == "end":

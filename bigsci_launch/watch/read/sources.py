@@ -13,6 +13,7 @@ from bigsci_launch.step_lines import StepForm
 from bigsci_launch.watch.judge.log_event import LogEvent
 from bigsci_launch.watch.read.log_lines import OUTPUT, LineReader
 from bigsci_launch.watch.read.records import read_generation_record, read_record
+from bigsci_launch.watch.read.ring_heads import RingHeads
 from bigsci_launch.watch.read.tail import MOST_BYTES, FileTail, Growth, read_beginning
 
 PEEK_BYTES = 1 << 16
@@ -114,7 +115,7 @@ class GenerationTail(Tail):
 
 
 class AttemptTail:
-    """Log events in all logs and records of an attempt; files that appear later are found.
+    """Log events in all logs, records and rings of an attempt; files that appear later are found.
 
     `troubles` lists what could not be seen the last time; `blind` is that part of it which may hold progress.
     `num_skipped` is how many bytes were left out. Where ranks record their steps, what is printed about them is mere
@@ -125,6 +126,7 @@ class AttemptTail:
         self._attempt = attempt
         self._forms = forms_of(attempt)
         self._tails: dict[Path, Tail] = {}
+        self._rings = RingHeads(attempt)
         self._num_with_history = 0
         self._records_steps = False
         self._informative: set[Path] = set()
@@ -133,7 +135,7 @@ class AttemptTail:
         self.num_skipped = 0
 
     def read(self) -> list[LogEvent]:
-        """Return what is new: of each file the oldest first; generations, then the records of ranks, then logs."""
+        """Return what is new: of each file the oldest first; generations, the records of ranks, logs, then calls."""
         troubles = self._find_files()
         read = [(tail, self._read(tail)) for tail in self._tails.values()]
         generations = [found for tail, seen in read if isinstance(tail, GenerationTail) for found in seen]
@@ -148,7 +150,8 @@ class AttemptTail:
         of_use = [tail for tail in in_trouble if tail.path in self._informative or not self._informative]
         self.troubles = _shorten(troubles + [tail.trouble for tail in in_trouble if tail.trouble])
         self.blind = _shorten(troubles + [tail.trouble for tail in of_use if tail.trouble])
-        return generations + recorded + printed
+        calls = [LogEvent("call")] if self._rings.have_moved() else []
+        return generations + recorded + printed + calls
 
     def _find_files(self) -> list[str]:
         troubles: list[str] = []

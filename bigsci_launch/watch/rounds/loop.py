@@ -5,6 +5,7 @@ Health and blindness are two things. What cannot be seen is reported, and is nev
 
 from __future__ import annotations
 
+import re
 import socket
 import time
 from contextlib import suppress
@@ -30,6 +31,9 @@ from bigsci_launch.watch.watched import WatchedRun, watched_run
 
 LEAST_EVERY_S, MOST_EVERY_S = 2.0, 10.0
 """Time between two rounds: about a step."""
+_NUMBERS = re.compile(r"[\d.]+( (s|min|h))?")
+SOON_S = 0.5
+"""The least time until a look that is due soon."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,11 +175,12 @@ class Watcher:
         )
 
     def _say_new(self, lines: tuple[str, ...]) -> None:
-        """Say what is not a finding, once, as long as it stays the same."""
-        for line in lines:
-            if line not in self._said:
+        """Say what is not a finding, once, as long as nothing but its numbers changes."""
+        shapes = tuple(_NUMBERS.sub("#", line) for line in lines)
+        for line, shape in zip(lines, shapes, strict=True):
+            if shape not in self._said:
                 self._say(line)
-        self._said = lines
+        self._said = shapes
 
     def _leave_sign(self, status: WatchStatus, *, has_ended: bool = False) -> str:
         """Write the heartbeat of this watcher. Return why that was not possible; empty if it was."""
@@ -200,10 +205,13 @@ class Watcher:
 
 
 def _pause(silence: Silence) -> float:
-    """Return the time until the next round: about a step, short while it is being learned how long one takes."""
-    if silence.usual_s is None:
-        return MOST_EVERY_S if silence.step is None else LEAST_EVERY_S
-    return min(max(silence.usual_s, LEAST_EVERY_S), MOST_EVERY_S)
+    """Return the time until the next round: about a step, or until the ranks are worth a look.
+
+    Where it is not known how long a step takes, it grows with the silence.
+    """
+    usual_s = silence.usual_s if silence.usual_s is not None else silence.lasts_s / 10
+    pause = min(max(usual_s, LEAST_EVERY_S), MOST_EVERY_S)
+    return min(pause, max(silence.look_in_s, SOON_S)) if silence.look_in_s > 0 else pause
 
 
 def _sentence(seen: WatchRound, findings: tuple[RunFinding, ...], blind: tuple[str, ...]) -> str:

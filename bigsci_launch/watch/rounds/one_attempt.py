@@ -11,21 +11,26 @@ from bigsci_launch.config.schema.run import RunConfig
 from bigsci_launch.config.schema.survive import SurviveSection
 from bigsci_launch.runs.attempts import ended_state, read_exit
 from bigsci_launch.runs.chain.records import read_next
+from bigsci_launch.runs.ending.failures import failure_text
 from bigsci_launch.runs.watching.ledger import RunFinding
 from bigsci_launch.units import format_age
 from bigsci_launch.watch.facts.generations import GenerationWatch
 from bigsci_launch.watch.facts.job import SLURM_EVERY_S, JobPoller, JobView
-from bigsci_launch.watch.facts.look import Look, take_look
+from bigsci_launch.watch.facts.look import Keep, Look, take_look
 from bigsci_launch.watch.facts.restart import RestartWatch
 from bigsci_launch.watch.facts.stalls import StallWatch
 from bigsci_launch.watch.facts.standing import StandingFacts, Tempo
+from bigsci_launch.watch.facts.stragglers import StragglerWatch
 from bigsci_launch.watch.judge.progress import ProgressTracker
 from bigsci_launch.watch.judge.silence import Noticed, Silence
 from bigsci_launch.watch.judge.state import Expected
 from bigsci_launch.watch.read.sources import AttemptTail, LogTail
 from bigsci_launch.watch.watched import WatchedRun
 
+LOCAL_LOOK_S, SLURM_LOOK_S = 3.0, 10.0
+"""The least time between two looks at the ranks. Each starts a step on every node of a Slurm job."""
 LOCAL_GAP_S = 5.0
+"""The time after which a second look confirms a failure, without Slurm."""
 OLD_S = 600.0
 """If Slurm has not reported the job's state for this long, it counts as unknown."""
 QUIET_ENDS = ("finished", "stopped", "cancelled", "requeued", "preempted")
@@ -70,9 +75,11 @@ class AttemptWatch:
         self._poller = JobPoller(watched)
         self._tail = _tail_of(watched)
         self.generations = GenerationWatch(watched.attempt) if watched.attempt is not None else None
-        self.stalls = StallWatch(self._look, LOCAL_GAP_S if watched.is_local else SLURM_EVERY_S)
+        local = LOCAL_LOOK_S, LOCAL_GAP_S
+        self.stalls = StallWatch(self._look, *(local if watched.is_local else (SLURM_LOOK_S, SLURM_EVERY_S)))
         self._facts = StandingFacts(watched)
         self._restart = RestartWatch(watched)
+        self._stragglers = StragglerWatch(watched)
         self.has_moved: bool | None = None
         """Whether anything but chatter has come since this watch began; None before the first look: that is old."""
 
@@ -103,7 +110,7 @@ class AttemptWatch:
         log_events = self._tail.read() if self._tail is not None else []
         self.tracker.take(log_events, now, self._tail.blind if self._tail is not None else ())
         self._restart.num_steps += sum(1 for log_event in log_events if log_event.kind == "step")
-        is_news = any(log_event.kind != "output" for log_event in log_events)
+        is_news = any(log_event.kind not in ("output", "call") for log_event in log_events)
         self.has_moved = self.has_moved or (is_news if self.has_moved is not None else False)
         return is_news
 
@@ -115,11 +122,14 @@ class AttemptWatch:
             self.stalls.consider(silence, now)
         noticed = self.tracker.noticed()
         events = [*self._events(noticed, view), *self._restart.findings()]
+        if view.is_running and not self._is_being_ended:
+            is_slower = any(each.kind == "slower" and not each.is_over for each in noticed)
+            self._stragglers.consider(self.tracker.step, now, is_slower=is_slower)
         found, unknown = self._facts.read(now, view, self._tempo())
         standing, blind, remarks = list(found), [*unknown, *self._unseen(now, view)], []
         if view.is_running:
             stall = self.stalls.finding(silence, self.name)
-            standing += [stall] if stall is not None else []
+            standing += [*self._stragglers.standing, *([stall] if stall is not None else [])]
             blind += [text] if (text := self.stalls.blindness(silence)) else []
             remarks += [text] if (text := self.stalls.remark(silence)) else []
             if generations is not None:
@@ -148,12 +158,12 @@ class AttemptWatch:
         """Whether the ranks are being ended from outside: what they show from then on says nothing about the run."""
         return self.watched.attempt is not None and self.watched.attempt.ended_by.exists()
 
-    def _look(self, settle_s: float) -> Look:
-        return take_look(self.watched, self.view.job, settle_s)
+    def _look(self, settle_s: float, keeps_doubt: bool) -> Look:
+        return take_look(self.watched, self.view.job, settle_s, Keep.DOUBT if keeps_doubt else Keep.FAILURE)
 
     def take_evidence(self) -> Look:
         """Look at the ranks now, whatever they do, and keep what is found."""
-        return take_look(self.watched, self.view.job, LOCAL_GAP_S, keep_all=True)
+        return take_look(self.watched, self.view.job, LOCAL_GAP_S, Keep.ALL)
 
     def _events(self, noticed: list[Noticed], view: JobView) -> Iterator[RunFinding]:
         for each in noticed:
@@ -204,15 +214,15 @@ class AttemptWatch:
             return None, words + (f"; {decision.sentence}" if decision is not None else "")
         after = f"; {decision.sentence}" if decision is not None else "; it does not restart automatically"
         evidence = _evidence(ended or {})
-        finding = RunFinding("ended", f"ended:{attempt.name}", words + after, time.time(), attempt.name)
+        first = (ended or {}).get("first_failure")
+        who = f"{failure_text(first)}; " if isinstance(first, dict) else ""
+        finding = RunFinding("ended", f"ended:{attempt.name}", who + words + after, time.time(), attempt.name)
         return replace(finding, details=evidence, bundle=(ended or {}).get("spy_bundle")), ""
 
 
 def _evidence(ended: Mapping[str, Any]) -> tuple[str, ...]:
-    first = ended.get("first_failure")
-    who = [f"first failure: rank {first.get('rank')} on {first.get('node')}"] if isinstance(first, Mapping) else []
     cause = [str(ended["cause"])] if ended.get("cause") else []
-    return (*who, *cause, *(str(text) for text in ended.get("evidence") or ()))
+    return (*cause, *(str(text) for text in ended.get("evidence") or ()))
 
 
 def _tail_of(watched: WatchedRun) -> AttemptTail | LogTail | None:

@@ -44,10 +44,12 @@ class OpenFindings:
         return list(self._open.values())
 
     def raise_all(self, found: Iterable[RunFinding]) -> None:
-        """Take in what was found. One that is open already is sent again only if it is now of another kind."""
+        """Take in what was found. One that is open already is sent again only if it is now of another kind, or once it
+        says which ranks caused it."""
         for finding in found:
             known = self._open.get(finding.key)
-            if known is not None and known.kind == finding.kind and (known.bundle or not finding.bundle):
+            is_new = known is None or known.kind != finding.kind or (finding.accuses and not known.accuses)
+            if known is not None and not is_new and (known.bundle or not finding.bundle):
                 continue
             if (other := self._of_another(finding)) is not None:
                 self._open[finding.key] = other
@@ -56,7 +58,7 @@ class OpenFindings:
             finding = replace(finding, details=(*finding.details, *self._seen_before(finding)))
             self._open[finding.key] = finding
             self._write(partial(raise_finding, self._run, finding))
-            if known is None or known.kind != finding.kind:
+            if is_new:
                 self._say("; ".join((finding.sentence, *finding.details)))
                 self._tell(finding)
             self._past.append(finding)

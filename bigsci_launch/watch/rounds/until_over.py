@@ -42,11 +42,13 @@ class EndSignals:
 
     def __init__(self) -> None:
         self.have_come = False
+        self.was_interrupted = False
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._note)
 
-    def _note(self, _number: int, _frame: FrameType | None) -> None:
+    def _note(self, number: int, _frame: FrameType | None) -> None:
         self.have_come = True
+        self.was_interrupted = number == signal.SIGINT
 
     def wait(self, seconds: float) -> None:
         """Wait that long, or until one comes."""

@@ -27,6 +27,7 @@ from bigsci_launch.scheduler.job import JobInfo
 from bigsci_launch.spy.show.grid import make_text_grid
 from bigsci_launch.status.read import total_steps
 from bigsci_launch.topology import Topology
+from bigsci_launch.topology.naming import count_ranks
 from bigsci_launch.units import ago, format_age
 from bigsci_launch.watch.show.history import StepPoint, points_of_records, read_printed
 
@@ -39,10 +40,10 @@ OLD_AFTER_S = 120.0
 TALL = 30
 """Lines of a screen from which on findings take several."""
 BLOCKS = "▁▂▃▄▅▆▇█"
-PHASES = {"step": ".", "init": "i", "load": "l", "eval": "e", "save": "s", "dump": "d"}
+PHASES = {"step": ".", "init": "i", "load": "l", "eval": "e", "save": "s", "copy": "c", "dump": "d"}
 OTHER_PHASE, SILENT, ENDED, ABSENT = "o", "-", "x", "?"
 OLD_STEP, OLD_SILENT = "T", "_"
-ORDER = ".-esdlio" + ENDED + ABSENT + OLD_SILENT + "ESDLIO" + OLD_STEP
+ORDER = ".-escdlio" + ENDED + ABSENT + OLD_SILENT + "ESCDLIO" + OLD_STEP
 """Marks of ranks, the usual ones first: one place of the grid may show several ranks."""
 MEANINGS = {
     **{mark: phase for phase, mark in PHASES.items()},
@@ -125,7 +126,7 @@ def live_lines(view: LiveView, width: int, height: int) -> list[StyledLine]:
     room = height - len(head) - min(len(news), max(3, height // 4)) - 2
     grid = _grid(view, width, max(1, room))
     lines = [*head, *grid, *([[]] if news and len(head) + len(grid) < height - 1 else []), *news]
-    return [_cut(line, width) for line in lines[:height]]
+    return [cut(line, width) for line in lines[:height]]
 
 
 def plain_line(view: LiveView) -> str:
@@ -138,7 +139,7 @@ def _title(view: LiveView) -> StyledLine:
     state = view.job.state
     colour = GREEN if state.value == "RUNNING" else AMBER
     clock = time.strftime("%H:%M:%S", time.localtime(view.asked))
-    ranks = f", {view.topology.world_size} ranks ({view.topology})" if view.topology else ""
+    ranks = f", {count_ranks(view.topology.world_size)} ({view.topology})" if view.topology else ""
     return [
         (view.name, BOLD),
         (f"  {state.value}", colour),
@@ -300,7 +301,7 @@ def _came(act: Act, asked: float) -> str:
     return f"by {act.who}, {ago(act.time, asked)}, {act.state}{words}"
 
 
-def _cut(line: StyledLine, width: int) -> StyledLine:
+def cut(line: StyledLine, width: int) -> StyledLine:
     """Return the line without what is right of the screen, and without what a terminal would obey."""
     cut: StyledLine = []
     for text, style in line:

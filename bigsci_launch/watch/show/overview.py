@@ -11,11 +11,13 @@ from bigsci_launch.checkpoints.restart import find_restart
 from bigsci_launch.errors import BslError, RunDirError
 from bigsci_launch.loss_jump import RECENT, describe_jump, measure_jump
 from bigsci_launch.runs.attempts import query_attempts, read_exit, read_job
-from bigsci_launch.runs.layout import AttemptDir
+from bigsci_launch.runs.layout import AttemptDir, read_json
 from bigsci_launch.runs.watching.heartbeat import WatcherHeartbeat, read_all_heartbeats
 from bigsci_launch.runs.watching.ledger import Act, RunFinding, read_acts, read_all_findings
 from bigsci_launch.runs.watching.outbox import undelivered
+from bigsci_launch.runs.watching.typed import typed
 from bigsci_launch.scheduler.job import JobInfo
+from bigsci_launch.slow.picture import StepPicture
 from bigsci_launch.status.read import RunStatus, reconstructed_exit
 from bigsci_launch.watch.show.history import AttemptHistory, StepPoint, read_history
 
@@ -61,6 +63,7 @@ class RunOverview:
     heartbeats: tuple[WatcherHeartbeat, ...] = ()
     undelivered: tuple[str, ...] = ()
     queued: tuple[str, ...] = field(default=())
+    steps: StepPicture | None = None
 
 
 def read_overview(status: RunStatus) -> RunOverview:
@@ -81,7 +84,16 @@ def read_overview(status: RunStatus) -> RunOverview:
         heartbeats=tuple(read_all_heartbeats(run)),
         undelivered=tuple(undelivered(run, status.asked)),
         queued=tuple(_queued_label(attempt) for attempt in run.queued_attempts()),
+        steps=_steps(status.attempt),
     )
+
+
+def _steps(attempt: AttemptDir) -> StepPicture | None:
+    """Return what the watcher of an attempt has kept of its steps; None if nothing, or what cannot be read."""
+    try:
+        return typed(StepPicture, read_json(attempt.steps))
+    except (RunDirError, ValueError):
+        return None
 
 
 def _rows(status: RunStatus, histories: Sequence[AttemptHistory]) -> list[AttemptRow]:

@@ -15,10 +15,13 @@ from bigsci_launch.runs.watching.ledger import Act, RunFinding
 from bigsci_launch.status.generations import generation_facts
 from bigsci_launch.status.next import next_text
 from bigsci_launch.status.read import total_steps
+from bigsci_launch.status.sections import lost_text
+from bigsci_launch.topology.naming import count_ranks
 from bigsci_launch.units import OTHER_CLOCK, age_s, ago, format_age
 from bigsci_launch.watch.show.curves import Curve, Flag, draw
 from bigsci_launch.watch.show.generations import COLUMNS, SHORT, generation_rows
 from bigsci_launch.watch.show.history import StepPoint
+from bigsci_launch.watch.show.lanes import STEP_STYLE, draw_heat, draw_lanes
 from bigsci_launch.watch.show.overview import AttemptRow, RunOverview, points_of
 
 MOST_SHOWN = 200
@@ -89,9 +92,17 @@ for (const svg of document.querySelectorAll("svg[data-places]")) {
 
 
 def render_run_page(view: RunOverview) -> str:
-    parts = [_header(view), *_charts(view), *_findings(view), *_acts(view), *_generations(view), *_attempts(view)]
+    parts = [
+        _header(view),
+        *_charts(view),
+        *_ranks(view),
+        *_findings(view),
+        *_acts(view),
+        *_generations(view),
+        *_attempts(view),
+    ]
     body = "\n".join([*parts, f"<script>{SCRIPT}</script>"])
-    return pages.render_page(f"bsl status: {view.status.run.name}", STYLE, body)
+    return pages.render_page(f"bsl status: {view.status.run.name}", STYLE + STEP_STYLE, body)
 
 
 def _header(view: RunOverview) -> str:
@@ -122,7 +133,7 @@ def _progress(view: RunOverview) -> list[tuple[str, str]]:
     status, last = view.status, view.status.last_step
     facts = [("attempt", f"{status.attempt.name} of {status.num_attempts}, {view.rows[-1].label}")]
     if status.topology is not None:
-        facts[0] = ("attempt", f"{facts[0][1]}, {status.topology.world_size} ranks ({status.topology})")
+        facts[0] = ("attempt", f"{facts[0][1]}, {count_ranks(status.topology.world_size)} ({status.topology})")
     if last is not None:
         total = total_steps(status.record, last)
         said = [
@@ -202,6 +213,14 @@ def _charts(view: RunOverview) -> list[str]:
     return ["<h2>Steps</h2>", f'<p class="soft">{key}</p>', *(chart for chart in charts if chart)]
 
 
+def _ranks(view: RunOverview) -> list[str]:
+    """Show how long ranks worked in the steps that the watcher has looked at last."""
+    if (steps := view.steps) is None or not steps.rows:
+        return []
+    said = f"{_before(steps.taken, view.status.asked)}: {steps.answer}"
+    return ["<h2>Ranks</h2>", f'<p class="soft">{escape(said)}</p>', draw_heat(steps), draw_lanes(steps)]
+
+
 def _curves(view: RunOverview, of: Callable[[StepPoint], float | None]) -> list[Curve]:
     return [
         Curve(held.attempt.name, _places(kept, of), _places(old, of)) for held, kept, old in points_of(view.histories)
@@ -238,17 +257,18 @@ def _finding_flags(view: RunOverview) -> list[Flag]:
 def _findings(view: RunOverview) -> list[str]:
     open_ones = [finding for finding in reversed(view.findings) if finding.cleared is None]
     cleared = [finding for finding in reversed(view.findings) if finding.cleared is not None]
-    parts = ["<h2>Findings</h2>", *(_card(finding) for finding in open_ones[:MOST_SHOWN])]
+    asked = None if view.status.job.state.is_over else view.status.asked
+    parts = ["<h2>Findings</h2>", *(_card(finding, asked) for finding in open_ones[:MOST_SHOWN])]
     if not open_ones:
         is_watched = bool(view.heartbeats or cleared)
         parts.append("<p>No open findings.</p>" if is_watched else "<p>No watcher has looked for any.</p>")
     if cleared:
-        cards = "".join(_card(finding) for finding in cleared[:MOST_SHOWN])
+        cards = "".join(_card(finding, asked) for finding in cleared[:MOST_SHOWN])
         parts.append(f"<details><summary>{len(cleared)} resolved</summary>{cards}</details>")
     return parts + _left_out(max(len(open_ones), len(cleared)), view.status.run.findings)
 
 
-def _card(finding: RunFinding) -> str:
+def _card(finding: RunFinding, asked: float | None) -> str:
     at = [
         finding.kind.replace("_", " "),
         f"attempt {finding.attempt}" if finding.attempt else "",
@@ -262,6 +282,7 @@ def _card(finding: RunFinding) -> str:
     return (
         f'<div class="card{"" if finding.cleared else " open"}"><p><b>{escape(finding.sentence)}</b></p>'
         f'<p class="soft">{escape(", ".join(part for part in at if part))}</p>'
+        f"{''.join(f'<p>{escape(text)}</p>' for text in lost_text(finding, asked))}"
         f"{f'<ul>{details}</ul>' if details else ''}{bundle}</div>"
     )
 

@@ -274,7 +274,7 @@ def test_a_fence_that_is_refused_or_not_answered_is_said(
 )
 def test_only_a_hang_that_two_looks_cannot_explain_is_unexplained(looks: list[Look], pace: Pace, is_one: bool) -> None:
     given = list(looks)
-    stalls = StallWatch(lambda _: given.pop(0), 30.0)
+    stalls = StallWatch(lambda *_: given.pop(0), 10.0, 30.0)
     silence = Silence(pace, "step", 45, 500.0, 100.0, "nothing new")
     for at in range(len(looks)):
         stalls.look_now(silence, 1000.0 + 40 * at)

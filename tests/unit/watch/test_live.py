@@ -130,9 +130,9 @@ def test_a_sparkline_spans_the_values_and_marks_what_is_no_number() -> None:
 
 
 PROGRAM = """
-import time
+import contextlib, time
 from bigsci_launch.cli import console
-with console.live() as show:
+with contextlib.suppress(KeyboardInterrupt), console.live() as show:
     for number in range(1000):
         show(lambda width, height: [[(f"frame {number} on {width}x{height}", {"fg": "red"})]], f"plain {number // 2}")
         time.sleep(0.05)

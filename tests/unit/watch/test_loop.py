@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ from bigsci_launch.runs.watching.heartbeat import Health
 from bigsci_launch.runs.watching.ledger import RunFinding, raise_finding, read_findings
 from bigsci_launch.scheduler.local import Launcher
 from bigsci_launch.watch.rounds.loop import Watcher, WatchStatus
+from bigsci_launch.watch.rounds.open_findings import OpenFindings
 from bigsci_launch.watch.watched import watched_run
 from tests.support.texts import has_parts
 
@@ -52,6 +54,16 @@ def test_what_an_earlier_attempt_had_is_over(run: RunDir) -> None:
     assert all(finding.cleared for finding in read_findings(run))
 
 
+def test_a_hang_is_reported_again_once_a_look_accuses_a_rank(run: RunDir) -> None:
+    told: list[RunFinding] = []
+    findings = OpenFindings(run, lambda words: None, told.append)
+    hang = RunFinding("hang", "stall:0002:9", "ranks 0-3 wait for each other", 1.0, "0002", bundle="/spy/1")
+    named = replace(hang, sentence="rank 3 left the schedule", noticed=2.0, accuses=True)
+    for finding in (hang, hang, named, named, replace(hang, noticed=3.0)):
+        findings.raise_all([finding])
+    assert told == [hang, named]
+
+
 def test_a_run_that_ended_badly_is_a_finding_if_nothing_starts_it_again(run: RunDir) -> None:
     write_json(run.attempt("0002").exit, {"reason": "crashed", "exit_code": 1, "evidence": ["rank 3 was killed"]})
     status = status_at(run)
@@ -83,4 +95,5 @@ def test_a_run_whose_lines_are_not_known_is_not_said_to_be_in_its_start(run: Run
     write_job(attempt, JobRecord("local", time.time(), launcher=here))
     attempt.log_file(0).write_text("at 7 of 9\n")
     status = status_at(run)
+    assert status.health is Health.BLIND, "nothing shows that it is healthy"
     assert has_parts(status.sentence, "no step") and "start" not in status.sentence

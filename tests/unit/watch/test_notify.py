@@ -134,7 +134,7 @@ def test_a_program_gets_text_subject_and_document(make_run: Callable[..., RunDir
     [delivery] = tell(run, NOTICE)
     assert delivery.ok, delivery
     head, *lines, document = out.read_text().splitlines()
-    assert head == f"Subject: {lines[0]}" and lines[0].startswith("bloom: rank 3 ")
+    assert head == f"Subject: {NOTICE.sentence} [bloom]" and lines[0] == f"bloom: {NOTICE.sentence}"
     assert has_parts("\n".join(lines), "/runs/bloom, attempt 0002, step 1234", "/runs/bloom/spy/1", "bsl status bloom")
     assert json.loads(document)["what"] == "hang"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from bigsci_launch.watch.judge.durations import GENEROUS_S, GENEROUS_STEPS
-from bigsci_launch.watch.judge.log_event import LogEvent
+from bigsci_launch.watch.judge.log_event import IN_BACKGROUND, LogEvent
 from bigsci_launch.watch.judge.silence import Pace
 from tests.support.texts import has_parts
 
@@ -130,6 +130,19 @@ def test_a_longer_time_that_was_survived_is_not_too_long_again(watch: Watch) -> 
     watched.steps(6, 6, seconds=900.0)
     watched.steps(7, 9)
     assert (pace(watched, 1300.0), pace(watched, 1351.0)) == (Pace.LONG, Pace.TOO_LONG)
+
+
+def test_the_last_save_is_known_from_those_in_the_background(watch: Watch) -> None:
+    """Their copies take no time, but the last save waits for its files."""
+    watched = watch()
+    for step in range(1, 20):
+        watched.see(LogEvent("phase", time=watched.now, rank=0, step=step, phase="step"), after=10.0)
+        watched.see(LogEvent("phase", time=watched.now, rank=0, step=step, phase="copy"), after=10.0)
+        watched.see(LogEvent("saved", rank=0, step=step - 1, seconds=300.0, text=IN_BACKGROUND))
+    assert watched.silent(300.0).phase == "copy"
+    watched.see(LogEvent("phase", time=watched.now, rank=0, step=19, phase="save"), after=1.0)
+    found = watched.silent(300.0)
+    assert (found.phase, found.usual_s, found.pace) == ("save", 300.0, Pace.USUAL)
 
 
 def test_a_larger_batch_takes_longer(watch: Watch) -> None:

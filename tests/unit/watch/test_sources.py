@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import json
+import socket
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import bigsci_launch
 from bigsci_launch.runs.events import EventWriter
-from bigsci_launch.runs.layout import AttemptDir
+from bigsci_launch.runs.layout import AttemptDir, write_json
+from bigsci_launch.watch.judge.log_event import IN_BACKGROUND
 from bigsci_launch.watch.read import sources
+from bigsci_launch.watch.read.ring_heads import LANES_AT, NAMES_AT
 from bigsci_launch.watch.read.sources import AttemptTail, LogTail
 from bigsci_launch.watch.read.tail import MOST_BYTES
 
@@ -48,6 +54,7 @@ def test_records_of_the_trainer_are_seen(attempt: AttemptDir) -> None:
     writer.write("heartbeat", step=21, phase="step")
     writer.write("step", step=21, loss=2.5, grad_norm=0.3, seconds=1.5, global_batch_size=8, num_skipped=0)
     writer.write("save", step=21, path="x", seconds=0.5)
+    writer.write("save", step=20, path="x", seconds=9.5, stalled_s=0.1)
     writer.write("evaluation", step=21, loss=2.4, seconds=0.7)
     writer.write("guards", step=21, interval=10)
     writer.write("end", step=21, reason="finished")
@@ -55,10 +62,11 @@ def test_records_of_the_trainer_are_seen(attempt: AttemptDir) -> None:
     tail = AttemptTail(attempt)
     found = tail.read()
     assert [log_event.kind for log_event in found] == [
-        *("start", "phase", "phase", "step", "saved", "evaluated", "output", "end")
+        *("start", "phase", "phase", "step", "saved", "saved", "evaluated", "output", "end")
     ]
     step = found[3]
     assert (step.rank, step.loss, step.grad_norm, step.seconds, step.batch_size) == (3, 2.5, 0.3, 1.5, 8)
+    assert [(each.step, each.seconds, each.text) for each in found[4:6]] == [(21, 0.5, ""), (20, 9.5, IN_BACKGROUND)]
     assert all(log_event.time for log_event in found)
     assert tail.read() == []
     assert tail.troubles == ()
@@ -153,3 +161,36 @@ def test_the_beginning_of_a_line_is_a_sign_of_life(tmp_path: Path) -> None:
     append(log, " 10%")
     assert kinds(tail.read()) == [(None, "output", None)]
     assert tail.read() == []
+
+
+RING = """
+import sys
+sys.path.insert(0, sys.argv[1])
+import ring_file
+ring = ring_file.Ring(sys.argv[2], rank=0, world_size=1)
+print(ring_file.LANES_AT, ring_file.NAMES_AT, flush=True)
+for word in sys.stdin:
+    ring.beat() if word == "beat\\n" else ring.lane().enter(bytes(16))
+    print(flush=True)
+"""
+
+
+@pytest.mark.parametrize("host", [None, "elsewhere"])
+def test_calls_that_a_ring_of_this_machine_counts_are_seen_and_its_heartbeat_is_none(
+    attempt: AttemptDir, tmp_path: Path, host: str | None
+) -> None:
+    diagnostics = Path(bigsci_launch.__file__).parent / "assets" / "diagnostics"
+    argv = [sys.executable, "-c", RING, str(diagnostics), str(tmp_path / "77.ring")]
+    tail = AttemptTail(attempt)
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as rank:
+        assert rank.stdin is not None and rank.stdout is not None
+        assert rank.stdout.readline() == f"{LANES_AT} {NAMES_AT}\n"
+        write_json(attempt.pid_file(0), {"host": host or socket.gethostname(), "rings": str(tmp_path)})
+        seen = [kinds(tail.read())]
+        for word in ("beat", "enter", "beat"):
+            print(word, file=rank.stdin, flush=True)
+            rank.stdout.readline()
+            seen.append(kinds(tail.read()))
+        rank.stdin.close()
+    call = [(None, "call", None)] if host is None else []
+    assert seen == [call, [], call, []]

@@ -3,14 +3,17 @@ alone where ranks move."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 
+from bigsci_launch.spy.answer import answer_from
+from bigsci_launch.spy.evidence.bundle import Bundle
 from bigsci_launch.spy.taxonomy import HangClass, State
-from bigsci_launch.watch.facts.look import Look, may_be_the_node
-from bigsci_launch.watch.facts.stalls import StallWatch
+from bigsci_launch.watch.facts.look import Look, look_of, may_be_the_node
+from bigsci_launch.watch.facts.stalls import StallWatch, again_s
 from bigsci_launch.watch.judge.silence import Pace, Silence
+from tests.unit.spy.conftest import rank_of
 
 HANG = Look(State.HANG, "rank 3 sleeps", (3,), ("n1",), "abc", confidence=0.97)
 MOVING = Look(State.PROGRESSING, "ranks move")
@@ -18,8 +21,9 @@ WAITING = Look(State.WAITING, "rank 3 is late; this may still end by itself")
 BLIND = Look(None, "no node answered")
 
 
-def silence(lasts_s: float, pace: Pace = Pace.LONG, usual_s: float | None = 100.0) -> Silence:
-    return Silence(pace, "step", 45, lasts_s, usual_s, f"nothing new for {lasts_s:g} s")
+def silence(lasts_s: float, pace: Pace = Pace.LONG, usual_s: float | None = 100.0, after_s: float = 200.0) -> Silence:
+    """A silence that is worth a look after so many seconds."""
+    return Silence(pace, "step", 45, lasts_s, usual_s, f"nothing new for {lasts_s:g} s", after_s - lasts_s)
 
 
 @dataclass
@@ -28,23 +32,53 @@ class Ranks:
 
     looks: list[Look]
     settled: list[float] = field(default_factory=list)
+    kept: list[bool] = field(default_factory=list)
 
-    def __call__(self, settle_s: float) -> Look:
+    def __call__(self, settle_s: float, keeps_doubt: bool) -> Look:
         self.settled.append(settle_s)
+        self.kept.append(keeps_doubt)
         return self.looks[min(len(self.settled), len(self.looks)) - 1]
 
 
 def watched(*looks: Look) -> tuple[StallWatch, Ranks]:
     ranks = Ranks(list(looks))
-    return StallWatch(ranks, 30.0), ranks
+    return StallWatch(ranks, 10.0, 30.0), ranks
 
 
-def test_ranks_are_left_alone_while_a_silence_is_usual() -> None:
+def looked(look: Look, until: int, after_s: float = 30.0) -> list[int]:
+    """Return the seconds of a silence at which the ranks are looked at, each look with the same answer."""
+    stalls, ranks = watched(look)
+    found = []
+    for second in range(until):
+        stalls.consider(silence(second, Pace.UNKNOWN, None, after_s), second)
+        found += [second] * (len(ranks.settled) - len(found))
+    return found
+
+
+def test_ranks_are_left_alone_until_a_silence_is_worth_a_look() -> None:
     stalls, ranks = watched(HANG)
     for second in range(0, 200, 10):
         stalls.consider(silence(second, Pace.USUAL), second)
     assert not ranks.settled
     assert stalls.finding(silence(190, Pace.USUAL), "0001") is None
+
+
+def test_looks_back_off_with_the_silence() -> None:
+    assert looked(WAITING, 90, 6.0) == [6, 16, 26, 36, 46, 58, 73]
+    assert [again_s(lasted_s) for lasted_s in (6.0, 10.0, 26.0, 40.0, 110.0)] == [7.5, 10.5, 30.5, 50.0, 120.5]
+    assert looked(MOVING, 500) == [30, 60, 90, 120, 160, 214, 286, 382]
+    assert looked(MOVING, 4000)[-1] - looked(MOVING, 4000)[-2] == 120
+
+
+def test_nothing_is_done_and_no_doubt_is_kept_while_the_clock_calls_a_silence_usual() -> None:
+    stalls, ranks = watched(HANG)
+    for now in (6, 40):
+        stalls.consider(silence(now, Pace.USUAL, after_s=5.0), now)
+    assert (stalls.is_confirmed, stalls.may_act(silence(40, Pace.USUAL))) == (True, False)
+    assert stalls.may_act(silence(41, Pace.LONG))
+    assert ranks.kept == [False, False]
+    found = stalls.finding(silence(40, Pace.USUAL), "0001")
+    assert found is not None and found.sentence.startswith(HANG.sentence)
 
 
 def test_a_failure_is_confirmed_by_a_second_look_and_no_sooner_than_slurm_may_be_asked() -> None:
@@ -107,16 +141,14 @@ def test_the_clock_alone_is_a_finding_only_when_it_is_too_long(look: Look, kind:
 def test_a_silence_of_unknown_meaning_is_looked_at_and_is_blindness_if_that_shows_nothing() -> None:
     stalls, ranks = watched(WAITING)
     stalls.consider(silence(150, Pace.UNKNOWN), 1000)
-    assert not ranks.settled, "two steps have not passed"
+    assert not ranks.settled
     assert not stalls.blindness(silence(150, Pace.UNKNOWN))
     stalls.consider(silence(210, Pace.UNKNOWN), 1060)
     assert len(ranks.settled) == 1
     assert WAITING.sentence in stalls.blindness(silence(210, Pace.UNKNOWN))
     stalls.consider(silence(10, Pace.USUAL), 1070)
-    stalls.consider(silence(110, Pace.UNKNOWN, None), 1170)
-    assert len(ranks.settled) == 1, "not even the length of a step is known"
-    stalls.consider(silence(130, Pace.UNKNOWN, None), 1190)
-    assert len(ranks.settled) == 2
+    assert not stalls.blindness(silence(10, Pace.USUAL))
+    assert stalls.blindness(replace(silence(10, Pace.USUAL), has_shown=False)), "nothing shows that it is healthy"
 
 
 def test_a_guess_ends_nothing_in_a_phase_of_unknown_length_for_ten_minutes() -> None:
@@ -130,7 +162,7 @@ def test_a_guess_ends_nothing_in_a_phase_of_unknown_length_for_ten_minutes() -> 
 
 
 def test_a_look_takes_as_long_as_a_step_within_bounds() -> None:
-    for usual_s, settle_s in ((0.5, 5.0), (20.0, 20.0), (105.0, 30.0)):
+    for usual_s, settle_s in ((0.5, 2.0), (20.0, 20.0), (105.0, 30.0)):
         stalls, ranks = watched(HANG)
         stalls.consider(silence(900, Pace.LONG, usual_s), 1000)
         assert ranks.settled == [settle_s]
@@ -142,3 +174,14 @@ def test_no_node_is_suspected_of_what_programs_do() -> None:
     assert not may_be_the_node(HangClass.COLLECTIVE_SKIPPED)
     assert not may_be_the_node(HangClass.PROGRAM_DIFFERS)
     assert not may_be_the_node(None)
+
+
+def test_a_failure_without_a_suspect_begins_with_the_rank_to_look_at() -> None:
+    members, before = {"w": [0, 1, 2]}, "w " * 4
+    ranks = [
+        rank_of(rank, "all_reduce@c10d:1 < step@/src/loop.py:9", calls=before + more, members=members)
+        for rank, more in enumerate(("w!", "w:reduce!", "w!"))
+    ]
+    look = look_of(answer_from(Bundle({}, ({"node": "n0", "clock_ticks_per_s": 100, "ranks": ranks},))))
+    assert (look.state, look.suspects) == (State.HANG, ())
+    assert look.sentence.startswith("rank 1 (n0) is where to look first")
