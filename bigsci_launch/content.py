@@ -36,7 +36,8 @@ PLACE = ("assets", "diagnostics")
 
 def knowledge_files(folder: str, suffix: str) -> Iterator[Any]:
     """Yield the files of `folder` in `diagnostics/`, those of users first: paths, or files in the archive of a job."""
-    packed: Any = files("bigsci_launch").joinpath(*PLACE, folder)
+    here: Any = files("bigsci_launch")
+    packed = here.joinpath(*PLACE, folder)
     own = content_folders(folder, packed)[:-1] if isinstance(packed, Path) else []
     for each in (*own, packed):
         found = each.iterdir() if each.is_dir() else ()

@@ -27,10 +27,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-INSTALL_TRAIN = "pip install torch deepspeed numpy tokenizers safetensors xxhash"
-INSTALL_WEIGHTS = "pip install numpy xxhash"
-"""What the extras `train` and `weights` install. pip would look for `bigsci-launch[train]` in a public index, where the
-name is not registered."""
+INSTALL_TRAIN = "in a clone of bigsci-launch: pip install '.[train]'"
+INSTALL_WEIGHTS = "in a clone of bigsci-launch: pip install '.[weights]'"
+INSTALL_TOP = "in a clone of bigsci-launch: pip install '.[top]'"
+INSTALL_MCP = "in a clone of bigsci-launch: pip install '.[mcp]'"
+"""pip would look for `bigsci-launch[train]` in a public index, where the name is not registered."""
 
 
 class BslError(Exception):

@@ -25,7 +25,7 @@ p { margin: .3rem 0; } .soft { color: var(--soft); }
 
 
 def made_now() -> str:
-    """Return `bsl 0.1.0, 2026-11-26 01:30 UTC`: what wrote a page, and when."""
+    """Return `bsl 0.2.0, 2026-11-26 01:30 UTC`: what wrote a page, and when."""
     return f"bsl {__version__}, {datetime.now(timezone.utc):%Y-%m-%d %H:%M} UTC"
 
 

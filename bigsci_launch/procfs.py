@@ -26,6 +26,7 @@ class Process:
     session: int
     cpu_ticks: int
     start_ticks: int
+    group: int = 0
 
     @property
     def is_alive(self) -> bool:
@@ -52,6 +53,7 @@ def parse_stat(text: str) -> Process:
         session=int(field[3]),
         cpu_ticks=int(field[11]) + int(field[12]),
         start_ticks=int(field[19]),
+        group=int(field[2]),
     )
 
 

@@ -10,9 +10,10 @@ from pathlib import Path
 from bigsci_launch.checkpoints.restart import Restart, find_restart
 from bigsci_launch.checkpoints.verify import recorded_digests
 from bigsci_launch.errors import BslError, CheckpointError
+from bigsci_launch.file_names import checkpoint_tag, steps_done_at_dump
 from bigsci_launch.runs.attempts import run_of
 from bigsci_launch.runs.find import runs_root
-from bigsci_launch.runs.layout import AttemptDir, RunDir, attempt_of_log, checkpoint_of_dump
+from bigsci_launch.runs.layout import AttemptDir, RunDir
 from bigsci_launch.runs.step_forms import forms_of
 from bigsci_launch.weights.answer import Question, answer_question
 from bigsci_launch.weights.explain.seam import LossLog, causes_in, measure_seam, read_log
@@ -47,7 +48,7 @@ def _weights_folder(path: Path) -> Path:
 
 
 def _with_checkpoint(weights: Weights) -> Weights:
-    saved = checkpoint_of_dump(weights.sources[0].path.parent) if weights.layout == "rank dumps" else None
+    saved = _checkpoint_of_dump(weights.sources[0].path.parent) if weights.layout == "rank dumps" else None
     return weights if saved is None else replace(weights, moments_from=open_weights(saved))
 
 
@@ -133,3 +134,19 @@ def audit_restart(restart: Restart, most_bytes: int = UNASKED_BYTES) -> RestartA
     if found.is_equal and not found.is_audit:
         return RestartAudit((NOTHING_CHANGED,))
     return RestartAudit(tuple(causes_in(found)))
+
+
+def _checkpoint_of_dump(folder: Path) -> Path | None:
+    """Return the checkpoint that a run saved when it dumped its weights to `folder`; None if it saved none then."""
+    step, run = steps_done_at_dump(folder.name), RunDir(folder.parent.parent)
+    if step is None or run.dumps != folder.parent:
+        return None
+    saved = run.checkpoints / checkpoint_tag(step)
+    return saved if saved.is_dir() else None
+
+
+def attempt_of_log(log: Path) -> AttemptDir | None:
+    """Return the attempt that a rank's log belongs to; None if the file lies in no run."""
+    attempt = AttemptDir(log.resolve().parent.parent)
+    is_log = log.resolve().parent == attempt.logs and attempt.path.parent == attempt.run.attempts_folder
+    return attempt if is_log and attempt.run.record.is_file() else None

@@ -34,6 +34,7 @@ _NAMED = (
     "model.dropout",
     "training.global_batch_size",
     "training.micro_batch_size",
+    "training.precision",
     "training.rampup",
     "optimizer.learning_rate",
     "optimizer.min_learning_rate",

@@ -32,7 +32,7 @@ def describe_run(
         step=step,
         consumed_samples=consumed_samples,
         topology=topology.as_dict(),
-        precision=config.training.precision,
+        precision=config.training.weight_format,
         model={
             "num_layers": model.num_layers,
             "hidden_size": model.hidden_size,
@@ -66,11 +66,14 @@ def _chosen(config: RunConfig) -> dict[str, Any]:
 
 
 def require_same_run(folder: Path, record: CheckpointRecord, run: CheckpointRecord) -> None:
-    """Check that the run described by `run` can resume from a checkpoint.
+    """Check that the run described by `run` can resume from a checkpoint. Uneven pipelines read every layout.
 
     Raises:
         CheckpointError: names everything that differs.
     """
+    if run.config["parallelism"]["engine"] == "uneven":
+        record = _reshaped(record, run)
+        record = replace(record, model={**record.model, "partition_method": run.model["partition_method"]})
     differences = record.differences(run)
     if not differences:
         return

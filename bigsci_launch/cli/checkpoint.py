@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from bigsci_launch.cli import console
+from bigsci_launch.cli.options import JSON, RUN
 from bigsci_launch.errors import CheckpointError
 from bigsci_launch.units import format_bytes
 
@@ -28,8 +29,8 @@ def checkpoint() -> None:
 @checkpoint.command(
     "list", short_help="List the checkpoints of a run, oldest first.", epilog="Example: bsl checkpoint list demo"
 )
-@click.argument("run", required=False)
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+@RUN
+@JSON
 def list_(run: str | None, as_json: bool) -> None:
     """List the checkpoints of RUN (a name or a directory; default: the run submitted last), oldest first."""
     states = _states(run)
@@ -46,9 +47,9 @@ def list_(run: str | None, as_json: bool) -> None:
 @checkpoint.command(
     short_help="Check a checkpoint, byte for byte.", epilog="Example: bsl checkpoint verify demo --step 20"
 )
-@click.argument("run", required=False)
+@RUN
 @STEP
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+@JSON
 @click.pass_context
 def verify(ctx: click.Context, run: str | None, step: int | None, as_json: bool) -> None:
     """Check that a checkpoint of RUN is complete, that its bytes are those that were saved, and that all of its files
@@ -72,7 +73,7 @@ def verify(ctx: click.Context, run: str | None, step: int | None, as_json: bool)
 
 
 @checkpoint.command(epilog="Example: bsl checkpoint pin demo --step 20")
-@click.argument("run", required=False)
+@RUN
 @STEP
 @click.option("--undo", is_flag=True, help="Unpin it.")
 def pin(run: str | None, step: int | None, undo: bool) -> None:
@@ -88,7 +89,7 @@ def pin(run: str | None, step: int | None, undo: bool) -> None:
     short_help="Delete old checkpoints that are not needed.",
     epilog="Example: bsl checkpoint prune demo --keep 3 --dry-run",
 )
-@click.argument("run", required=False)
+@RUN
 @click.option("--keep", required=True, type=click.IntRange(min=1), help="How many of the newest to keep.")
 @click.option("--dry-run", is_flag=True, help="Print what would be deleted; delete nothing.")
 def prune(run: str | None, keep: int, dry_run: bool) -> None:
@@ -111,7 +112,7 @@ def prune(run: str | None, keep: int, dry_run: bool) -> None:
     short_help="Convert a checkpoint to another topology.",
     epilog="Example: bsl checkpoint convert demo --tp 1 -o runs/demo-1/checkpoints",
 )
-@click.argument("run", required=False)
+@RUN
 @STEP
 @click.option("--tp", type=click.IntRange(min=1), help="Tensor-parallel size; default: unchanged.")
 @click.option("--pp", type=click.IntRange(min=1), help="Pipeline-parallel size; default: unchanged.")

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from bigsci_launch.cli import console
+from bigsci_launch.cli.options import JSON
 
 if TYPE_CHECKING:
     from bigsci_launch.minicluster.cluster import ClusterStatus
@@ -64,7 +65,7 @@ def down() -> None:
 
 
 @cluster.command(epilog="Example: bsl cluster status --json")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+@JSON
 @click.pass_context
 def status(context: click.Context, as_json: bool) -> None:
     """Show the cluster's nodes. Exit with 1 if it cannot be used."""

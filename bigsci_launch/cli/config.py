@@ -7,11 +7,10 @@ from pathlib import Path
 import click
 
 from bigsci_launch.cli import console
+from bigsci_launch.cli.options import JSON, SET
 from bigsci_launch.errors import ConfigError
 
 FILE = click.argument("file", type=click.Path(path_type=Path))
-SET = click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Override a value of the file.")
-JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 
 
 @click.group(short_help="Check and show run files, list sites.", epilog="Example: bsl config check configs/demo.yaml")

@@ -13,7 +13,7 @@ import textwrap
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -25,6 +25,8 @@ from bigsci_launch.units import format_age, format_bytes
 
 Spans = Sequence[tuple[str, dict[str, Any]]]
 """A line whose parts have their own styles, in click's words."""
+INTERRUPTED = 130
+"""The exit code after Ctrl-C, as a shell reports it."""
 MOST_LINES_HELD = 1000
 LONGEST_HELD_S = 0.1
 _COLOUR = re.compile(r"\x1b\[[0-9;:]*m")
@@ -92,16 +94,22 @@ def _with_colours(line: str) -> str:
 
 
 def answer_styled(text: str, style: dict[str, Any]) -> None:
-    """Print a line of the answer in click's `style`; plain if stdout is not a terminal or NO_COLOR is set."""
+    """Print a line of the answer in click's `style`; plain where `has_colour` says so."""
     answer_spans([(text, style)])
 
 
 def answer_spans(spans: Spans) -> None:
     """Print a line of the answer whose parts have their own styles; plain where `answer_styled` is plain."""
-    if not is_interactive() or os.environ.get("NO_COLOR"):
-        spans = [(text, {}) for text, _ in spans]
-    shown = [(printable(text), style) for text, style in spans]
-    click.echo("".join(click.style(text, **style) if style else text for text, style in shown))
+    is_styled = has_colour()
+    shown = [(printable(text), style if is_styled else {}) for text, style in spans]
+    click.echo("".join(click.style(text, **style) if style else text for text, style in shown), color=is_styled)
+
+
+def has_colour() -> bool:
+    """Return whether stdout has colours: those of a terminal, unless NO_COLOR is set, and wherever FORCE_COLOR is."""
+    if os.environ.get("NO_COLOR"):
+        return False
+    return bool(os.environ.get("FORCE_COLOR")) or is_interactive()
 
 
 def answer_json(document: Any) -> None:
@@ -134,8 +142,9 @@ def answer_table(
 ) -> None:
     """Print a table on stdout; columns in `columns` whose name starts with `>` hold numbers, right-aligned.
 
-    Numbers are never folded, because half a number is another number. On a terminal that is too narrow, the `spare`
-    columns are left out, the first one first, and then text is folded; in a pipe, a row is always one line.
+    Numbers are never folded, because half a number is another number. On a terminal that is too narrow, columns without
+    any text are left out, then the `spare` ones, the first one first, and then text is folded; in a pipe, a row is
+    always one line.
     """
     from rich import box
     from rich.console import Console
@@ -162,9 +171,10 @@ def answer_table(
 def _without_spare(
     columns: Sequence[str], rows: Sequence[Sequence[str]], spare: Sequence[str]
 ) -> tuple[Sequence[str], Sequence[Sequence[str]]]:
-    """Return the table without as many of the `spare` columns as the terminal has no room for."""
+    """Return the table without as many of its empty and its `spare` columns as the terminal has no room for."""
     width = terminal_width()
-    for name in spare:
+    empty = [name for at, name in enumerate(columns) if rows and not any(row[at] for row in rows)]
+    for name in dict.fromkeys((*empty, *spare)):
         if width is None or _width(columns, rows, longest_text=width) <= width:
             break
         at = columns.index(name)
@@ -281,6 +291,17 @@ def bytes_text(num_done: int, total: int, num_read: int, seconds: float) -> str:
     return f"{text}, {format_bytes(rate)}/s{left}"
 
 
+@contextmanager
+def first_frame(line: str) -> Iterator[None]:
+    """Show a line on a screen of its own at once, while what draws the whole of it is loaded."""
+    click.echo(f"\x1b[?1049h\x1b[H\x1b[2J{printable(line)}", nl=False)
+    try:
+        yield
+    except BaseException:
+        click.echo("\x1b[?1049l", nl=False)
+        raise
+
+
 class Screen(Protocol):
     """Shows a frame: on a terminal, what `draw` returns for its width and height; elsewhere the one line of `plain`."""
 
@@ -290,13 +311,12 @@ class Screen(Protocol):
 @contextmanager
 def live() -> Iterator[Screen]:
     """Yield what shows frames, each in place of the last one; the last stays. Without a terminal, they are lines, and
-    one like the last is left out. Ctrl-C ends the block, and is no error."""
-    with suppress(KeyboardInterrupt):
-        if not is_interactive():
-            yield _plain_screen()
-            return
-        with _terminal_screen() as show:
-            yield show
+    one like the last is left out."""
+    if not is_interactive():
+        yield _plain_screen()
+        return
+    with _terminal_screen() as show:
+        yield show
 
 
 def _plain_screen() -> Screen:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from bigsci_launch.cli import console
+from bigsci_launch.cli.options import JSON, RUN_REQUIRED
 
 if TYPE_CHECKING:
     from bigsci_launch.runs.layout import RunDir
@@ -19,11 +20,11 @@ VERBS = ("save", "exit", "restart", "dump", "kill")
     short_help="Have a run save, stop, restart, dump its stacks or end.",
     epilog="Example: bsl control demo exit --why 'the loss is NaN'",
 )
-@click.argument("run")
+@RUN_REQUIRED
 @click.argument("verb", required=False, type=click.Choice(VERBS))
 @click.option("--why", metavar="TEXT", help="Reason, shown to the whole group.")
 @click.option("--after-step", type=click.IntRange(1), metavar="N", help="For save, exit and restart: after this step.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+@JSON
 def control(run: str, verb: str | None, why: str | None, after_step: int | None, as_json: bool) -> None:
     """Send a request to RUN, as any member of its group may. Without a verb: list the requests and their results.
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from bigsci_launch.cli import console
+from bigsci_launch.cli.options import JSON
 from bigsci_launch.progress import Progress
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ def _finite(ctx: click.Context, parameter: click.Parameter, value: float | None)
 @click.option("--sample", metavar="SHARE", help="Read only a share of each tensor, such as 1%, for a first look.")
 @click.option("--digests", is_flag=True, help="Compare the digests recorded when A and B were saved, not the bytes.")
 @click.option("--html", type=PATH, metavar="FILE", help="Write an HTML page with a heat map over (pp, tp).")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+@JSON
 @click.pass_context
 def diff_weights(
     ctx: click.Context,

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from bigsci_launch.cli.console import answer, answer_json, answer_table, talk
+from bigsci_launch.cli.options import JSON
 
 if TYPE_CHECKING:
     from bigsci_launch.hang_lab.runner import Standing, Trial
@@ -30,7 +31,7 @@ def hang_lab() -> None:
     short_help="List the classes, and which cannot be reproduced here.",
     epilog="Example: bsl hang-lab list --json",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+@JSON
 def list_classes(as_json: bool) -> None:
     """List the classes, which of them can be reproduced here, and why the others cannot."""
     from bigsci_launch.hang_lab.listing import catalogue_document, catalogue_rows
@@ -52,7 +53,7 @@ def list_classes(as_json: bool) -> None:
 @click.option("--local/--slurm", "is_local", default=True, show_default=True, help="Where the ranks run.")
 @click.option("--recover", is_flag=True, help="Run it with survive and a watcher: is the hang fenced, and by whom?")
 @click.option("--hold", is_flag=True, help="Keep the hang until Enter or Ctrl-C, so that you can look at it.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+@JSON
 def run(name: str, ranks: int, culprit: int, is_local: bool, recover: bool, hold: bool, as_json: bool) -> None:
     """Reproduce CLASS, run `bsl spy` on it, and compare its verdict with the truth.
 

@@ -8,9 +8,12 @@ from typing import TYPE_CHECKING
 import click
 
 from bigsci_launch.cli import console
+from bigsci_launch.cli.options import JSON
 
 if TYPE_CHECKING:
     from bigsci_launch.nodes.check import NodeRequest
+    from bigsci_launch.nodes.memory import BadNode
+    from bigsci_launch.nodes.speeds import OftenSlow
 
 
 @click.group(
@@ -22,23 +25,25 @@ if TYPE_CHECKING:
 def nodes(ctx: click.Context) -> None:
     """The nodes that are left out of the runs under $BSL_RUNS (default: ./runs), and why. Without a command: list them.
 
-    A node is recorded when an attempt shows that its GPU is broken, that Slurm lost it, or that it fails a check.
+    A node is recorded when an attempt shows that its GPU is broken, that Slurm lost it, or that it fails a check. One
+    that was slower than its peers in several runs is listed as well, and not left out.
     """
     if ctx.invoked_subcommand is None:
         ctx.invoke(list_)
 
 
 @nodes.command("list", short_help="List the nodes that are left out now.", epilog="Example: bsl nodes list --json")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+@JSON
 def list_(as_json: bool = False) -> None:
-    """List the nodes that are left out now, each with its reason and until when."""
+    """List the nodes that are left out now, each with its reason and until when, and those that were often slow."""
     import time
 
     from bigsci_launch.nodes.evaluate import evaluate_run
     from bigsci_launch.nodes.memory import left_out, read_nodes
-    from bigsci_launch.nodes.show import NODE_COLUMNS, node_rows, nodes_document
+    from bigsci_launch.nodes.show import nodes_document
+    from bigsci_launch.nodes.speeds import often_slow, read_speeds
     from bigsci_launch.runs.find import runs_root
-    from bigsci_launch.runs.layout import find_runs
+    from bigsci_launch.runs.layout import find_runs, node_speeds
     from bigsci_launch.scheduler.slurm import cluster_name
 
     for run in find_runs(runs_root()):
@@ -47,12 +52,24 @@ def list_(as_json: bool = False) -> None:
     memory = _memory()
     cluster = cluster_name()
     found = left_out(read_nodes(memory), cluster=cluster, now=time.time())
+    slow = often_slow(read_speeds(node_speeds(runs_root())), cluster=cluster, now=time.time())
     if as_json:
-        console.answer_json(nodes_document(found, str(memory), cluster))
-    elif found:
+        console.answer_json(nodes_document(found, str(memory), cluster, slow))
+        return
+    _show_nodes(found, slow)
+
+
+def _show_nodes(found: list[BadNode], slow: list[OftenSlow]) -> None:
+    from bigsci_launch.nodes.show import NODE_COLUMNS, SPEED_COLUMNS, node_rows, speed_advice, speed_rows
+    from bigsci_launch.runs.find import runs_root
+
+    if found:
         console.answer_table(NODE_COLUMNS, node_rows(found))
     else:
         console.talk(f"no node is left out of the runs under {runs_root()}")
+    if slow:
+        console.answer_table(SPEED_COLUMNS, speed_rows(slow))
+        console.talk(speed_advice(slow))
 
 
 @nodes.command(epilog="Example: bsl nodes add jzxh042 --reason 'one GPU is slow' --days 3")
@@ -95,7 +112,7 @@ def forgive(names: str | None, everything: bool) -> None:
 @click.option("--config", type=click.Path(path_type=Path), help="Run file whose partition, account and nodes are used.")
 @click.option("--nodes", "number", type=click.IntRange(min=1), metavar="N", help="Any N nodes.")
 @click.option("--nodelist", metavar="NODES", help="These nodes, as a Slurm hostlist.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+@JSON
 @click.pass_context
 def check(ctx: click.Context, config: Path | None, number: int | None, nodelist: str | None, as_json: bool) -> None:
     """Test nodes for some seconds in a short job: GPUs, memory, shared memory, exchanges between nodes.
@@ -140,7 +157,7 @@ def check(ctx: click.Context, config: Path | None, number: int | None, nodelist:
     metavar="N",
     help="Fewest nodes that PROGRAM can use; healthy nodes fill up smaller groups.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+@JSON
 @click.pass_context
 def bisect(
     ctx: click.Context,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from bigsci_launch.cli import console
+from bigsci_launch.cli.options import JSON, RUN_REQUIRED
 from bigsci_launch.errors import ConfigError, RunDirError
 
 if TYPE_CHECKING:
@@ -16,9 +17,9 @@ if TYPE_CHECKING:
 
 
 @click.command(short_help="Send a test message by the ways of monitor.notify.", epilog="Example: bsl notify demo")
-@click.argument("run")
+@RUN_REQUIRED
 @click.option("--why", metavar="TEXT", default="a test of monitor.notify", help="Text of the message.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+@JSON
 @click.pass_context
 def notify(ctx: click.Context, run: str, why: str, as_json: bool) -> None:
     """Send a message by every way of `monitor.notify` in RUN's newest attempt, from this machine, and report the

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Literal
 
 import click
 
-from bigsci_launch.cli import console
+from bigsci_launch.cli import completion, console
+from bigsci_launch.cli.options import JSON, SET
 
 if TYPE_CHECKING:
     from bigsci_launch.config.schema.run import RunConfig
@@ -23,8 +24,6 @@ if TYPE_CHECKING:
 
 SEARCH = "search"
 NO_RANKING = "--survive, --lose and --trace rank no layouts: leave out --free, --explain and --rejected"
-JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
-SET = click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Override a value of the file.")
 PATH = click.Path(path_type=Path)
 FROM_FILE = click.Path(path_type=Path, exists=True)
 
@@ -209,9 +208,9 @@ def _answer_plans(answer: Answer, top: int, *, explain: bool, rejected: bool) ->
     result = answer.result
     if result is None:
         return
-    if result.plans:
+    if listed := result.listed(top):
         width = console.terminal_width() or table.PIPE_WIDTH
-        console.answer_table(*table.plan_table(answer, result.plans[:top], width))
+        console.answer_table(*table.plan_table(answer, listed, width))
     console.answer_wrapped(report.result_lines(answer, result))
     if not result.plans:
         console.talk(f"hint: {report.out_of_memory_hint(answer.request.configured)}")
@@ -233,7 +232,9 @@ def _write_page(path: Path, page: str) -> None:
 @plan.command(epilog="Example: bsl plan calibrate rows.csv --site jean-zay-a100 -o jean-zay-a100.json")
 @click.argument("sources", nargs=-1, required=True, metavar="(ROWS.csv|RUN|LOG)...", type=FROM_FILE)
 @click.option("-o", "--output", type=PATH, required=True, metavar="FILE", help="Where to write the calibration.")
-@click.option("--site", "site_name", metavar="NAME", help="Site on which the runs were measured.")
+@click.option(
+    "--site", "site_name", metavar="NAME", shell_complete=completion.sites, help="Site on which the runs were measured."
+)
 def calibrate(sources: tuple[Path, ...], output: Path, site_name: str | None) -> None:
     """Fit the constants of a cluster to measured runs.
 
@@ -273,25 +274,27 @@ def calibrate(sources: tuple[Path, ...], output: Path, site_name: str | None) ->
     epilog="Example: bsl plan predict rows.csv --calibration jean-zay-a100.json -o predicted.csv",
 )
 @click.argument("rows", type=PATH)
-@click.option("--calibration", type=PATH, required=True, metavar="FILE", help="Constants to use.")
+@click.option("--calibration", type=PATH, metavar="FILE", help="Constants to use; default: the site's, else guesses.")
 @click.option("-o", "--output", type=PATH, required=True, metavar="FILE", help="Where to write the table.")
-@click.option("--site", "site_name", metavar="NAME", help="Site of the rows; default: that of the runs.")
-def predict(rows: Path, calibration: Path, output: Path, site_name: str | None) -> None:
+@click.option(
+    "--site",
+    "site_name",
+    metavar="NAME",
+    shell_complete=completion.sites,
+    help="Site of the rows; default: that of the runs.",
+)
+def predict(rows: Path, calibration: Path | None, output: Path, site_name: str | None) -> None:
     """Append predictions to every row that can be priced, and report why the others cannot.
 
     pred_band is the half-width of the band as a fraction: 9 of 10 measurements lie within. pred_closeness is 1 for a
     setup that was measured, and 0 for one that is like none, or from another site, with another framework or attention.
     """
-    from bigsci_launch.plan.calibrate.place import place_named
+    from bigsci_launch.plan.calibrate.place import calibration_named
     from bigsci_launch.plan.calibrate.predict import far_line, predict_row, predicted_csv
     from bigsci_launch.plan.calibrate.rows import read_rows
-    from bigsci_launch.plan.price.calibration import read_calibration
     from bigsci_launch.typed_path import write_typed
 
-    known = read_calibration(calibration)
-    if site_name is not None:
-        place = place_named(site_name)
-        known = known.at_site(place.site or site_name, place.gpu)
+    known = calibration_named(calibration, site_name)
     columns, table = read_rows(rows)
     predicted = [predict_row(row, known) for row in table]
     write_typed(output, predicted_csv(columns, predicted))

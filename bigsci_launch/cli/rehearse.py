@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from bigsci_launch.cli import console
+from bigsci_launch.cli.options import JSON, SET
 
 if TYPE_CHECKING:
     from bigsci_launch.rehearse.report import RehearsalReport
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     epilog="Example: bsl rehearse configs/demo.yaml",
 )
 @click.argument("config", type=click.Path(path_type=Path))
-@click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Override a value of the file.")
+@SET
 @click.option("--local", is_flag=True, help="Run on this machine, without Slurm.")
 @click.option(
     "--start-within",
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     show_default=True,
     help="Give up if Slurm has no nodes for an attempt after this time; the verdict is then unknown.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+@JSON
 @click.pass_context
 def rehearse(
     ctx: click.Context, config: Path, overrides: tuple[str, ...], local: bool, start_within: str, as_json: bool

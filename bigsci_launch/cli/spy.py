@@ -5,13 +5,15 @@ from __future__ import annotations
 import sys
 import time
 from dataclasses import replace
+from importlib import import_module
 from itertools import groupby
 from pathlib import Path
+from threading import Thread
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from bigsci_launch.cli import console
+from bigsci_launch.cli import completion, console
 from bigsci_launch.errors import BslError, CollectError, ConfigError
 from bigsci_launch.topology import Topology
 from bigsci_launch.topology.naming import name_ranks
@@ -54,8 +56,13 @@ MARK_STYLES: dict[str, dict[str, Any]] = {
     short_help="Find the rank that a hung job waits for.",
     epilog="Example: bsl spy --jobid 1234 --topology tp=4,pp=12,dp=8",
 )
-@click.argument("words", nargs=-1, metavar="[RUN]")
-@click.option("--jobid", metavar="ID", help="Look at this Slurm job; bsl need not have submitted it.")
+@click.argument("words", nargs=-1, metavar="[RUN]", shell_complete=completion.runs)
+@click.option(
+    "--jobid",
+    metavar="ID",
+    shell_complete=completion.jobs,
+    help="Look at this Slurm job; bsl need not have submitted it.",
+)
 @click.option(
     "--step", metavar="STEP", help="Step of the job to look at, as `squeue --steps` prints it; default: the training's."
 )
@@ -116,30 +123,43 @@ def spy(
     Nothing needs to be prepared, and nothing is paused unless you ask for it. The evidence is stored, and --bundle
     analyses it again offline. If RUN has ended, the answer is that of `bsl why RUN`.
     """
-    from bigsci_launch.spy.evidence.bundle import damage_named
-    from bigsci_launch.spy.inputs.gather import open_evidence
     from bigsci_launch.spy.look.target import LookOptions
 
     _require_one_place(words, jobid, local or pid is not None, bundle)
-    axes, stored, unstored = _parse_topology(topology), bundle, None
+    axes, stored, unstored = parse_topology(topology), bundle, None
     if bundle is not None:
         if native or flight_recorder or settle is not None or step is not None:
             raise click.UsageError(LOOKS_AT_PROCESSES)
-        with damage_named(bundle):
-            answer = _judge(open_evidence([bundle, *map(Path, words)]), axes)
+        answer = _judge_files([bundle, *map(Path, words)], axes)
     else:
         target = _find_target(words[0] if words else None, jobid, local, pid, step)
         if target.is_over:
             sys.exit(_say_why_it_ended(target, as_json, exit_code))
         look = LookOptions(native, flight_recorder, settle or 0.0, step)
         answer, stored, unstored = _look(target.with_options(look, axes), axes, output)
+    _show_all(answer, bundle, as_json, why, stored, html)
+    if unstored is not None:
+        raise unstored
+    sys.exit(_exit_code(answer, exit_code))
+
+
+def _judge_files(places: list[Path], axes: str | None) -> SpyAnswer:
+    from bigsci_launch.spy.evidence.bundle import damage_named
+    from bigsci_launch.spy.inputs.gather import open_evidence
+
+    with damage_named(places[0]):
+        return _judge(open_evidence(places), axes)
+
+
+def _show_all(
+    answer: SpyAnswer, bundle: Path | None, as_json: bool, why: bool, stored: Path | None, html: Path | None
+) -> None:
+    from bigsci_launch.spy.evidence.bundle import damage_named
+
     with damage_named(bundle):
         _show(answer.evidence, answer.judgment, as_json, why)
         if html is not None:
             _write_page(answer.evidence, answer.conclusion, stored, html)
-    if unstored is not None:
-        raise unstored
-    sys.exit(_exit_code(answer, exit_code))
 
 
 def _say_why_it_ended(target: Target, as_json: bool, reports_failures: bool) -> int:
@@ -168,7 +188,7 @@ def _require_one_place(words: tuple[str, ...], jobid: str | None, here: bool, bu
         raise click.UsageError("give only one of RUN, --jobid, --local/--pid and --bundle")
 
 
-def _parse_topology(text: str | None) -> str | None:
+def parse_topology(text: str | None) -> str | None:
     try:
         return str(Topology.parse(text)) if text is not None else None
     except ValueError as error:
@@ -196,7 +216,13 @@ def _find_target(run: str | None, jobid: str | None, local: bool, pid: int | Non
 
 def _look(target: Target, axes: str | None, output: Path | None) -> tuple[SpyAnswer, Path | None, BslError | None]:
     """Look at the ranks, judge what they show, and store it. Return the answer, and where it is stored or why not."""
-    found = _collect(target)
+    # Most of the time is the node agent's: what judges is loaded while it looks.
+    loading = Thread(target=import_module, args=("bigsci_launch.spy.answer",))
+    loading.start()
+    try:
+        found = _collect(target)
+    finally:
+        loading.join()
     if target.request["flight_recorder"]:
         _warn_of_missing_recorders(found)
     answer = _judge(found, axes)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from bigsci_launch.cli import console
+from bigsci_launch.cli.options import JSON, SET
 
 if TYPE_CHECKING:
     from bigsci_launch.launch.start_job import Submission
@@ -20,7 +21,8 @@ if TYPE_CHECKING:
     epilog="Example: bsl submit configs/demo.yaml --set training.steps=100 --dry-run",
 )
 @click.argument("config", type=click.Path(path_type=Path))
-@click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Override a value of the file.")
+@click.argument("arguments", metavar="[-- ARGUMENT...]", nargs=-1)
+@SET
 @click.option("--dry-run", "--dryrun", "dry_run", is_flag=True, help="Print the script and rank map; start nothing.")
 @click.option("--local", is_flag=True, help="Run on this machine, without Slurm.")
 @click.option("--detach", is_flag=True, help="With --local: leave the ranks in the background.")
@@ -31,11 +33,12 @@ if TYPE_CHECKING:
     "another host may still run; all of it is printed.",
 )
 @click.option("--wait", is_flag=True, help="Wait until the job ends, and exit with its exit code.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+@JSON
 @click.pass_context
 def submit(
     ctx: click.Context,
     config: Path,
+    arguments: tuple[str, ...],
     overrides: tuple[str, ...],
     dry_run: bool,
     local: bool,
@@ -44,7 +47,8 @@ def submit(
     wait: bool,
     as_json: bool,
 ) -> None:
-    """Submit the run in CONFIG. Submitting it again adds an attempt, which resumes from the last checkpoint.
+    """Submit the run in CONFIG (- is stdin). Submitting it again adds an attempt, which resumes from the last
+    checkpoint. Each ARGUMENT after -- goes to the program in `run.command`, after its own.
 
     In a pipe, it prints only the job id (for a local attempt, the launcher's pid). A local attempt stays in the
     foreground unless --detach is given: Ctrl-C ends its ranks, and the exit code is theirs.
@@ -55,7 +59,7 @@ def submit(
     from bigsci_launch.launch.submit import review, submit_reviewed
 
     written = prepare(
-        config, overrides, working_directory=Path.cwd(), python=sys.executable, local=local, dry_run=dry_run
+        config, overrides, arguments, working_directory=Path.cwd(), python=sys.executable, local=local, dry_run=dry_run
     )
     prepared = review(written, console.talk, force=force, dry_run=dry_run)
     if dry_run and as_json:

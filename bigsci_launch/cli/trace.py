@@ -11,15 +11,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from bigsci_launch.cli import console
-from bigsci_launch.errors import BslError, CollectError, RunDirError
+from bigsci_launch.cli.options import RUN_OR_FOLDER, RUN_REQUIRED
+from bigsci_launch.errors import CollectError
 
 if TYPE_CHECKING:
     from bigsci_launch.runs.control.request import Request
-    from bigsci_launch.trace.last import RankCalls
 
 NUM_SHOWN = 32
-ALL_CALLS = 1 << 20
-"""More than a ring has room for."""
 NOTHING = "no rank left a record of its last calls"
 NOTHING_TRACED = (
     "the program called none of their functions, did not reach the step or call that starts the trace, or ignores "
@@ -37,7 +35,7 @@ def trace() -> None:
     short_help="Print the last calls of all ranks, the odd ranks first.",
     epilog="Example: bsl trace last demo -n 5",
 )
-@click.argument("run", required=False, metavar="[RUN|FOLDER]")
+@RUN_OR_FOLDER
 @click.option(
     "-n", "count", type=click.IntRange(1, NUM_SHOWN), default=8, show_default=True, help="Number of calls per rank."
 )
@@ -51,8 +49,9 @@ def last(run: str | None, count: int, name: str | None, as_json: bool) -> None:
     Ranks that ended badly left a copy in the run. Those of ranks that still run are read on their nodes.
     """
     from bigsci_launch.trace.last import document_of, group_ranks, words_of
+    from bigsci_launch.trace.read import read_ranks
 
-    ranks = _read(run, name)
+    ranks = read_ranks(run, name, NUM_SHOWN)
     if not ranks:
         raise CollectError(NOTHING, hint=WHY_NOTHING)
     groups = group_ranks(ranks, count)
@@ -66,7 +65,7 @@ def last(run: str | None, count: int, name: str | None, as_json: bool) -> None:
     short_help="Write the calls of all ranks as a file for Perfetto.",
     epilog="Example: bsl trace export demo --perfetto demo.json",
 )
-@click.argument("run", required=False, metavar="[RUN|FOLDER]")
+@RUN_OR_FOLDER
 @click.option("--perfetto", "file", type=click.Path(path_type=Path, dir_okay=False), required=True, help="The file.")
 @click.option("--attempt", "name", metavar="NAME", help="This attempt, such as 0001; default: the newest.")
 def export(run: str | None, file: Path, name: str | None) -> None:
@@ -77,8 +76,9 @@ def export(run: str | None, file: Path, name: str | None) -> None:
     32 of each thread are read. `bsl trace off` leaves a copy.
     """
     from bigsci_launch.trace.export import write_trace
+    from bigsci_launch.trace.read import ALL_CALLS, read_ranks
 
-    ranks = _read(run, name, ALL_CALLS)
+    ranks = read_ranks(run, name, ALL_CALLS)
     for each in ranks:
         if each.why is not None:
             console.talk(f"{each.name}: not known: {each.why}")
@@ -87,33 +87,6 @@ def export(run: str | None, file: Path, name: str | None) -> None:
     done = write_trace(ranks, file)
     processes = "process" if done.num_processes == 1 else "processes"
     console.talk(f"{file}: {done.num_calls} calls of {done.num_processes} {processes}; open it at ui.perfetto.dev")
-
-
-def _read(run: str | None, name: str | None, num_last: int = NUM_SHOWN) -> list[RankCalls]:
-    from bigsci_launch.runs.find import find_attempt, find_run
-    from bigsci_launch.spy.look.collect import collect
-    from bigsci_launch.spy.look.target import find_target
-    from bigsci_launch.trace.read import files_in, read_copies, read_files, read_nodes, with_living
-
-    if run is not None and (found := files_in(Path(run))):
-        return read_files(found, num_last)
-    try:
-        attempt = find_attempt(find_run(run), name)
-    except RunDirError:
-        if run is None or not Path(run).is_dir():
-            raise
-        raise CollectError(f"{run}: not a run, and no folder with rings or call traces") from None
-    copies = read_copies(attempt, num_last)
-    if name is not None or (copies and all(each.is_copy and each.ring is not None for each in copies)):
-        return copies
-    try:
-        living = read_nodes(collect(find_target(run, None)).nodes)
-    except BslError:
-        if not copies:
-            raise
-        return copies
-    copies = read_copies(attempt, num_last)  # a rank that has ended during the look was on its node no longer
-    return with_living(copies, living) if copies else living
 
 
 def trace_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -165,7 +138,7 @@ def run(
 @trace.command(
     short_help="Start tracing calls in a running run.", epilog="Example: bsl trace on demo --include megatron.core"
 )
-@click.argument("run")
+@RUN_REQUIRED
 @trace_options
 def on(run: str, include: str, from_step: int | None, from_call: str | None) -> None:
     """Have every rank of RUN trace the calls of the included packages, from within ten seconds on.
@@ -180,7 +153,7 @@ def on(run: str, include: str, from_step: int | None, from_call: str | None) -> 
 
 
 @trace.command(short_help="Stop tracing calls in a running run.", epilog="Example: bsl trace off demo")
-@click.argument("run")
+@RUN_REQUIRED
 def off(run: str) -> None:
     """Have every rank of RUN stop tracing within ten seconds, and copy its trace into the run."""
     from bigsci_launch.runs.control.request import trace_request

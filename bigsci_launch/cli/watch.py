@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from bigsci_launch.cli import console
+from bigsci_launch.cli import completion, console
+from bigsci_launch.cli.options import RUN
 from bigsci_launch.errors import CollectError, SlurmUnavailable
 
 if TYPE_CHECKING:
@@ -23,8 +24,13 @@ START_S = 60.0
 
 
 @click.command(short_help="Notice hangs, spikes and slow nodes.", epilog="Example: bsl watch demo")
-@click.argument("run", required=False)
-@click.option("--jobid", metavar="ID", help="Watch this Slurm job; bsl need not have submitted it.")
+@RUN
+@click.option(
+    "--jobid",
+    metavar="ID",
+    shell_complete=completion.jobs,
+    help="Watch this Slurm job; bsl need not have submitted it.",
+)
 @click.option("--act", is_flag=True, help="End ranks that hang, and pin checkpoints around a spike.")
 @click.option("--once", is_flag=True, help="Look once, and exit with 0 (healthy), 1 (finding) or 4 (could not see).")
 @click.option("--live", is_flag=True, help="Show steps, ranks, findings and acts on one screen.")
@@ -98,6 +104,8 @@ def _watch(watched: WatchedRun, html: Path | None, *, may_act: bool, is_agent: b
         lines.show(status)
 
     status = watch_until_over(watcher, signals, show, _say, is_agent=is_agent)
+    if signals.was_interrupted:
+        return console.INTERRUPTED
     return 0 if is_agent else exit_code_of(status)
 
 

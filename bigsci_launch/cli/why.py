@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from bigsci_launch.cli import console
+from bigsci_launch.cli.options import JSON
 from bigsci_launch.errors import RunDirError
 
 if TYPE_CHECKING:
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 @click.command(short_help="Say why a job ended, and what to do now.", epilog="Example: bsl why slurm-1234.out")
 @click.argument("what", nargs=-1, metavar="[JOBID|RUN|FOLDER|LOG]...")
 @click.option("--attempt", "name", metavar="NAME", help="This attempt of a run, such as 0001; default: the newest.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+@JSON
 def why(what: tuple[str, ...], name: str | None, as_json: bool) -> None:
     """Say why a job ended, which rank or node failed first, and what to do now.
 
@@ -95,13 +96,13 @@ def why_of_run(run: RunDir, name: str | None) -> Why:
 
     status = read_status(run, name)
     if status.exit is None:
-        is_over = status.job.is_gone or status.job.state.is_over
-        kind, said = ("unknown", "no record shows how it ended") if is_over else ("running", "it has not ended")
+        is_active = status.job.state.is_active
+        kind, said = ("running", "it has not ended") if is_active else ("unknown", "no record shows whether it ended")
         return Why(
             f"run {run.name}",
             kind,
             f"{said}: {status.job.state.value}",
-            "not known" if is_over else "none",
+            "none" if is_active else "not known",
             next=f"bsl status {run_argument(run)}",
         )
     shown = what_rings_show(collect(target_of_ended_run(run, status.attempt)).evidence())

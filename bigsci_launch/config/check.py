@@ -22,8 +22,10 @@ from bigsci_launch.config.checks.notify import check_notify
 from bigsci_launch.config.checks.tasks import check_ranks_per_task
 from bigsci_launch.config.checks.technique import (
     check_framework,
+    check_overlap,
     check_technique,
 )
+from bigsci_launch.config.checks.uneven import check_uneven
 from bigsci_launch.config.finding import DP, PP, Finding, worst_first
 from bigsci_launch.config.masking import SECRET
 from bigsci_launch.config.problems import closest
@@ -320,7 +322,7 @@ def _keys_of_trainer(config: RunConfig) -> Iterator[str]:
         "monitor": ("dump_weights_steps", "eval_interval"),
         "training": ("stop_after_steps",),
         "data": ("held_out",),
-        "survive": ("snapshot_steps", "standby"),
+        "survive": ("snapshot_steps",) if config.survive and config.survive.in_place else ("snapshot_steps", "standby"),
     }
     for section, names in followed.items():
         values = getattr(config, section)
@@ -342,7 +344,9 @@ def check_local_without_effect(config: RunConfig, site: Site) -> Iterator[Findin
 CHECKS: tuple[Check, ...] = (
     check_layout,
     check_axes,
+    check_uneven,
     check_technique,
+    check_overlap,
     check_framework,
     check_launcher,
     check_ranks_per_task,

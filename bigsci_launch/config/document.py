@@ -7,12 +7,15 @@ text, `6e-5` is a number, and a key may occur only once. An ambiguous value stay
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import yaml
+from yaml.composer import Composer
 
 from bigsci_launch.errors import ConfigError, Problem
 from bigsci_launch.typed_path import open_typed
@@ -20,6 +23,7 @@ from bigsci_launch.typed_path import open_typed
 Scalar: TypeAlias = str | int | float | bool | None
 KeyPath: TypeAlias = tuple[str | int, ...]
 
+STDIN = Path("-")
 MAX_BYTES = 1 << 20
 MAX_NODES = 100_000
 MAX_DEPTH = 50
@@ -83,10 +87,31 @@ class _Loader(yaml.SafeLoader):
     """PyYAML's parser with YAML 1.2's plain scalars."""
 
 
+_Events = getattr(yaml, "CSafeLoader", None)
+
+
+class _FastLoader(Composer, _Events or object):  # type: ignore[misc]
+    """The same on libyaml's events, where it is there: faster, with errors that say less. What composes them is
+    Python, which ends at a depth at which C would crash."""
+
+    def __init__(self, text: str) -> None:
+        super(Composer, self).__init__(text)
+        self.anchors: dict[str, yaml.Node] = {}
+
+
+_LOADERS: tuple[Any, ...] = (_FastLoader, _Loader) if _Events else (_Loader,)
 # Replaced rather than inherited, because PyYAML's own table reads 20:00:00 as 72000.
-_Loader.yaml_implicit_resolvers = {}
-for _name, _pattern in _PLAIN.items():
-    _Loader.add_implicit_resolver(_PREFIX + _name, re.compile(f"(?:{_pattern.pattern})\\Z"), None)
+for _loader in _LOADERS:
+    _loader.yaml_implicit_resolvers = {}
+    for _name, _pattern in _PLAIN.items():
+        _loader.add_implicit_resolver(_PREFIX + _name, re.compile(f"(?:{_pattern.pattern})\\Z"), None)
+
+
+def _compose(text: str) -> yaml.Node | None:
+    try:
+        return yaml.compose(text, Loader=_LOADERS[0])
+    except yaml.YAMLError:
+        return yaml.compose(text, Loader=_Loader)
 
 
 def resolve_plain(text: str) -> str:
@@ -95,14 +120,15 @@ def resolve_plain(text: str) -> str:
 
 
 def read_document(path: Path) -> Node:
-    """Return the mapping in the YAML file at `path`.
+    """Return the mapping in the YAML file at `path`; `-` is stdin.
 
     Raises:
         ConfigError: the file cannot be read, is not UTF-8 or not YAML, is empty, or contains no mapping.
     """
-    name = str(path)
+    is_stdin = path == STDIN
+    name = "stdin" if is_stdin else str(path)
     try:
-        with open_typed(path) as stream:
+        with nullcontext(sys.stdin.buffer) if is_stdin else open_typed(path) as stream:
             data = stream.read(MAX_BYTES + 1)
     except OSError as error:
         raise _error(name, f"cannot be read: {error.strerror or error}") from error
@@ -125,7 +151,7 @@ def parse_document(text: str, name: str) -> Node:
         ConfigError: the text is not YAML, or breaks the rules of this module; lists every such problem.
     """
     try:
-        tree = yaml.compose(text, Loader=_Loader)
+        tree = _compose(text)
         builder = _Builder(name)
         root = builder.build(tree) if tree is not None else Node(None, f"{name}:1:1")
     except yaml.reader.ReaderError as error:

@@ -7,6 +7,7 @@ collected into one `ConfigError`.
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -31,13 +32,13 @@ from bigsci_launch.config.document import (
 from bigsci_launch.config.finding import Finding
 from bigsci_launch.config.problems import section_in, validate
 from bigsci_launch.config.render import render_yaml
-from bigsci_launch.config.schema.program import starts_trainer
+from bigsci_launch.config.schema.program import script_at, starts_trainer
 from bigsci_launch.config.schema.run import RunConfig
 from bigsci_launch.config.schema.section import DESCRIBING
 from bigsci_launch.config.site import Layout, Site, is_path, load_site, site_layer
 from bigsci_launch.errors import ConfigError, Problem
 
-DEFAULT, OVERRIDE, COMPUTED = "default", "--set", "computed"
+DEFAULT, OVERRIDE, COMPUTED, ARGUMENTS = "default", "--set", "computed", "--"
 HINT = "`bsl config schema` shows every key; docs/reference/config.md explains them"
 
 _PLACE = re.compile(r"(?P<file>.+):(?P<line>\d+):(?P<column>\d+)", re.DOTALL)
@@ -46,7 +47,7 @@ _PLACE = re.compile(r"(?P<file>.+):(?P<line>\d+):(?P<column>\d+)", re.DOTALL)
 @dataclass(frozen=True, slots=True)
 class LoadedRun:
     """A resolved run file. `origins` maps each leaf (`optimizer.betas.0`) to where its value came from:
-    `file:line:column`, `--set`, `site NAME`, `default` or `computed`."""
+    `file:line:column`, `--set`, `--` (an argument), `site NAME`, `default` or `computed`."""
 
     path: Path
     config: RunConfig
@@ -56,18 +57,21 @@ class LoadedRun:
     warnings: tuple[Finding, ...]
 
 
-def load_run(path: Path, overrides: Sequence[str] = ()) -> LoadedRun:
+def load_run(path: Path, overrides: Sequence[str] = (), arguments: Sequence[str] = ()) -> LoadedRun:
     """Return the run in the file at `path` with `overrides` (`section.key=value`, the value in YAML) applied.
 
-    Its config is complete: `data_parallel_size` and the site's values are filled in.
+    Its config is complete: `data_parallel_size` and the site's values are filled in, and `arguments` are those of
+    `run.command`, after its own.
 
     Raises:
         ConfigError: lists every problem of the file, its parents, its site and the overrides.
     """
-    return _checked(path, *resolve_run(path, overrides))
+    return _checked(path, *resolve_run(path, overrides, arguments))
 
 
-def resolve_run(path: Path, overrides: Sequence[str] = ()) -> tuple[RunConfig, Site, Node]:
+def resolve_run(
+    path: Path, overrides: Sequence[str] = (), arguments: Sequence[str] = ()
+) -> tuple[RunConfig, Site, Node]:
     """Return the run in the file at `path`, its site, and the places of its values. Applies no rules across sections.
 
     Raises:
@@ -78,7 +82,7 @@ def resolve_run(path: Path, overrides: Sequence[str] = ()) -> tuple[RunConfig, S
     site, problems, hint = _site_of(_override(overlay(defaults, written), overrides)[0], path)
     lower = overlay(defaults, site_layer(site)) if site else defaults
     merged, unusable = _override(overlay(lower, written), overrides)
-    tree = _with_whole_variables(merged)
+    tree = _with_arguments(_with_whole_variables(merged), path, arguments)
     config, invalid = validate(RunConfig, tree)
     problems = [_placed(problem, written) for problem in (*problems, *unusable, *invalid)]
     if config is None or site is None or problems:
@@ -110,6 +114,28 @@ def _with_whole_variables(tree: Node) -> Node:
         return tree
     whole = {name: _whole_variable(node) for name, node in variables.value.items()}
     return Node({**tree.value, "env": Node(whole, variables.where)}, tree.where)
+
+
+def _with_arguments(tree: Node, path: Path, arguments: Sequence[str]) -> Node:
+    """Return `tree` with further arguments of the program that every rank runs.
+
+    Raises:
+        ConfigError: there is no program, or it is a line of a shell, which takes no arguments.
+    """
+    if not arguments:
+        return tree
+    command, words = tree.at(("run", "command")), shlex.join(arguments)
+    if command is None or not isinstance(command.value, list):
+        raise _refuse(
+            path, [Problem(str(path), "run.command", f"is not set, and takes no arguments (got {words})")], HINT
+        )
+    if script_at(command.plain()) is not None:
+        hint = f"put them into the file: --set 'run.command=[...]' replaces the whole command (got {words})"
+        raise _refuse(
+            path, [Problem(command.where, "run.command", "is a line of a shell, which takes no arguments")], hint
+        )
+    longer = Node([*command.value, *(Node(word, ARGUMENTS) for word in arguments)], command.where)
+    return overlay(tree, Node({"run": Node({"command": longer}, ARGUMENTS)}, ARGUMENTS))
 
 
 def _whole_variable(node: Node) -> Node:

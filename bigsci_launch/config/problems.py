@@ -65,8 +65,8 @@ def read_valid(model: type[Model], path: Path) -> Model:
     return content
 
 
-# For a value that may be a word or a number, pydantic appends to the key which of the two it tried.
-_ALTERNATIVE = re.compile(r"literal\[.*\]|constrained-\w+")
+# For a value that may be a word, a number or a boolean, pydantic appends to the key which of them it tried.
+_ALTERNATIVE = re.compile(r"literal\[.*\]|constrained-\w+|bool")
 
 
 def _without_alternatives(details: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:

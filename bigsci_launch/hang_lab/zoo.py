@@ -116,7 +116,7 @@ HOST_STALL = _entries(
     _entry(HangClass.FILE_LOCK_HELD, "flock"),
     _entry(HangClass.BREAKPOINT_FORGOTTEN, "debugger"),
     _entry(HangClass.NETWORK_CALL_UNANSWERED, "silent-server"),
-    _entry(HangClass.STORE_KEY_MISSING, "store-key"),
+    _entry(HangClass.STORE_KEY_MISSING, "store-key", must_accuse=False),
     _entry(HangClass.RENDEZVOUS_LATE, "late-start", stand=Stand.JOINING),
     _entry(HangClass.RENDEZVOUS_ELSEWHERE, "unreachable", stand=Stand.JOINING, also=(HangClass.RENDEZVOUS_LATE,)),
     _entry(HangClass.BARRIER_AFTER_EXCEPTION, "finally-barrier", "finally", "exception, and a barrier in finally",

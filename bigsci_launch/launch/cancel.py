@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from contextlib import suppress
 
@@ -10,7 +9,7 @@ from bigsci_launch.errors import JobNotFound, RunDirError, SlurmRefused
 from bigsci_launch.runs.attempts import JobRecord, ask_about, attempt_state, find_job, identify, query_attempt
 from bigsci_launch.runs.find import find_run_of_job, run_argument
 from bigsci_launch.runs.layout import AttemptDir, RunDir
-from bigsci_launch.runs.ownership import owner_of, user_name
+from bigsci_launch.runs.ownership import require_own_run
 from bigsci_launch.safe_files import write_file
 from bigsci_launch.scheduler.job_ids import ended_as
 from bigsci_launch.scheduler.slurm import cancel_job, jobs_called
@@ -26,7 +25,7 @@ def cancel_run(run: RunDir) -> str:
             run belongs to another user.
         SlurmRefused, SlurmUnavailable: scancel failed.
     """
-    _require_own_run(run)
+    _require_own(run)
     waiting = _cancel_queued(run)
     try:
         return "\n".join([*waiting, _cancel_newest(run)])
@@ -34,6 +33,29 @@ def cancel_run(run: RunDir) -> str:
         if not waiting:
             raise
         return "\n".join(waiting)  # the attempt before it has ended
+
+
+def _require_own(run: RunDir) -> None:
+    require_own_run(run, "cancel it", f"`bsl control {run_argument(run)} exit --why TEXT` asks its watcher to end it")
+
+
+def would_end(run: RunDir) -> tuple[str, ...]:
+    """Return the attempts that `cancel_run` would try to end, each with its job.
+
+    Raises:
+        RunDirError: none is queued or running, as far as is known, or the run belongs to another user.
+    """
+    _require_own(run)
+    attempts = [*reversed(run.queued_attempts()), *filter(None, [run.latest_attempt()])]
+    jobs = [(attempt, record) for attempt in attempts if (record := find_job(attempt)) is not None]
+    found = tuple(f"attempt {attempt.name}, {job.label}" for attempt, job in jobs if not _is_over(attempt))
+    if not found:
+        raise RunDirError(f"run {run.name}: nothing is queued or running")
+    return found
+
+
+def _is_over(attempt: AttemptDir) -> bool:
+    return query_attempt(attempt).state.is_over
 
 
 def cancel_called(job_id: str) -> str:
@@ -62,15 +84,6 @@ def _run_of_newest(job_id: str, number: str) -> RunDir:
             hint=f"`bsl cancel {run_argument(run)}` ends the newest",
         )
     return run
-
-
-def _require_own_run(run: RunDir) -> None:
-    """Raise RunDirError unless the run is this user's: its files say what to signal, and to mark, and to remove."""
-    if (owner := owner_of(run)) != os.geteuid():
-        raise RunDirError(
-            f"{run.path} belongs to {user_name(owner)}, and only {user_name(owner)} may cancel it",
-            hint=f"`bsl control {run_argument(run)} exit --why TEXT` asks its watcher to end it",
-        )
 
 
 def _cancel_queued(run: RunDir) -> list[str]:

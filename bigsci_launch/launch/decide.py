@@ -104,7 +104,7 @@ def _may_run_elsewhere(record: JobRecord, job: JobInfo) -> bool:
     if record.launcher is not None:
         return True
     answer = ask_about([record], needs_cluster=True)
-    return not answer.has_answered or (record.cluster is not None and record.cluster != answer.cluster)
+    return not answer.has_answered or (record.cluster is not None and record.cluster != answer.cluster.name)
 
 
 def require_silent(run: RunDir) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from bigsci_launch.config.finding import Finding
 from bigsci_launch.config.load import COMPUTED, LoadedRun, load_run
+from bigsci_launch.config.site import Site
 from bigsci_launch.errors import ConfigError, Problem, SlurmUnavailable
 from bigsci_launch.launch.job.caller import apply_caller_options
 from bigsci_launch.launch.job.request import JobRequest, make_request
@@ -48,13 +49,14 @@ class Prepared:
 def prepare(
     path: Path,
     overrides: Sequence[str] = (),
+    arguments: Sequence[str] = (),
     *,
     working_directory: Path,
     python: str,
     local: bool = False,
     dry_run: bool = False,
 ) -> Prepared:
-    """Return the run in the file at `path` with `overrides` applied, ready to be submitted.
+    """Return the run in the file at `path` with `overrides` applied, and `arguments` for its program.
 
     Without `local`, the run goes to Slurm, unless its site is local. A `dry_run` needs no sbatch.
 
@@ -63,13 +65,13 @@ def prepare(
         SlurmUnavailable: there is no sbatch here.
         DataError: the calibration of the site cannot be read.
     """
-    written = load_run(path, overrides)
-    calibration = calibration_of(written.site)
-    setup, loaded, findings = None, written, []
+    written = load_run(path, overrides, arguments)
+    calibration, unpriced = _calibration(written.site)
+    setup, loaded, findings = None, written, unpriced
     if written.config.describes("model", "training"):
         setup = configured_setup(written.config, written.site, calibration)
         loaded = _with_stages(written, setup)
-        findings = check_plan(loaded.config, loaded.site, setup, calibration)
+        findings = [*check_plan(loaded.config, loaded.site, setup, calibration), *unpriced]
     is_local = local or loaded.site.is_local
     if is_local:
         require_few_ranks(loaded)
@@ -79,6 +81,14 @@ def prepare(
         require_variables(loaded)
     request = plan_submission(loaded, working_directory=working_directory, python=python, local=is_local)
     return Prepared(loaded, calibration, setup, tuple(findings), request)
+
+
+def _calibration(site: Site) -> tuple[Calibration | None, list[Finding]]:
+    """Return the calibration of `site`. An unknown GPU is no reason not to submit: nothing is priced then."""
+    try:
+        return calibration_of(site), []
+    except ConfigError as error:
+        return None, [Finding("gpu", "warning", ("site.gpu.name",), str(error), "nothing is priced for this run")]
 
 
 def require_few_ranks(loaded: LoadedRun) -> None:

@@ -9,7 +9,14 @@ from dataclasses import dataclass
 from subprocess import Popen
 
 from bigsci_launch.config.load import LoadedRun
-from bigsci_launch.errors import RunDirError, SlurmError, SlurmUnanswered, SlurmUnavailable, SubmissionUnknown
+from bigsci_launch.errors import (
+    RunDirError,
+    SlurmError,
+    SlurmRefused,
+    SlurmUnanswered,
+    SlurmUnavailable,
+    SubmissionUnknown,
+)
 from bigsci_launch.launch.claim import new_attempt
 from bigsci_launch.launch.freeze import freeze
 from bigsci_launch.launch.job.request import JobRequest
@@ -85,11 +92,26 @@ def submit_job(request: JobRequest) -> SubmittedJob:
             hint=f"`bsl status {run_argument(request.run)}` finds it when Slurm answers again; "
             "until then, `bsl submit` starts no second job",
         ) from error
+    except SlurmRefused as error:
+        if is_expedition_refused(request, error.stderr):
+            error.hint = (
+                "set slurm.requeue to true: expedited requeues need Slurm 25.11 or newer, and a site that "
+                "allows them (SlurmctldParameters=enable_expedited_requeue)"
+            )
+        elif "temporarily unable to accept job" in error.stderr:
+            error.hint = "the cluster has as many jobs as it may (MaxJobCount): submit it again later"
+        raise
     except KeyboardInterrupt:
         with suppress(SlurmError):
             if (job_id := find_accepted(request.attempt, time.monotonic())) is not None:
                 cancel_job(job_id)
         raise
+
+
+def is_expedition_refused(request: JobRequest, words: str) -> bool:
+    """Whether sbatch refuses `--requeue=expedite`: it knows no such value, or the site does not allow it."""
+    is_wanted = request.chain is not None and request.chain.is_expedited
+    return is_wanted and ("'--requeue'" in words or "not supported on this system" in words)
 
 
 def find_accepted(attempt: AttemptDir, deadline: float) -> str | None:

@@ -252,7 +252,9 @@ def rules_of(config: RunConfig, options: argparse.Namespace) -> Rules:
     """Return what the run file says about the job."""
     survive = config.survive or SurviveSection()
     topology = config.parallelism.topology(options.slots)
-    batches = batches_of(config) if config.run.starts_trainer else None
+    # Uneven pipelines divide every batch among any number of ranks.
+    is_even = config.run.starts_trainer and config.parallelism.engine == "deepspeed"
+    batches = batches_of(config) if is_even else None
     return Rules(
         options.level,
         WantedLayout(topology, survive.shrink, batches),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-SOURCES = ("memory", "buddies", "checkpoint", "start")
+SOURCES = ("memory", "replicas", "buddies", "checkpoint", "start")
 """Where state came from, the best first: a generation is as good as its worst rank."""
 WORDS = ("joined", "restored", "stepped", "standby")
 """What every rank says in a generation. The last one: a standby waits next to it."""

@@ -23,7 +23,7 @@ from bigsci_launch.rehearse.reduce import (
     lost_axes,
     saved_elsewhere,
 )
-from bigsci_launch.runs.layout import RehearsalDir, next_rehearsal
+from bigsci_launch.runs.rehearsals import RehearsalDir, next_rehearsal
 
 MEMORY = "memory"
 """The planner's rule on whether a setup fits. Its other remarks are about the length of a real run."""

@@ -15,6 +15,7 @@ from bigsci_launch.launch.start_job import Submission
 from bigsci_launch.procfs import start_ticks
 from bigsci_launch.rehearse.evidence import AttemptEvidence, EvidenceReader, RankProcess
 from bigsci_launch.runs.attempts import query_attempt, read_exit
+from bigsci_launch.runs.generations.read import read_generations
 from bigsci_launch.scheduler.choice import HERE, OF_JOBS
 from bigsci_launch.scheduler.job import JobInfo, MonitorStep
 from bigsci_launch.scheduler.slurm import signal_script
@@ -55,7 +56,7 @@ class RunningAttempt:
         self.run = submission.request.run
         self.attempt = submission.request.attempt
         self.num_ranks = submission.request.topology.world_size
-        self._reader = EvidenceReader(self.run, self.attempt)
+        self._reader = EvidenceReader(self.run, self.attempt, starts_trainer=not submission.request.command)
         self._asked = 0.0
         self._is_over = False
 
@@ -126,6 +127,11 @@ class RunningAttempt:
     def wait_for_ending(self, limit_s: float) -> None:
         """Wait until `exit.json` shows how the attempt ended, or its job is over, or `limit_s` seconds have passed."""
         self.wait(lambda _: self.ending() is not None, limit_s)
+
+    def has_recovered(self) -> bool:
+        """Whether a generation has been lost, and the next one has come so far as to count as back."""
+        found = read_generations(self.attempt)
+        return found is not None and len(found.all) > 1 and not found.is_recovering
 
     def has_gone(self) -> bool:
         """Whether the job is known to be over; False if that cannot be determined."""

@@ -84,9 +84,13 @@ class _Printed:
 
 
 class EvidenceReader:
-    """Reads the evidence of one attempt again and again. Logs are read on from where the last reading ended."""
+    """Reads the evidence of one attempt again and again. Logs are read on from where the last reading ended.
 
-    def __init__(self, run: RunDir, attempt: AttemptDir) -> None:
+    `bsl train` records everything. Another program may record its steps, by guards or `Survivor`, but not its saves.
+    """
+
+    def __init__(self, run: RunDir, attempt: AttemptDir, *, starts_trainer: bool) -> None:
+        self._starts_trainer = starts_trainer
         self._run = run
         self._attempt = attempt
         self._logs: dict[int, LogReader] = {BATCH: LogReader(attempt.job_output, BATCH)}
@@ -97,13 +101,15 @@ class EvidenceReader:
 
     def read(self) -> AttemptEvidence:
         ranks = tuple(self._ranks())
-        records = [list(read_events(path)) for path in rank_files(self._attempt.events, ".jsonl").values()]
-        if any(records):
-            return _recorded(ranks, [record for found in records for record in found])
+        files = rank_files(self._attempt.events, ".jsonl").values()
+        records = [record for path in files for record in read_events(path)]
+        if records and self._starts_trainer:
+            return _recorded(ranks, records)
         self._read_logs()
         printed, saved = self._printed, self._saved_iteration()
         saves = {**printed.saves, **({saved: None} if saved is not None and saved != self._saved_before else {})}
-        steps = tuple(printed.steps[step] for step in sorted(printed.steps))
+        known = {**_recorded_steps(records), **printed.steps}
+        steps = tuple(known[step] for step in sorted(known))
         return AttemptEvidence(ranks, steps, dict(printed.evaluations), saves, printed.loaded, is_recorded=False)
 
     def _ranks(self) -> Iterator[RankProcess]:
@@ -140,10 +146,7 @@ class EvidenceReader:
 
 
 def _recorded(ranks: tuple[RankProcess, ...], records: list[dict[str, Any]]) -> AttemptEvidence:
-    steps = {
-        record["step"]: StepSeen(record["step"], record.get("loss"), record.get("loss_hex"), record.get("seconds"))
-        for record in _of_kind(records, "step")
-    }
+    steps = _recorded_steps(records)
     loads = [record["checkpoint_step"] for record in _of_kind(records, "load")]
     return AttemptEvidence(
         ranks=ranks,
@@ -153,6 +156,13 @@ def _recorded(ranks: tuple[RankProcess, ...], records: list[dict[str, Any]]) -> 
         loaded=loads[-1] if loads else None,
         is_recorded=True,
     )
+
+
+def _recorded_steps(records: list[dict[str, Any]]) -> dict[int, StepSeen]:
+    return {
+        record["step"]: StepSeen(record["step"], record.get("loss"), record.get("loss_hex"), record.get("seconds"))
+        for record in _of_kind(records, "step")
+    }
 
 
 def _of_kind(records: list[dict[str, Any]], kind: str) -> list[dict[str, Any]]:

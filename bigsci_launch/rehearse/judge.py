@@ -19,6 +19,8 @@ from bigsci_launch.rehearse.phases import (
     Outcome,
     PhaseResult,
 )
+from bigsci_launch.runs.generations.records import Generations, recoveries
+from bigsci_launch.runs.generations.recovery_text import SOURCES, back_text
 
 SIGKILL_CODE = 137
 REPEATABLE = 1e-3
@@ -96,6 +98,21 @@ def judge_teardown(
         return PhaseResult(KILL, "failed", teardown_s, (text,))
     said = f"rank {victim} killed: {ending_text(ending)}, {teardown_s:.1f} s later"
     return PhaseResult(KILL, "ok", teardown_s, (said,))
+
+
+def judge_survival(
+    victim: int, found: Generations | None, ending: Mapping[str, Any] | None, seconds: float
+) -> PhaseResult:
+    """Return whether a run with `survive` has continued in a new generation after the kill of rank `victim`."""
+    came_back = recoveries(found) if found is not None else []
+    if found is None or not came_back or found.is_recovering or ending is not None:
+        still = f"it ended: {ending_text(ending)}" if ending else f"it has not continued within {seconds:.0f} s"
+        why = f" ({found.gave_up})" if found is not None and found.gave_up else ""
+        return PhaseResult(KILL, "failed", seconds, (f"rank {victim} was killed: {still}{why}",))
+    first = came_back[0]
+    said = f"rank {victim} killed: {back_text(first, has_phases=found.have_phases)}"
+    source = (f"continued {SOURCES.get(first.source, first.source)}",) if first.source else ()
+    return PhaseResult(KILL, "ok", seconds, (said, *source))
 
 
 def with_left_over(

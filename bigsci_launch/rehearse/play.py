@@ -22,6 +22,7 @@ from bigsci_launch.rehearse.judge import (
     judge_save,
     judge_steps,
     judge_stop,
+    judge_survival,
     judge_teardown,
     longest,
     step_time_s,
@@ -42,6 +43,7 @@ from bigsci_launch.rehearse.phases import (
     Played,
 )
 from bigsci_launch.rehearse.reduce import SAVE_INTERVAL
+from bigsci_launch.runs.generations.read import read_generations
 from bigsci_launch.scheduler.job import JobInfo
 from bigsci_launch.scheduler.waiting import meaning_of
 from bigsci_launch.topology import compress_ranks
@@ -66,13 +68,14 @@ class Rehearsal:
         has_evaluation: bool,
         tolerance: float,
         saves_on_interval: bool,
+        survives: bool,
     ) -> None:
         self._start = start
         self._limits = limits
         self._tell = tell
         self._has_evaluation = has_evaluation
         self._tolerance = tolerance
-        self._saves_on_interval = saves_on_interval
+        self._saves_on_interval, self._survives = saves_on_interval, survives
         self._results: dict[str, PhaseResult] = {}
         self._current: RunningAttempt | None = None
         self._first: AttemptEvidence | None = None
@@ -134,6 +137,8 @@ class Rehearsal:
         began = time.monotonic()
         if (refused := attempt.kill(victim)) is not None:
             return self._note(PhaseResult(KILL, "not checked", None, (f"rank {victim.rank}: {refused}",)))
+        if self._survives:
+            return self._see_survive(attempt, victim.rank)
         attempt.wait_for_ending(self._limits.teardown_s)
         gone_s = attempt.wait_for_end(max(0.0, self._limits.teardown_s - (time.monotonic() - began)))
         teardown_s = None if gone_s is None else time.monotonic() - began
@@ -142,6 +147,14 @@ class Rehearsal:
         if attempt.is_local and teardown_s is not None:
             result = with_left_over(result, *attempt.end_left_over(attempt.attempt.name), ())
         self._note(result)
+        return self._end_current("ending")
+
+    def _see_survive(self, attempt: RunningAttempt, victim: int) -> bool:
+        """Wait until the ranks that are left continue, and end the attempt: the next one begins from its save."""
+        began = time.monotonic()
+        attempt.wait(lambda _: attempt.has_recovered(), self._limits.teardown_s)
+        found, seconds = read_generations(attempt.attempt), time.monotonic() - began
+        self._note(judge_survival(victim, found, attempt.ending(), seconds))
         return self._end_current("ending")
 
     def _resume_and_stop(self) -> bool:

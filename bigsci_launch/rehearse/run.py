@@ -35,6 +35,7 @@ def run_rehearsal(arrangement: Arrangement, command: Sequence[str], tell: Report
         has_evaluation=arrangement.has_evaluation,
         tolerance=_tolerance(arrangement),
         saves_on_interval=arrangement.loaded.config.run.starts_trainer,
+        survives=arrangement.loaded.config.survive is not None,
     )
     more = slower_by(arrangement.original, arrangement.prepared.loaded.config)
     try:

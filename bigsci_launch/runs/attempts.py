@@ -17,17 +17,23 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from bigsci_launch.config.load import load_resolved
 from bigsci_launch.errors import BslError, RunDirError, SlurmError, SlurmUnavailable
 from bigsci_launch.runs.ending.job_output import read_printed_exit
 from bigsci_launch.runs.layout import AttemptDir, RunDir, read_json, write_json
-from bigsci_launch.runs.ownership import Identification, identify_job, is_same_folder
+from bigsci_launch.runs.ownership import Identification, identify_job, is_same_folder, owner_of
 from bigsci_launch.runs.record_types import record_of
 from bigsci_launch.safe_files import read_file
 from bigsci_launch.scheduler.job import JobInfo, JobState
 from bigsci_launch.scheduler.lease import renewed_at
 from bigsci_launch.scheduler.local import Launcher
-from bigsci_launch.scheduler.slurm import QueuedScript, cluster_name, query_jobs, queued_scripts
+from bigsci_launch.scheduler.slurm import (
+    ONLY_OWN_JOBS,
+    ClusterFacts,
+    QueuedScript,
+    cluster_facts,
+    query_jobs,
+    queued_scripts,
+)
 from bigsci_launch.units import ago
 
 SCHEMA_VERSION = 1
@@ -171,6 +177,8 @@ def _starts(job: QueuedScript, attempt: AttemptDir) -> bool:
 def _as_record(attempt: AttemptDir, job: QueuedScript) -> JobRecord:
     steps = None
     with suppress(BslError):
+        from bigsci_launch.config.load import load_resolved  # the schema takes most of the start of a command
+
         config = load_resolved(attempt.config)
         steps = config.training.steps if config.run.starts_trainer else None
     return JobRecord("slurm", time.time() - age_s(attempt), job_id=job.job_id, total_steps=steps)
@@ -199,19 +207,19 @@ def read_exit(attempt: AttemptDir) -> dict[str, Any] | None:
 class SlurmAnswer:
     """What Slurm knows about some jobs, by id, and why the others are unknown.
 
-    `has_answered` is False if Slurm was not asked or did not answer. `cluster` is the name of the cluster that did;
-    None if it was not needed or cannot be had.
+    `has_answered` is False if Slurm was not asked or did not answer. `cluster` is what is known of the one that did,
+    if that was needed.
     """
 
     jobs: Mapping[str, JobInfo] = field(default_factory=dict)
     why_unknown: str = "Slurm was not queried"
     has_answered: bool = False
-    cluster: str | None = None
+    cluster: ClusterFacts = field(default_factory=ClusterFacts)
 
     def about(self, job_id: str | None) -> JobInfo | None:
         """Return Slurm's answer about a job, with the cluster that gave it; None if there is none."""
         job = self.jobs.get(job_id or "")
-        return replace(job, cluster=job.cluster or self.cluster or "") if job else None
+        return replace(job, cluster=job.cluster or self.cluster.name or "") if job else None
 
 
 def query_attempt(attempt: AttemptDir) -> JobInfo:
@@ -238,16 +246,13 @@ def ask_about(records: Iterable[JobRecord | None], *, needs_cluster: bool = Fals
     """Return what Slurm knows about the jobs, and its cluster's name if that may decide, or with `needs_cluster`."""
     asked = [record for record in records if record is not None and record.job_id]
     try:
-        jobs = query_jobs(record.job_id for record in asked if record.job_id)
+        jobs = query_jobs({record.job_id: record.cluster for record in asked if record.job_id})
     except SlurmUnavailable as error:
         return SlurmAnswer(why_unknown=error.message)
-    is_open = needs_cluster or any(record.cluster and not _is_named(jobs.get(record.job_id or "")) for record in asked)
+    found = [(record.cluster, jobs.get(record.job_id or "")) for record in asked]
+    is_open = needs_cluster or any(job is None or (cluster and not job.run_directory) for cluster, job in found)
     why = "the job has left squeue, and sacct has no record of it (or is not installed)"
-    return SlurmAnswer(jobs, why, has_answered=True, cluster=cluster_name() if asked and is_open else None)
-
-
-def _is_named(job: JobInfo | None) -> bool:
-    return job is not None and job.run_directory is not None
+    return SlurmAnswer(jobs, why, has_answered=True, cluster=cluster_facts() if asked and is_open else ClusterFacts())
 
 
 def identify(attempt: AttemptDir, record: JobRecord, job: JobInfo) -> Identification:
@@ -277,10 +282,11 @@ def attempt_state(
     left = "the attempt left no exit.json"
     if who is not None:
         return unknown(job_id, f"{who.why}; {left}")
-    if record.cluster and answer.cluster and record.cluster != answer.cluster:
-        return unknown(
-            job_id, f"it is on cluster {record.cluster}, but only cluster {answer.cluster} was queried; {left}"
-        )
+    asked = answer.cluster.name
+    if record.cluster and asked and record.cluster != asked:
+        return unknown(job_id, f"it is on cluster {record.cluster}, but only cluster {asked} was queried; {left}")
+    if answer.cluster.hides_jobs and owner_of(attempt.run) != os.geteuid():
+        return unknown(job_id, ONLY_OWN_JOBS)
     return replace(unknown(job_id, f"{answer.why_unknown}; {left}"), is_gone=answer.has_answered)
 
 

@@ -6,8 +6,8 @@ dropped and counted. Each record is one `write` to a file opened with O_APPEND. 
 A record is `{"kind", "time", "mono", "step", ...}`. Kinds: `start` (world, coordinate, host, pid), `heartbeat` (phase:
 the rank has just entered it), `step` (loss, seconds, tflops, ... from the ranks that know them; on a GPU also
 memory_allocated and memory_reserved, peak bytes of that rank in the step, and memory_retries), `save` (path, seconds;
-request: the key of the request for it, if any;
-refused_since: the first step of the saves before it that the disk refused), `save_refused` (by rank 0: what the disk
+request: the key of the request for it, if any; refused_since: the first step of the saves before it that the disk
+refused; stalled_s: how long training has waited, for one in the background), `save_refused` (by rank 0: what the disk
 refused: text, path, errno; the ranks, the node of the first, the step of the newest checkpoint, hint, and retry_s,
 after which it is tried again at the latest), `load` (path), `changed` (what is not as it was when the loaded checkpoint
 was saved: key, saved, now, severity, text, accepted), `evaluation` (loss, samples, seconds), `fault` (what was
@@ -15,7 +15,9 @@ injected), `guards` (interval, cost), `guard` (what a guard found: check, tensor
 whose gradients were not finite: skipped_step, how many in_a_row, the first of them, loss_scale, and in words where it
 began), `dropped` (how many records were lost), `end` (reason). With `training.micro_batch_size: auto`: `trial` (size,
 whether it fits, seconds of a micro-batch, used_bytes of the fullest device), `micro_batch` (why, size, was, words; or
-evaluation_size). With `survive`: `generation` (this rank enters it: its
+evaluation_size). With `parallelism.engine: uneven`: `pipeline` (pipeline, stage, layers and micro_batches of this rank;
+the ranks of all pipelines, the means by which they were formed, how many failures they tolerate, and planned_s, the
+planned seconds of a step). With `survive`: `generation` (this rank enters it: its
 number, topology), `restored` (the state that it begins with: restored_step, source, path, why), `left` (this rank has
 left it). Steps after restored_step are done again, so a reader takes the last record of a step.
 `time` is wall clock seconds, `mono` the monotonic clock of that host, `step` the optimizer step in progress.

@@ -1,6 +1,7 @@
 """Every path in a run directory. No other module builds one.
 
 nodes.json                    next to the runs: nodes that are left out of them, and why
+node_speeds.json              next to the runs: how fast each node was in them, next to the others
 RUN/
   run.json                    RunRecord: name, run ID, creation time, topology
   micro_batch.json            the size that `training.micro_batch_size: auto` has found, and its history
@@ -27,6 +28,7 @@ RUN/
     accepted.json             which changes since the checkpoint was saved `bsl submit --force` accepted
     step_line                 `monitor.step_line` of the run file, if it has one
     bad_nodes.json            nodes that the attempt has shown to be bad, and whether that is final
+    steps.json                how long each rank worked in the newest steps that the watcher has looked at
     recover/                  what the controller of `survive` writes: generations.jsonl, strangers.json
     pids/rank-0003.json       where rank 3 runs: host, PID, coordinate
     logs/rank-0003.log        output of rank 3, each line with its time
@@ -45,6 +47,8 @@ RUN/
                               why; outbox.jsonl: messages that were sent, or could not be sent yet; NAME.json:
                               the newest heartbeat of watcher NAME; claims/: acts that are not repeated; requests/:
                               what was taken up from control/; by/UID/: what watchers of other people noticed
+  export/                     token: what `monitor.metrics.port` asks for; NAME.json: what tracker NAME has; NAME/: the
+                              files of a tracker that keeps them in the run
 
 ROOT/rehearsals/NAME/0001/    a rehearsal of run NAME: report.json, and the run directory of its attempts
 """
@@ -61,10 +65,10 @@ from typing import Any
 
 from bigsci_launch import safe_files
 from bigsci_launch.errors import RunDirError
-from bigsci_launch.file_names import checkpoint_tag, dump_name, rank_name, rank_of_name, steps_done_at_dump
+from bigsci_launch.file_names import dump_name, rank_name, rank_of_name
 from bigsci_launch.runs.record_types import record_of
 
-_ATTEMPT, _NUMBER = re.compile(r"[0-9]+(\.r[0-9]+)?"), re.compile(r"[0-9]+")
+_ATTEMPT = re.compile(r"[0-9]+(\.r[0-9]+)?")
 _ASK = "ask the owner of the run for read access to it"
 
 
@@ -102,7 +106,7 @@ def rank_files(folder: Path, suffix: str, number_of: Callable[[str], int | None]
     Raises:
         RunDirError: the folder cannot be read.
     """
-    ranks = {number_of(path.stem): path for path in _entries(folder) if path.suffix == suffix}
+    ranks = {number_of(path.stem): path for path in entries_of(folder) if path.suffix == suffix}
     return {rank: ranks[rank] for rank in sorted(rank for rank in ranks if rank is not None)}
 
 
@@ -204,6 +208,10 @@ class AttemptDir:
     @property
     def bad_nodes(self) -> Path:
         return self.path / "bad_nodes.json"
+
+    @property
+    def steps(self) -> Path:
+        return self.path / "steps.json"
 
     @property
     def pids(self) -> Path:
@@ -360,6 +368,26 @@ class RunDir:
         return self.watch / "acts.jsonl"
 
     @property
+    def exports(self) -> Path:
+        return self.path / "export"
+
+    @property
+    def metrics_token(self) -> Path:
+        return self.exports / "token"
+
+    def tracker_files(self, tracker: str) -> Path:
+        return self.exports / tracker
+
+    def tracker_cursor(self, tracker: str) -> Path:
+        return self.exports / f"{tracker}.json"
+
+    @property
+    def own_entries(self) -> frozenset[Path]:
+        """All that `bsl` makes in the run directory itself. The rest is the program's."""
+        folders = (self.attempts_folder, self.checkpoints, self.dumps, self.bundles, self.control, self.watch)
+        return frozenset((self.record, self.micro_batch, self.exports, *folders))
+
+    @property
     def outbox(self) -> Path:
         return self.watch / "outbox.jsonl"
 
@@ -387,7 +415,7 @@ class RunDir:
         return [attempt for attempt in self._all_attempts() if _exists(attempt.queued_mark)]
 
     def _all_attempts(self) -> list[AttemptDir]:
-        found = [path for path in _entries(self.attempts_folder) if _ATTEMPT.fullmatch(path.name) and path.is_dir()]
+        found = [path for path in entries_of(self.attempts_folder) if _ATTEMPT.fullmatch(path.name) and path.is_dir()]
         return sorted((AttemptDir(path) for path in found), key=lambda attempt: attempt.order)
 
     def latest_attempt(self) -> AttemptDir | None:
@@ -399,30 +427,7 @@ class RunDir:
         return f"{max(numbers, default=0) + 1:04d}"
 
 
-@dataclass(frozen=True, slots=True)
-class RehearsalDir:
-    """The folder of one rehearsal, which holds its report and the run directory of its attempts."""
-
-    path: Path
-
-    @property
-    def report(self) -> Path:
-        return self.path / "report.json"
-
-
-def rehearsals_of(root: Path, name: str) -> list[RehearsalDir]:
-    """Return the rehearsals of run `name` below `root`, the oldest first."""
-    found = [path for path in _entries(root / "rehearsals" / name) if _NUMBER.fullmatch(path.name)]
-    return [RehearsalDir(path) for path in sorted(found, key=lambda path: int(path.name))]
-
-
-def next_rehearsal(root: Path, name: str) -> RehearsalDir:
-    """Return the folder of the next rehearsal of run `name` below `root`, which does not exist yet."""
-    numbers = [int(rehearsal.path.name) for rehearsal in rehearsals_of(root, name)]
-    return RehearsalDir(root / "rehearsals" / name / f"{max(numbers, default=0) + 1:04d}")
-
-
-def _entries(folder: Path) -> list[Path]:
+def entries_of(folder: Path) -> list[Path]:
     """Return the entries of `folder`; none if it does not exist."""
     try:
         return list(folder.iterdir())
@@ -448,20 +453,9 @@ def node_memory(root: Path) -> Path:
     return root / "nodes.json"
 
 
-def checkpoint_of_dump(folder: Path) -> Path | None:
-    """Return the checkpoint that a run saved when it dumped its weights to `folder`; None if it saved none then."""
-    step, run = steps_done_at_dump(folder.name), RunDir(folder.parent.parent)
-    if step is None or run.dumps != folder.parent:
-        return None
-    saved = run.checkpoints / checkpoint_tag(step)
-    return saved if saved.is_dir() else None
-
-
-def attempt_of_log(log: Path) -> AttemptDir | None:
-    """Return the attempt that a rank's log belongs to; None if the file lies in no run."""
-    attempt = AttemptDir(log.resolve().parent.parent)
-    is_log = log.resolve().parent == attempt.logs and attempt.path.parent == attempt.run.attempts_folder
-    return attempt if is_log and attempt.run.record.is_file() else None
+def node_speeds(root: Path) -> Path:
+    """The file that remembers how fast nodes were in the runs in the folder `root`."""
+    return root / "node_speeds.json"
 
 
 def find_runs(root: Path) -> list[RunDir]:
@@ -470,12 +464,12 @@ def find_runs(root: Path) -> list[RunDir]:
     Raises:
         RunDirError: `root` cannot be read.
     """
-    return [RunDir(path.resolve()) for path in sorted(_entries(root)) if _may_be_run(path)]
+    return [RunDir(path.resolve()) for path in sorted(entries_of(root)) if _may_be_run(path)]
 
 
 def _may_be_run(path: Path) -> bool:
-    try:
-        return RunDir(path).record.is_file()
+    try:  # a hidden name: what an interrupted deletion left
+        return not path.name.startswith(".") and RunDir(path).record.is_file()
     except PermissionError:
         return True
 

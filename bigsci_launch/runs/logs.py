@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import json
 import re
 import resource
 import time
 from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from datetime import datetime, timedelta, timezone
 
 from bigsci_launch.errors import RunDirError
 from bigsci_launch.file_names import launcher_of_name
@@ -19,6 +21,7 @@ from bigsci_launch.runs.log_reader import LogLine, LogReader
 from bigsci_launch.scheduler.job import JobState
 from bigsci_launch.topology import Coordinate
 
+SCHEMA_VERSION = 1
 FOLLOW_POLL_S = 0.5
 ASK_SLURM_EVERY_S = 30.0
 MAX_UNKNOWN = 10
@@ -41,9 +44,10 @@ class LogFilter:
 class MergedLogs:
     """The logs of an attempt's ranks, as one sequence of printable lines."""
 
-    def __init__(self, attempt: AttemptDir, log_filter: LogFilter) -> None:
+    def __init__(self, attempt: AttemptDir, log_filter: LogFilter, *, as_json: bool = False) -> None:
         self._attempt = attempt
         self._filter = log_filter
+        self._format = self._document if as_json else self._text
         self._readers: dict[int, LogReader] = {}
         self._labels: dict[int, str] = {BATCH: "batch"}
         _allow_many_files()
@@ -55,14 +59,17 @@ class MergedLogs:
             if self._matches(line):
                 yield self._format(line)
 
-    def tail(self, number: int) -> list[str]:
-        """Return the last `number` lines, merged by time. It reads the logs from their ends, as far as it must.
+    def tail(self, number: int | None, since: str = "") -> list[str]:
+        """Return the last `number` lines, or all, no older than `since` (see `parse_since`), merged by time.
+
+        It reads the logs from their ends, as far as it must.
 
         `lines` and `follow` then yield only what is written later.
         """
         self._find_ranks()
         newest = heapq.merge(*(reader.last_lines() for reader in self._readers.values()), reverse=True)
-        wanted = itertools.islice(filter(self._matches, newest), number)
+        recent = itertools.takewhile(lambda line: line.stamp >= since, newest)
+        wanted = itertools.islice(filter(self._matches, recent), number)
         return [self._format(line) for line in reversed(list(wanted))]
 
     def troubles(self) -> list[str]:
@@ -108,9 +115,20 @@ class MergedLogs:
             self._labels[rank] = label
         return self._labels[rank]
 
-    def _format(self, line: LogLine) -> str:
+    def _text(self, line: LogLine) -> str:
         when = f"{line.stamp[5:10]} {line.stamp[11:23]} " if line.stamp else ""
         return f"{when}[{self._label(line.rank)}] {line.text}"
+
+    def _document(self, line: LogLine) -> str:
+        """Return the line as JSON: its time in UTC, its rank (None for a launcher and the batch script), its label."""
+        document = {
+            "schema_version": SCHEMA_VERSION,
+            "time": f"{line.stamp}Z" if line.stamp else None,
+            "rank": line.rank if line.rank >= 0 else None,
+            "from": self._label(line.rank),
+            "text": line.text,
+        }
+        return json.dumps(document).replace("\x7f", "\\u007f")
 
 
 def describe_rank(attempt: AttemptDir, rank: int) -> tuple[str, str]:
@@ -142,6 +160,34 @@ def parse_ranks(text: str) -> frozenset[int]:
             raise ValueError(f"{part.strip()!r} is neither a rank nor a range of ranks")
         ranks.update(range(int(match[1]), int(match[2] or match[1]) + 1))
     return frozenset(ranks)
+
+
+_AGE = re.compile(r"([0-9]{1,9})([smhd])")
+_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+
+
+def parse_since(text: str, now: float) -> str:
+    """Return the time that `text` means, in the form of a `LogLine.stamp`.
+
+    It is an age (`90s`, `10m`, `2h`, `1d`), or a time in UTC (`14:30`, `2026-11-27`, `2026-11-27T14:30:05Z`). `now`
+    is in seconds since the epoch; a time of day is the last such one.
+
+    Raises:
+        ValueError: anything else.
+    """
+    here = datetime.fromtimestamp(now, timezone.utc)
+    if match := _AGE.fullmatch(text):
+        try:
+            found = here - timedelta(seconds=int(match[1]) * _SECONDS[match[2]])
+        except OverflowError:
+            found = datetime.min.replace(tzinfo=timezone.utc)
+    elif re.fullmatch(r"[0-9]{2}:[0-9]{2}(:[0-9]{2})?", text):
+        found = datetime.fromisoformat(f"{here:%Y-%m-%d}T{text}+00:00")
+        found -= timedelta(days=found > here)
+    else:
+        found = datetime.fromisoformat(text.removesuffix("Z"))
+        found = found.replace(tzinfo=found.tzinfo or timezone.utc).astimezone(timezone.utc)
+    return found.replace(tzinfo=None).isoformat(timespec="microseconds")
 
 
 def end_detector(attempt: AttemptDir) -> Callable[[], bool]:

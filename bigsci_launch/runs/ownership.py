@@ -68,6 +68,13 @@ def owner_of(run: RunDir) -> int:
         return os.geteuid()
 
 
+def require_own_run(run: RunDir, verb: str, hint: str = "") -> None:
+    """Raise RunDirError unless the run is this user's: its files say what to signal, and to mark, and to remove."""
+    if (owner := owner_of(run)) != os.geteuid():
+        name = user_name(owner)
+        raise RunDirError(f"{run.path} belongs to {name}, and only {name} may {verb}", hint=hint)
+
+
 def user_name(uid: int) -> str:
     """Return the login name of a user, or `uid 1234`."""
     try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,11 +13,35 @@ from typing import Any
 
 from bigsci_launch.config.load import LoadedRun
 from bigsci_launch.errors import RunDirError
-from bigsci_launch.runs.layout import read_json, rehearsals_of
+from bigsci_launch.runs.layout import entries_of, read_json
 
 LENGTH_KEYS = {"steps", "stop_after_steps"}
 DIGITS = 12
 SHORT = 7
+_NUMBER = re.compile(r"[0-9]+")
+
+
+@dataclass(frozen=True, slots=True)
+class RehearsalDir:
+    """The folder of one rehearsal, which holds its report and the run directory of its attempts."""
+
+    path: Path
+
+    @property
+    def report(self) -> Path:
+        return self.path / "report.json"
+
+
+def rehearsals_of(root: Path, name: str) -> list[RehearsalDir]:
+    """Return the rehearsals of run `name` below `root`, the oldest first."""
+    found = [path for path in entries_of(root / "rehearsals" / name) if _NUMBER.fullmatch(path.name)]
+    return [RehearsalDir(path) for path in sorted(found, key=lambda path: int(path.name))]
+
+
+def next_rehearsal(root: Path, name: str) -> RehearsalDir:
+    """Return the folder of the next rehearsal of run `name` below `root`, which does not exist yet."""
+    numbers = [int(rehearsal.path.name) for rehearsal in rehearsals_of(root, name)]
+    return RehearsalDir(root / "rehearsals" / name / f"{max(numbers, default=0) + 1:04d}")
 
 
 @dataclass(frozen=True, slots=True)

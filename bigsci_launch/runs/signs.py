@@ -92,6 +92,8 @@ class StepRecord:
     """Whether `time` is by a clock that is known to be wrong."""
     stride: int | None = None
     """Steps between two lines that were printed; None for records, and if there is only one."""
+    planned_s: float | None = None
+    """How long the step was planned to take; None if it was not planned."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,6 +242,7 @@ def _recorded_step(events: Events, generations: Generations | None, wrong: set[i
         loss=last.get("loss"),
         consumed_samples=last.get("consumed_samples"),
         clock_differs=last["rank"] in wrong,
+        planned_s=last.get("planned_s"),
     )
 
 

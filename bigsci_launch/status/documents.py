@@ -49,7 +49,7 @@ def status_document(status: RunStatus) -> dict[str, Any]:
         "exit": status.exit,
         "cancelled_by": status.cancelled_by,
         "next": next_document(status),
-        "watching": watching_document(status.watching, status.asked),
+        "watching": watching_document(status.watching, status.asked, may_run=not status.job.state.is_over),
     }
 
 

@@ -16,6 +16,7 @@ from bigsci_launch.runs.generations.recovery_text import (
     timing_text,
 )
 from bigsci_launch.runs.generations.samples import RecordedStep, lost_samples, replayed_steps
+from bigsci_launch.topology.naming import count_ranks
 from bigsci_launch.units import age_s, format_age
 
 MOST_SHOWN = 5
@@ -58,7 +59,7 @@ def _present(found: Generations, asked: float, *, may_run: bool) -> str:
 
 
 def _size(generation: Generation) -> str:
-    size = "an unknown number of ranks" if generation.world_size is None else f"{generation.world_size} ranks"
+    size = "an unknown number of ranks" if generation.world_size is None else count_ranks(generation.world_size)
     return f"{size} ({generation.topology})" if generation.topology else size
 
 

@@ -38,6 +38,7 @@ from bigsci_launch.runs.generations.records import Generations
 from bigsci_launch.runs.generations.samples import RecordedStep, read_recorded_steps
 from bigsci_launch.runs.generations.strangers import NO_STRANGERS, Strangers, read_strangers
 from bigsci_launch.runs.layout import AttemptDir, RunDir, find_runs
+from bigsci_launch.runs.ownership import user_name
 from bigsci_launch.runs.signs import (
     LastOutput,
     RankSign,
@@ -135,7 +136,7 @@ def read_status(run: RunDir, name: str | None = None) -> RunStatus:
         checkpoint=find_last_checkpoint(run),
         exit=ended,
         unreachable_nodes=tuple(used),
-        cancelled_by=query_canceller(job.job_id) if _is_cancelled_on_slurm(job) else None,
+        cancelled_by=_find_canceller(attempt, job),
         carry=read_carry(run, attempt),
         restart=find_restart(run, attempt),
         watching=read_watching(run, attempt, time.time()),
@@ -154,8 +155,14 @@ def _known_job(attempt: AttemptDir) -> JobRecord | None:
     return None
 
 
-def _is_cancelled_on_slurm(job: JobInfo) -> bool:
-    return job.state is JobState.CANCELLED and job.source in ("squeue", "sacct")
+def _find_canceller(attempt: AttemptDir, job: JobInfo) -> str | None:
+    """Return who cancelled a Slurm job: the accounting knows it, or the mark of `bsl cancel`. None if neither does."""
+    if job.state is not JobState.CANCELLED or job.source not in ("squeue", "sacct"):
+        return None
+    try:
+        return query_canceller(job.job_id) or user_name(attempt.cancel_mark.stat().st_uid)
+    except OSError:
+        return None
 
 
 def reconstructed_exit(

@@ -78,7 +78,7 @@ def watching_facts(watching: Watching, asked: float, *, may_run: bool) -> list[t
     facts = [("watcher", heartbeat_text(heartbeat, asked)) for heartbeat in watching.heartbeats if may_run]
     for finding in watching.findings:
         facts.append(("finding", finding_text(finding, asked)))
-        facts += [("", text) for text in finding.details]
+        facts += [("", text) for text in (*lost_text(finding, asked if may_run else None), *finding.details)]
         facts += [("evidence", finding.bundle)] if finding.bundle else []
     facts += [("undelivered", text) for text in watching.undelivered]
     facts += [("left out", text) for text in watching.remarks]
@@ -97,6 +97,15 @@ def heartbeat_text(heartbeat: WatcherHeartbeat, asked: float) -> str:
     return f"{who}{acts}, {age}: {_HEALTH[heartbeat.health]}: {heartbeat.sentence}"
 
 
+def lost_text(finding: RunFinding, asked: float | None) -> list[str]:
+    """Return what a finding has cost so far, if that is known."""
+    hours = finding.lost_hours(asked)
+    if hours is None or finding.lost_ranks is None:
+        return []
+    each = f"it costs the time of {finding.lost_ranks:.2g} ranks"
+    return [f"{each}: {hours:.2g} rank-hours so far (GPU-hours, if each rank has a GPU)"]
+
+
 def finding_text(finding: RunFinding, asked: float) -> str:
     return f"{finding.kind.replace('_', ' ')}, {ago(finding.noticed, asked)}: {finding.sentence}"
 
@@ -109,14 +118,17 @@ def act_text(act: Act, asked: float) -> str:
     return f"{act.what.replace('_', ' ')} by {act.who}{why}, {age}, {act.state}{came}"
 
 
-def watching_document(watching: Watching, asked: float) -> dict[str, Any]:
+def watching_document(watching: Watching, asked: float, *, may_run: bool) -> dict[str, Any]:
     """Return the part of the JSON document of `bsl status` that is about watchers."""
     return {
         "watchers": [
             {**asdict(heartbeat), "health": heartbeat.health.value, "is_dead": heartbeat.is_dead(asked)}
             for heartbeat in watching.heartbeats
         ],
-        "findings": [asdict(finding) for finding in watching.findings],
+        "findings": [
+            {**asdict(finding), "lost_rank_hours": finding.lost_hours(asked if may_run else None)}
+            for finding in watching.findings
+        ],
         "acts": [asdict(act) for act in watching.acts],
         "undelivered": list(watching.undelivered),
         "left_out": list(watching.remarks),

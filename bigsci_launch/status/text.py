@@ -9,7 +9,7 @@ from bigsci_launch.runs.ending.source import source_facts, unknown_end
 from bigsci_launch.runs.find import run_argument
 from bigsci_launch.runs.generations.recovery_text import LONG_RECOVERY_S
 from bigsci_launch.runs.generations.strangers import stranger_facts
-from bigsci_launch.runs.signs import FRESH_S, LastOutput, RankSign, UnreachableNode
+from bigsci_launch.runs.signs import FRESH_S, LastOutput, RankSign, StepRecord, UnreachableNode
 from bigsci_launch.scheduler.hostlist import expand_hostlist
 from bigsci_launch.scheduler.job import JobInfo, JobState
 from bigsci_launch.scheduler.waiting import advice_for, meaning_of
@@ -18,6 +18,7 @@ from bigsci_launch.status.generations import generation_facts
 from bigsci_launch.status.next import next_advice, next_lines
 from bigsci_launch.status.read import RunStatus, total_steps
 from bigsci_launch.status.sections import restart_facts, size_facts, watching_facts
+from bigsci_launch.topology.naming import count_ranks
 from bigsci_launch.units import ago, format_age, format_slurm_duration
 
 SCHEMA_VERSION = 1
@@ -49,7 +50,7 @@ def job_lines(job: JobInfo, asked: float) -> list[str]:
 
 def _identity(status: RunStatus) -> list[tuple[str, str]]:
     label = status.record.label if status.record else "no job"
-    axes = f", {status.topology.world_size} ranks ({status.topology})" if status.topology else ""
+    axes = f", {count_ranks(status.topology.world_size)} ({status.topology})" if status.topology else ""
     return [
         ("run", f"{status.run.name}  {status.run.path}"),
         ("attempt", f"{status.attempt.name} of {status.num_attempts}, {label}{axes}"),
@@ -70,10 +71,10 @@ def _job_facts(job: JobInfo) -> list[tuple[str, str]]:
 
 def _waiting(job: JobInfo, submitted: float | None, asked: float) -> list[tuple[str, str]]:
     """Why a job waits, since when, and when Slurm expects to start it."""
-    if not job.state.is_queued:
-        return []
-    since = job.submitted or submitted
     facts = [("waits because", meaning)] if (meaning := meaning_of(job)) else []
+    if not job.state.is_queued:
+        return facts
+    since = job.submitted or submitted
     if since is not None:
         facts.append(("waits for", f"{format_age(max(0.0, asked - since))}, since {_clock(since)}"))
     expected = job.expected_start
@@ -96,7 +97,7 @@ def _progress(status: RunStatus) -> list[tuple[str, str]]:
     if (last := status.last_step) is not None:
         total = total_steps(status.record, last)
         parts = [
-            f"{last.seconds:.3g} s per step" if last.seconds is not None else "",
+            f"{last.seconds:.3g} s per step{_planned(last)}" if last.seconds is not None else "",
             f"{last.tflops:.3g} TFLOP/s per rank" if last.tflops is not None else "",
             f"loss {last.loss:.6g}" if last.loss is not None else "",
             ago(last.time, status.asked, differs=last.clock_differs) if not status.job.state.is_over else "",
@@ -108,6 +109,10 @@ def _progress(status: RunStatus) -> list[tuple[str, str]]:
     if (refused := status.refused_saves) is not None:
         facts.append(("not saved", f"{refused.sentence}, {ago(refused.time, status.asked)}: {refused.path}"))
     return facts
+
+
+def _planned(last: StepRecord) -> str:
+    return f" (planned: {last.planned_s:.3g} s)" if last.planned_s is not None else ""
 
 
 def _may_run(status: RunStatus) -> bool:

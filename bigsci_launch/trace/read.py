@@ -7,16 +7,52 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from bigsci_launch.errors import BslError, CollectError, RunDirError
+from bigsci_launch.runs.find import find_attempt, find_run
 from bigsci_launch.runs.layout import AttemptDir, rank_files
 from bigsci_launch.spy.evidence.calls.ring import Ring, parse_ring
+from bigsci_launch.spy.look.collect import collect
 from bigsci_launch.spy.look.ring_copies import NUM_LAST, copies_of, read_call_traces, read_ring_files
+from bigsci_launch.spy.look.target import find_target
 from bigsci_launch.trace.calls import CallTrace, parse_call_trace
 from bigsci_launch.trace.last import RankCalls
 
 HEARTBEAT_S = 10.0
 """How often a rank writes its heartbeat, if its threads can run."""
 NO_COPY = "it left no copy: it ended well, it still runs, or its node was lost"
+ALL_CALLS = 1 << 20
+"""More than a ring has room for."""
 SUFFIXES = (".ring", ".calls")
+
+
+def read_ranks(argument: str | None, name: str | None, num_last: int, num_living: int = NUM_LAST) -> list[RankCalls]:
+    """Return what the ranks of a run, or the rings in a folder, hold: `num_last` calls of each thread of those that are
+    gone, `num_living` of those that still run.
+
+    Raises:
+        RunDirError: there is no such run.
+        CollectError: it is neither a run nor a folder of rings, or no rank can be read.
+    """
+    if argument is not None and (found := files_in(Path(argument))):
+        return read_files(found, num_last)
+    try:
+        attempt = find_attempt(find_run(argument), name)
+    except RunDirError:
+        if argument is None or not Path(argument).is_dir():
+            raise
+        raise CollectError(f"{argument}: not a run, and no folder with rings or call traces") from None
+    copies = read_copies(attempt, num_last)
+    if name is not None or (copies and all(each.is_copy and each.ring is not None for each in copies)):
+        return copies
+    try:
+        target = find_target(argument, None)
+        living = read_nodes(collect(replace(target, request={**target.request, "num_calls": num_living})).nodes)
+    except BslError:
+        if not copies:
+            raise
+        return copies
+    copies = read_copies(attempt, num_last)  # a rank that has ended during the look was on its node no longer
+    return with_living(copies, living) if copies else living
 
 
 def files_in(folder: Path) -> list[Path]:

@@ -65,11 +65,10 @@ def answer_question(question: Question, report_progress: Progress = no_progress)
 
 def _looked_at(question: Question, report_progress: Progress) -> Comparison | None:
     with suppress(*([BslError] if question.may_fail else [])):
-        match question.sides:
-            case (a, b):
-                return _compared(a, b, question, report_progress)
-            case (alone,):
-                return _audited(alone, question, report_progress)
+        if len(question.sides) == 2:
+            return _compared(*question.sides, question, report_progress)
+        if len(question.sides) == 1:
+            return _audited(question.sides[0], question, report_progress)
     return None
 
 

@@ -18,7 +18,9 @@ FIELDS = "5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 4242 23"
 @given(st.text(max_size=15))
 def test_a_stat_line_is_read_whatever_the_command_is_called(command: str) -> None:
     found = parse_stat(f"17 ({command}) S 3 {FIELDS}\n")
-    assert found == Process(17, command, state="S", parent_pid=3, session=6, cpu_ticks=14 + 15, start_ticks=4242)
+    assert found == Process(
+        17, command, state="S", parent_pid=3, session=6, cpu_ticks=14 + 15, start_ticks=4242, group=5
+    )
 
 
 @pytest.mark.parametrize("text", ["", "17", "17 (x) S 3", f"17 (x) S three {FIELDS}", f"(x) S 3 {FIELDS}"])

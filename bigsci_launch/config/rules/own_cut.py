@@ -18,7 +18,7 @@ NUM_ENDS = 2
 
 def parse_layer_counts(method: str) -> tuple[int, ...] | None:
     """The transformer layers of every stage that `time:COUNTS` or `memory:COUNTS` names; None for other methods."""
-    match = re.fullmatch(r"(?:time|memory):([1-9]\d*(?:,[1-9]\d*)*)", method)
+    match = re.fullmatch(r"(?:time|memory):([1-9]\d*(?:,(?:0|[1-9]\d*))*)", method)
     return tuple(int(count) for count in match[1].split(",")) if match else None
 
 

@@ -9,18 +9,16 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal
 
 from pydantic import (
-    AfterValidator,
     BeforeValidator,
     Field,
     NonNegativeFloat,
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
-    model_validator,
 )
 
 from bigsci_launch.config.schema.guards import FaultSpec, GuardsSection
-from bigsci_launch.config.schema.notify import NotifySection
+from bigsci_launch.config.schema.monitor import MonitorSection
 from bigsci_launch.config.schema.program import starts_trainer
 from bigsci_launch.config.schema.section import DESCRIBING, NOTHING, OR_NOTHING, NotDescribed, Section
 from bigsci_launch.config.schema.slurm import SlurmSection
@@ -30,6 +28,8 @@ from bigsci_launch.config.schema.technique import (
     ExpertsSection,
     Framework,
     Hidden,
+    Kernels,
+    LossKernel,
     Precision,
     Recomputation,
     Schedule,
@@ -40,11 +40,8 @@ from bigsci_launch.config.schema.values import (
     EnvironmentVariable,
     Fraction,
     RunName,
-    TracedCall,
-    TracedName,
     or_bare_values,
 )
-from bigsci_launch.step_lines import own_form
 from bigsci_launch.topology import AXES, Topology
 
 
@@ -70,7 +67,8 @@ class RunSection(Section):
     framework: Framework | None = None
     """The framework of the program in `command`, from which `bsl plan` knows how it cuts layers, shards the state and
     communicates: `deepspeed` (Megatron-DeepSpeed), `megatron` (Megatron-LM, NeMo), `torchtitan`, `fsdp` (another
-    program with FSDP). Default: `bsl` for `bsl train`. A run of another program without it is not priced."""
+    program with FSDP), `other` (its own loop, which sends tensor by tensor). Default: `bsl` for `bsl train`. A run of
+    another program without it is not priced."""
 
     log_limit_mib: NonNegativeInt = 256
     """Largest size of the log of one rank, MiB; 0: no limit. A log that reaches it keeps its beginning and the newest
@@ -90,11 +88,16 @@ class ParallelismSection(Section):
     """How the model is split over the ranks. In rank order, tensor varies fastest, then context, expert, data,
     pipeline. The product of the five sizes is the world size."""
 
+    engine: Literal["deepspeed", "uneven"] = "deepspeed"
+    """What runs the pipelines of `bsl train`. `deepspeed`: all have the same stages. `uneven`: pipelines of different
+    depths use any number of ranks, and those that are left after a loss."""
+
     tensor_parallel_size: PositiveInt = 1
     """Ranks that share every layer (tp)."""
 
     pipeline_parallel_size: PositiveInt = 1
-    """Stages of the pipeline (pp)."""
+    """Stages of the pipeline (pp). With `engine: uneven`, the fewest stages of a pipeline, which hold one replica (n0);
+    the most are 2 n0 - 1."""
 
     data_parallel_size: PositiveInt | None = None
     """Replicas (dp); default: world size / (tp x cp x ep x pp). A local site starts tp x cp x ep x pp x dp ranks;
@@ -118,7 +121,8 @@ class ParallelismSection(Section):
     and torchtitan do. Not an axis: dp counts these ranks too."""
 
     sequence_parallel: bool = False
-    """Whether tensor-parallel ranks also share the tokens of norms and dropout (Megatron's `--sequence-parallel`)."""
+    """Whether tensor-parallel ranks also share the tokens of norms and dropout (Megatron's `--sequence-parallel`). The
+    losses are the same, dropout included. tp must divide `sequence_length`."""
 
     zero_stage: ZeroStage = 1
     """What data-parallel ranks share: nothing (0), the optimizer's state (1: ZeRO-1, Megatron's distributed optimizer),
@@ -136,10 +140,15 @@ class ParallelismSection(Section):
 
     overlap: list[Hidden] | None = None
     """Which communication overlaps with computation: any of `tensor`, `data` and `pipeline` parallelism. Default: what
-    programs overlap by themselves: `data` with FSDP and ZeRO-3, otherwise nothing."""
+    programs overlap by themselves: `data` with FSDP and ZeRO-3. `bsl train` overlaps only `data`, in bf16 and fp8."""
 
     def topology(self, num_ranks: int) -> Topology:
-        """Return the sizes as a topology. If dp is left out, it is what `num_ranks` ranks allow, at least 1."""
+        """Return the sizes as a topology. If dp is left out, it is what `num_ranks` ranks allow, at least 1.
+
+        Uneven pipelines are no grid: to all who do not know them, each rank is a replica.
+        """
+        if self.engine == "uneven":
+            return Topology(dp=max(1, num_ranks))
         sizes = {axis.name: getattr(self, axis.key) for axis in AXES}
         given = Topology(**{axis: size or 1 for axis, size in sizes.items()})
         return given if sizes["dp"] else given.resized(dp=max(1, num_ranks // given.world_size))
@@ -256,16 +265,48 @@ class TrainingSection(Section):
 
     precision: Precision = "bf16"
     """Number format of the weights used for computing. bf16 keeps fp32 masters and accumulates gradients in fp32. fp16
-    keeps fp32 masters and uses dynamic loss scaling; it needs a GPU. fp8: bf16 with matrix products in fp8, for a
-    program in `run.command`."""
+    keeps fp32 masters and uses dynamic loss scaling; it needs a GPU. fp8: bf16, but the matrix products of the
+    transformer layers are computed in fp8, with one scale for each tensor; it needs a GPU of NVIDIA's Ada or Hopper
+    generation or newer. A run can change between bf16 and fp8, as both save the same."""
+
+    @property
+    def weight_format(self) -> Precision:
+        """Number format of weights, activations and checkpoints."""
+        return "bf16" if self.precision == "fp8" else self.precision
 
     attention: Attention = "fused"
     """`fused`: one kernel that never stores the scores (FlashAttention, torch's scaled_dot_product_attention, cuDNN).
-    `unfused`: products and softmax one after the other, as in Megatron of 2021."""
+    `flash1`: the first FlashAttention, which is slower. `flash3`: its third version, or cuDNN 9, which is faster on
+    Hopper. `unfused`: products and softmax one after the other, as in
+    Megatron of 2021."""
+
+    kernels: Kernels | None = None
+    """How the program in `run.command` computes norms, sums and activations: `eager` (one by one), `fused` (a
+    norm in one kernel), `compiled`, or `graphs` (in CUDA graphs). Default: `compiled` for `megatron`, `torchtitan`."""
+
+    loss: LossKernel | None = None
+    """How the program in `run.command` computes the loss, which decides what it keeps of the logits: `plain` (torch's
+    cross entropy, on all ranks of tp the whole vocabulary), `fused` (in place, each rank its part of the vocabulary),
+    `chunked` (a few tokens at a time). Default: `plain` for `fsdp` and `other`, otherwise `fused`."""
+
+    gradients: Literal["fp32", "bf16"] | None = None
+    """In which format the program in `run.command` adds up the gradients of 16-bit weights. Default: fp32. `bf16` is
+    Megatron's `--grad-reduce-in-bf16` (`grad_reduce_in_fp32: false`)."""
+
+    optimizer_bytes: NonNegativeFloat | None = None
+    """Bytes of optimizer state per parameter on the GPU, with an fp32 master of the weight, for the program in
+    `run.command`. Default: 12, those of AdamW. Moments in 8 bits leave 6; on the host, there are 0."""
 
     activation_checkpointing: Recomputation = False
-    """Whether the activations of transformer layers are recomputed in the backward pass. For a program in `run.command`
-    also `selective`, which recomputes only attention, or the number of layers of each stage that are recomputed."""
+    """Whether the activations of transformer layers are recomputed in the backward pass. `selective`: `bsl train` keeps
+    the results of matrix products and attention, and recomputes norms, activation functions, dropout and residual sums.
+    For a program in `run.command`, `selective` recomputes only attention, and a number is that of the layers of each
+    stage that are recomputed."""
+
+    compile: bool = False
+    """Whether `bsl train` compiles its transformer layers (torch.compile): fewer, larger kernels. The first step takes
+    up to a minute more, until the code is kept on the node. The losses are those of eager layers within rounding. It
+    needs gcc and Python's headers on the nodes."""
 
     device: Literal["auto", "cuda", "cpu"] = "auto"
     """What the ranks compute on. `auto`: GPUs if a rank sees any, otherwise the CPU; a Slurm step that was given GPUs
@@ -335,89 +376,13 @@ class CheckpointSection(Section):
     verified one, the newest that passed the guards' checks, and those that are pinned or half verified
     (`bsl checkpoint`)."""
 
+    background: bool = False
+    """Write checkpoints while training continues. Each rank keeps a copy of what it saves in host memory: its weights,
+    and its part of the fp32 masters and moments. The last save of an attempt is not in the background."""
+
     load: str = "auto"
     """`auto`: the newest checkpoint of the run, if it has one. `none`: start at step 0. Otherwise the path of a
     checkpoint folder that has a checkpoint: the run starts from it, and resumes from its own once it has any."""
-
-
-class TraceSection(Section):
-    """Which calls every rank traces. `bsl trace on` and `off` change it while the run runs."""
-
-    include: list[TracedName] = Field(min_length=1)
-    """Packages and modules whose calls are traced, such as `megatron` or `my_model.attention`; `__main__` is the
-    program itself. Modules are known by their full names, so two files of the same name are two modules."""
-
-    from_step: PositiveInt | None = None
-    """The step at which the trace begins; default: at the start of the program."""
-
-    from_call: TracedCall | None = None
-    """The function at whose first call the trace begins, as `MODULE:FUNCTION`; default: at the start of the program."""
-
-    @model_validator(mode="after")
-    def _begins_once(self) -> TraceSection:
-        if self.from_step is not None and self.from_call is not None:
-            raise ValueError("from_step and from_call exclude each other: name one")
-        return self
-
-
-def _step_pattern(pattern: str) -> str:
-    own_form(pattern)
-    return pattern
-
-
-StepPattern = Annotated[str, Field(min_length=1, max_length=1000), AfterValidator(_step_pattern)]
-
-
-class MonitorSection(Section):
-    """What the run records, and when."""
-
-    peak_tflops_per_rank: PositiveFloat | None = None
-    """Peak TFLOP/s of one rank's device, used to show utilisation; default: the site's."""
-
-    dump_weights_steps: list[PositiveInt] = []
-    """Steps before and after which every rank dumps its weights for `bsl diff-weights`."""
-
-    exit_margin_s: PositiveInt | None = None
-    """Seconds before the time limit at which ranks are asked to save and stop (`--signal`); default: computed."""
-
-    ring: str = Field(default="auto", pattern="^(auto|none|/[^,:]*)$")
-    """Where each rank keeps its last calls of torch.distributed, for `bsl spy` and `bsl trace last`: a folder on
-    storage of the node, `auto` to find one, or `none`. An import hook on PYTHONPATH records them, 1 MiB a rank."""
-
-    trace: TraceSection | None = None
-    """The call trace of every rank; default: none. It needs `monitor.ring`. A trace takes 1.5 MiB a rank, and 1 MiB for
-    each further thread. It is copied into the attempt when the rank ends."""
-
-    step_line: StepPattern | None = None
-    """How the program prints a step, if in no form that `bsl` knows: a regular expression that is searched in each
-    line, such as `step=(?P<step>\\d+) loss=(?P<loss>\\S+)`. It has the group `step`, or `index` for steps counted from
-    0, and what else is printed: `total`, `loss`, `grad_norm`, `seconds` or `milliseconds`, `batch_size`. No other
-    lines then count as steps."""
-
-    watch: Literal["auto", "off", "observe", "act"] = "auto"
-    """Whether the job script starts `bsl watch` next to the ranks. `observe`: it detects and explains hangs and
-    spikes, keeps evidence and notifies. `act`: it also ends ranks that hang, so that the run continues, leaves out the
-    node of the suspect, and pins checkpoints around a spike; with `survive`, it fences the rank to blame for a hang.
-    `auto`: `act` with `survive`; else `observe` for `bsl train`, and `off` for other programs."""
-
-    notify: NotifySection | None = None
-    """Who receives messages about what watchers find and do; default: no messages."""
-
-    save_time_s: PositiveFloat = 60.0
-    """Expected seconds of one save; part of the exit margin."""
-
-    eval_interval: PositiveInt | None = None
-    """Steps between evaluations; default: no evaluation. `bsl train` evaluates on `data.held_out`. If the step also has
-    a save, that comes first."""
-
-    eval_batches: PositiveInt = 4
-    """Global batches per evaluation of `bsl train`. The samples are the same each time."""
-
-    eval_time_s: NonNegativeFloat = 0.0
-    """Expected seconds of one evaluation."""
-
-    step_time_s: PositiveFloat = 120.0
-    """Expected seconds of one step; part of the exit margin."""
 
 
 class RunConfig(Section):

@@ -130,6 +130,10 @@ class SiteConfig(Section):
     network_gb_per_s: PositiveFloat | None = None
     """Nominal GB/s of all network adapters of a node together, in one direction: four of 200 Gb/s are 100."""
 
+    network_taper: PositiveFloat = 1.0
+    """How much more the nodes of a leaf switch can send than its links to other switches carry: 2 for a tree tapered
+    2:1, 1 for a full tree, and for a rail-optimised one whose rings stay on their rails."""
+
     activation: list[str] = []
     """Shell lines that make the software available: modules, conda, a virtual environment."""
 

@@ -87,8 +87,10 @@ class SlurmSection(Section):
     nodelist: Word | None = None
     """Nodes that must be used, as a Slurm hostlist."""
 
-    requeue: bool = False
-    """Whether the job is started again after a lost node or a preemption (`--requeue`). `chain` does more."""
+    requeue: bool | Literal["expedite"] = False
+    """Whether the job is started again after a lost node or a preemption (`--requeue`). `chain` does more. `expedite`:
+    it starts at once and before all other jobs of the cluster, also as a `chain` by requeue; for Slurm 25.11 or newer,
+    where the site allows it (`enable_expedited_requeue`)."""
 
     dependency: Word | None = None
     """Jobs that must end first, such as `afterok:123` (`sbatch --dependency`)."""

@@ -14,15 +14,19 @@ class SurviveSection(Section):
     the defaults.
 
     With `bsl train` the surviving ranks stay, and lost state comes from the memory of others; another program is
-    started again on all ranks."""
+    started again on all ranks, or uses `Survivor` to stay as well."""
+
+    in_place: bool = False
+    """Whether the program of `run.command` uses `Survivor`, so that its surviving ranks stay; those of `bsl train`
+    always do."""
 
     snapshot_steps: PositiveInt = 1
     """Steps between snapshots, `bsl train` only. Each rank keeps two of its optimizer state in host memory, and two of
     another rank's, on another node if there is one."""
 
     standby: bool = True
-    """Whether a second process of each rank of `bsl train` waits, with everything imported, to take the place of
-    the first one if that dies."""
+    """Whether a second process of each rank waits, with everything imported, to take the place of the first one if that
+    dies; for ranks that stay."""
 
     shrink: bool = True
     """Whether the run continues with fewer data-parallel replicas when no spare node is left. The global batch size is

@@ -8,9 +8,12 @@ from pydantic import NonNegativeInt, PositiveFloat, PositiveInt
 
 from bigsci_launch.config.schema.section import Section
 
-Framework = Literal["bsl", "deepspeed", "megatron", "torchtitan", "fsdp"]
+Framework = Literal["bsl", "deepspeed", "megatron", "torchtitan", "fsdp", "other"]
 Precision = Literal["fp32", "bf16", "fp16", "fp8"]
-Attention = Literal["fused", "unfused"]
+Attention = Literal["fused", "flash1", "flash3", "unfused"]
+Kernels = Literal["eager", "fused", "compiled", "graphs"]
+LossKernel = Literal["plain", "fused", "chunked"]
+ExpertProducts = Literal["grouped", "loop"]
 Recomputation = bool | Literal["selective"] | PositiveInt
 """Whether layers recompute their activations: all, none, only attention, or that many layers of each stage."""
 ZeroStage = Literal[0, 1, 2, 3]
@@ -39,3 +42,7 @@ class ExpertsSection(Section):
     capacity_factor: PositiveFloat | None = None
     """Tokens that an expert accepts, relative to an even share. Default: no token is dropped, and shares count as
     even."""
+
+    products: ExpertProducts | None = None
+    """Whether one kernel does the products of all experts of a rank, or a loop does one expert after the other, as
+    Hugging Face's models do. Default: `loop` for `deepspeed` and `fsdp`, else `grouped`."""

@@ -17,12 +17,13 @@ from pathlib import Path
 
 from bigsci_launch.errors import RunDirError
 from bigsci_launch.launch.job.say import say
-from bigsci_launch.runs.chain.decision import ChainDecision, decide
+from bigsci_launch.runs.chain.decision import OUTSIDE, ChainDecision, decide
 from bigsci_launch.runs.chain.links import (
     HELD,
     NOTHING_QUEUED,
     Link,
     cancel_links,
+    let_end,
     live_links,
     note_job,
     queue_next,
@@ -80,6 +81,8 @@ def refuse(options: argparse.Namespace, chain: ChainRecord, decision: ChainDecis
     is_finished = decision.action == "finished"
     say(f"nothing is started: {decision.sentence}")
     write(options, chain, decision, num_starts, withdraw(options, chain))
+    if chain.is_expedited and not is_finished:
+        end_for_good(options)
     now = time.time()
     record = end_record(
         options.attempt,
@@ -97,9 +100,24 @@ def refuse(options: argparse.Namespace, chain: ChainRecord, decision: ChainDecis
 
 def end(options: argparse.Namespace, chain: ChainRecord) -> int:
     """Decide after a start has ended, and ask Slurm for the next one."""
+    reason = read_record(options.attempt.exit).get("reason")
+    comes_back = (not chain.only_preempted or reason == "preempted") and carry_on(options, chain)
+    # What ended it from outside, Slurm knows better: it may be starting the job again already.
+    if chain.is_expedited and not comes_back and reason not in OUTSIDE:
+        end_for_good(options)
+    return 0
+
+
+def end_for_good(options: argparse.Namespace) -> None:
+    """Have a job that fails end as failed. Slurm would hold it in the queue, because it may be started again."""
+    answer = let_end(options.job_id)
+    if not answer.is_done:
+        say(f"Slurm may hold this job in the queue, if it fails: {answer.words}; `scancel {options.job_id}` ends it")
+
+
+def carry_on(options: argparse.Namespace, chain: ChainRecord) -> bool:
+    """Decide whether the run continues, and ask Slurm for it; return whether it starts this job again."""
     attempt: AttemptDir = options.attempt
-    if chain.only_preempted and read_record(attempt.exit).get("reason") != "preempted":
-        return 0
     attempts = starts_before(attempt, chain, including=True)
     starts = read_starts(attempts, chain, newest_checkpoint(attempt.run))
     decision = decide(chain, starts, time.time(), mark_before(attempts[0]))
@@ -109,13 +127,13 @@ def end(options: argparse.Namespace, chain: ChainRecord) -> int:
     elif chain.by == "queue":
         keep_queued(options, chain, len(starts), may_submit=True, decision=decision)
     else:
-        come_back(options, chain, decision, starts[-1].reason, len(starts))
-    return 0
+        return come_back(options, chain, decision, starts[-1].reason, len(starts))
+    return False
 
 
 def come_back(
     options: argparse.Namespace, chain: ChainRecord, decision: ChainDecision, reason: str | None, number: int
-) -> None:
+) -> bool:
     """Have Slurm start this job again. The decision is written first: a requeue ends this program."""
     following = f"{options.attempt.base_name}.r{options.restart_count + 1}"
     write(options, chain, decision, number, CommandAnswer(True, ""), following, options.job_id, is_asked=False)
@@ -126,6 +144,7 @@ def come_back(
     else:
         say(f"the job could not be requeued: {answer.words}")
     write(options, chain, decision, number, answer, following, options.job_id)
+    return answer.is_done
 
 
 def keep_queued(

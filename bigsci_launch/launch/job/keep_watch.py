@@ -1,10 +1,11 @@
-"""Keeps the watcher of an attempt alive.
+"""Keeps the watcher of an attempt alive, or what exports its metrics.
 
-    python -I -S bsl-job.pyz keep-watch --attempt-dir DIR -- PYTHON ... bigsci_launch watch RUN --agent
+    python -I -S bsl-job.pyz keep-watch --attempt-dir DIR [--log NAME] -- PYTHON ... bigsci_launch watch RUN --agent
 
-The job script starts it next to the ranks. It starts the watcher again when that dies, gives up with a line in job.out
-if it cannot live, and ends when the watcher has left by itself: when the attempt is over. On TERM it lets the watcher
-finish what it does, for some seconds. What the watcher prints goes to watch.log in DIR.
+The job script starts it next to the ranks. It starts the program again when that dies, gives up with a line in job.out
+if it cannot live, and ends when the program has left by itself: when the attempt is over. On TERM it lets the program
+finish what it does, for some seconds; one that was not up yet is started again, to report the end. What the program
+prints goes to watch.log in DIR, or to NAME.
 """
 
 from __future__ import annotations
@@ -31,15 +32,21 @@ LAST_WORDS_S = 20.0
 """How long the watcher may take to say how the attempt ended."""
 NICENESS = 10
 LOG_LIMIT = 16 << 20
+WORDS = {
+    "watch.log": ("the watcher", "nothing watches this attempt"),
+    "metrics.log": ("what exports metrics", "no metrics of this attempt are exported"),
+}
+"""What a program is called, by the name of its log, and what it means if it cannot live."""
 
 
 def main(tools: Path, arguments: Sequence[str]) -> int:
     """Keep the watcher of an attempt alive, as long as it is still its owner's. `tools` is what the attempt froze."""
     parser = argparse.ArgumentParser(description="Keep the watcher of an attempt alive.")
     parser.add_argument("--attempt-dir", type=Path, required=True)
+    parser.add_argument("--log", choices=WORDS, default="watch.log")
     parser.add_argument("program", nargs="+")
     options = parser.parse_args(arguments)
-    return Keeper(options.attempt_dir / "watch.log", options.program, tools).run()
+    return Keeper(options.attempt_dir / options.log, options.program, tools).run()
 
 
 class Keeper:
@@ -49,6 +56,7 @@ class Keeper:
         self._tools = tools
         self._log = log
         self._program = program
+        self._name, self._without = WORDS[log.name]
         self._process: subprocess.Popen[bytes] | None = None
         self._is_stopping = False
 
@@ -58,18 +66,21 @@ class Keeper:
         while not self._is_stopping:
             began = time.monotonic()
             code = self._watch()
+            if code == -signal.SIGTERM and self._is_stopping:
+                code = self._watch(is_asked=False)
             if code == 0 or self._is_stopping:
                 return 0
             num_short = num_short + 1 if time.monotonic() - began < SHORT_S else 0
             if num_short >= MOST_SHORT:
-                say(f"nothing watches this attempt: the watcher ended {num_short} times with {code}, see {self._log}")
+                say(f"{self._without}: {self._name} ended {num_short} times with {code}, see {self._log}")
                 return 1
             self._pause()
         return 0
 
-    def _watch(self) -> int:
+    def _watch(self, *, is_asked: bool = True) -> int:
+        """Run the program and return its exit code. Unless `is_asked`, it leaves by itself: the attempt is over."""
         if (why := why_not_ours(self._tools)) is not None:
-            say(f"the watcher is not started: {why}")
+            say(f"{self._name} is not started: {why}")
             return 127
         try:
             with self._open_log() as stream:
@@ -78,9 +89,9 @@ class Keeper:
                     preexec_fn=lower_priority,
                 )  # fmt: skip
         except OSError as error:
-            say(f"the watcher cannot be started: {self._program[0]}: {error.strerror}")
+            say(f"{self._name} cannot be started: {self._program[0]}: {error.strerror}")
             return 127
-        if self._is_stopping:
+        if self._is_stopping and is_asked:
             self._process.terminate()
         left_s = LAST_WORDS_S
         while True:

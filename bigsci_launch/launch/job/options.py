@@ -85,6 +85,9 @@ def nodes_option(slurm: SlurmSection) -> Option:
 
 def requeue_option(config: RunConfig) -> Option:
     slurm = config.slurm
+    if slurm.requeue == "expedite":
+        reason = "slurm.requeue is expedite: Slurm restarts the job at once after a node failure, before all other jobs"
+        return Option("requeue", "expedite", reason)
     if slurm.requeue and config.survive is not None:
         reason = "slurm.requeue is true: the job is restarted when the node that runs this script fails; survive does"
         return Option("requeue", None, f"{reason} the rest")

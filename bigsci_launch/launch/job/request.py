@@ -104,6 +104,8 @@ class JobRequest:
     """Where ranks keep their last calls: a folder on each node, `auto` or `none`."""
     watch: Literal["off", "observe", "act"]
     """Whether a watcher is started next to the ranks, and what it may do."""
+    exports: bool
+    """Whether a process is started next to them that keeps metrics or trackers up to date."""
     survive: Literal["restart", "in_place"] | None
     """How the job continues when a rank is lost; None: it ends."""
     standby: bool
@@ -194,20 +196,23 @@ def make_request(
         log_limit_mib=config.run.log_limit_mib,
         ring=config.monitor.ring,
         watch=watch_of(config),
+        exports=config.monitor.metrics is not None or bool(config.monitor.trackers),
         survive=survive_of(config),
-        standby=config.survive is not None and config.survive.standby and config.run.starts_trainer,
+        standby=config.survive is not None and config.survive.standby and survive_of(config) == "in_place",
         spare_nodes=0 if is_local else config.slurm.spare_nodes,
     )
 
 
 def chain_of(slurm: SlurmSection, total_steps: int | None, attempt: str) -> ChainRecord | None:
     """Return the chain that begins with `attempt`; None if the run does not start itself again."""
-    chain = slurm.chain
+    chain, is_expedited = slurm.chain, slurm.requeue == "expedite"
     if chain is None:
         if not slurm.requeue:
             return None
         # The bound is that of a chain, because a job may be preempted for ever.
-        return ChainRecord("requeue", 50, None, total_steps, only_preempted=True, first=attempt)
+        return ChainRecord(
+            "requeue", 50, None, total_steps, only_preempted=True, first=attempt, is_expedited=is_expedited
+        )
     return ChainRecord(
         chain.by,
         chain.max_starts,
@@ -216,14 +221,15 @@ def chain_of(slurm: SlurmSection, total_steps: int | None, attempt: str) -> Chai
         only_preempted=False,
         first=attempt,
         links=chain.links,
+        is_expedited=is_expedited,
     )
 
 
 def survive_of(config: RunConfig) -> Literal["restart", "in_place"] | None:
-    """Return what `survive` means for the program of this run: only the ranks of `bsl train` can stay."""
+    """Return what `survive` means for the program of this run: ranks of `bsl train` and of `Survivor` can stay."""
     if config.survive is None:
         return None
-    return "in_place" if config.run.starts_trainer else "restart"
+    return "in_place" if config.run.starts_trainer or config.survive.in_place else "restart"
 
 
 def watch_of(config: RunConfig) -> Literal["off", "observe", "act"]:

@@ -32,13 +32,27 @@ NOTHING_QUEUED = "no job is queued behind it"
 
 def requeue(job_id: str, restart_count: int, reason: str | None) -> CommandAnswer:
     """Ask Slurm to start the job again, unless it does so by itself, or the job was ended in between."""
-    known = ask("squeue", "--noheader", "--states=all", f"--jobs={job_id}", "--Format=State,RestartCnt")
-    state, restarts = (*known.words.split(), "", "")[:2] if known.is_done else ("", "")
-    if restarts.isdigit() and int(restarts) > restart_count:
+    state, restarts = state_of(job_id)
+    if state == "EXPEDITING" or (restarts.isdigit() and int(restarts) > restart_count):
         return CommandAnswer(True, "Slurm requeues the job by itself")
     if state not in ("RUNNING", "") and reason != "preempted":
         return CommandAnswer(False, f"the job is {state}, so it was not requeued")
     return ask("scontrol", "requeue", job_id)
+
+
+def let_end(job_id: str) -> CommandAnswer:
+    """Ask Slurm not to start the job again. If it fails, one with `--requeue=expedite` would be held in the queue."""
+    state, _ = state_of(job_id)
+    if state not in ("RUNNING", ""):
+        return CommandAnswer(True, f"the job is {state} already")
+    return ask("scontrol", "update", f"JobId={job_id}", "Requeue=0")
+
+
+def state_of(job_id: str) -> tuple[str, str]:
+    """Return a job's state and how often it was requeued, in Slurm's words; empty ones if they are not known."""
+    known = ask("squeue", "--noheader", "--states=all", f"--jobs={job_id}", "--Format=State,RestartCnt")
+    state, restarts, *_ = (*known.words.split(), "", "") if known.is_done else ("", "")
+    return state, restarts
 
 
 class Link(NamedTuple):

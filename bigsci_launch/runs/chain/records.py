@@ -34,6 +34,8 @@ class ChainRecord:
     """Starts of the chain up to this one; None before it has started."""
     links: int = 1
     """Attempts that wait behind the running one, in a chain by queue."""
+    is_expedited: bool = False
+    """Whether Slurm starts the job again before all others. It also holds a job that fails, unless asked not to."""
 
 
 @dataclass(frozen=True, slots=True)

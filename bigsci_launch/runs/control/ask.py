@@ -22,13 +22,23 @@ def ask_run(run: RunDir, verb: str, why: str, after_step: int | None) -> Attempt
     Raises:
         RunDirError: the attempt has not begun or has ended, what is asked is not possible, or it cannot be written.
     """
-    attempt = find_attempt(run)
-    _require_running(run, attempt)
-    _require_possible(run, attempt, verb, after_step)
+    attempt = require_askable(run, verb, after_step)
     try:
         write_request(run, verb, why, after_step=after_step, attempt=attempt.name)
     except OSError as error:
         raise _cannot_write(run, error) from error
+    return attempt
+
+
+def require_askable(run: RunDir, verb: str, after_step: int | None) -> AttemptDir:
+    """Return the newest attempt of a run.
+
+    Raises:
+        RunDirError: it has not begun or has ended, or what is asked is not possible.
+    """
+    attempt = find_attempt(run)
+    _require_running(run, attempt)
+    _require_possible(run, attempt, verb, after_step)
     return attempt
 
 

@@ -9,7 +9,7 @@ import math
 from datetime import datetime
 from typing import Any, NamedTuple
 
-from bigsci_launch.endings.conclude import Culprit, named_by, sentence_of
+from bigsci_launch.endings.ending import Culprit, named_by, sentence_of
 from bigsci_launch.lost_peer import TIMED_OUT, loss_in
 from bigsci_launch.runs.ending.failures import failure_of, identity, make_failure
 from bigsci_launch.runs.ending.output import JobOutput, collective_of, collective_text
@@ -91,7 +91,7 @@ def find_said_by_slurm(output: JobOutput, ranks: Ranks, failures: list[Record]) 
     Out of memory explains ranks that were killed; an error that another rank had raised before is the first failure.
     """
     failed = sorted(failure["rank"] for failure in failures)
-    kinds = {each.kind for each in output.told if each.word.speaker == "witness"}
+    kinds = {each.kind for each in output.told if each.word.speaker == "witness" and each.word.is_sure}
     if "node_failure" in kinds:
         lost = [{**make_failure(-1, NOTHING, SLURM_LOST.format(node), None), "rank": None, "node": node}
                 for node in output.lost_nodes]  # fmt: skip

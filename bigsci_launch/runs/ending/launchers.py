@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from bigsci_launch.endings.conclude import JobEnding, conclude
+from bigsci_launch.endings.conclude import conclude
+from bigsci_launch.endings.ending import JobEnding
 from bigsci_launch.endings.lines import Speaker
 from bigsci_launch.endings.statements import Statement, read_statements
 from bigsci_launch.endings.words import read_words

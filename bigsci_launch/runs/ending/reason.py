@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from bigsci_launch.endings.conclude import named_by, sentence_of
+from bigsci_launch.endings.ending import named_by, sentence_of
 from bigsci_launch.file_names import launcher_of_name
 from bigsci_launch.runs.ending.blame import (
     EndFinding,

@@ -9,7 +9,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from bigsci_launch.endings.conclude import Culprit, named_by, reason_of, sentence_of
+from bigsci_launch.endings.conclude import reason_of
+from bigsci_launch.endings.ending import Culprit, named_by, sentence_of
 from bigsci_launch.endings.lines import Speaker
 from bigsci_launch.endings.statements import Statement, read_statements
 from bigsci_launch.endings.words import read_words

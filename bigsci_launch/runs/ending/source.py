@@ -6,12 +6,14 @@ from typing import Any
 
 from bigsci_launch.scheduler.job import JobInfo, JobState
 
+UNKNOWN = "unknown: not `bsl cancel`, and only Slurm's accounting (sacct) records others"
+
 
 def source_facts(ended: dict[str, Any], job: JobInfo, cancelled_by: str | None) -> list[tuple[str, str]]:
     """Return who ended a cancelled job, and where the reason of the end comes from if it is not exit.json."""
     facts = []
     if job.state is JobState.CANCELLED and job.source in ("squeue", "sacct"):
-        facts.append(("cancelled by", cancelled_by or "unknown: only Slurm's accounting (sacct) records it"))
+        facts.append(("cancelled by", cancelled_by or UNKNOWN))
     source = ended.get("reconstructed")
     if source and source["source"] == "job.out":
         facts.append(("source", "job.out, where the batch script printed the record that it could not write"))

@@ -23,6 +23,7 @@ LONG_RECOVERY_S = 60.0
 """A recovery that lasts longer than this is worth a remark."""
 SOURCES = {
     "memory": "from the memory of its ranks",
+    "replicas": "from ranks that have the same state",
     "buddies": "from the copies of buddies",
     "checkpoint": "from a checkpoint",
     "start": "from the start",

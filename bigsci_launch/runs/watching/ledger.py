@@ -32,7 +32,8 @@ class RunFinding:
     `kind` is a word for programs, such as `hang`, `stall`, `dead`, `slower`, `loss_spike`, `restart_spike`. `key` says
     when two findings are the same one. `since` is the onset as far as known, `noticed` when it was found, both in
     seconds since the epoch. `details` are further sentences. `bundle` is the path of the evidence; `signature` is equal
-    for hangs whose ranks are in the same places. `cleared` is when it was over; None if it is not.
+    for hangs whose ranks are in the same places. `cleared` is when it was over; None if it is not. `accuses`: it says
+    which ranks caused it.
     """
 
     kind: str
@@ -46,6 +47,16 @@ class RunFinding:
     bundle: str | None = None
     signature: str = ""
     cleared: float | None = None
+    lost_ranks: float | None = None
+    accuses: bool = False
+
+    def lost_hours(self, now: float | None) -> float | None:
+        """Return how many hours of a rank's time are lost until `now`; None if that is not known. `now` is None if the
+        run may have ended before."""
+        until = self.cleared if self.cleared is not None else now
+        if self.lost_ranks is None or self.since is None or until is None or until < self.since:
+            return None
+        return self.lost_ranks * (until - self.since) / 3600
 
 
 BY_WATCHERS = ("end_ranks", "leave_out", "pin", "fence", "begin_again")
@@ -57,10 +68,11 @@ ActState = Literal["begun", "done", "refused", "failed"]
 class Act:
     """Something that was done to a run, or asked for.
 
-    `what` is `save`, `exit`, `restart`, `dump`, `kill` (asked by a person), or `end_ranks`, `leave_out`, `pin`,
-    `fence`, `begin_again` (by a watcher that may act), or `requests` (more than one user may ask). `who` is a login
-    name, or the name of a watcher. `why` is their reason, `words` the result. `key` is the same for all lines
-    about one act. `stage` is how far an act has got that takes a while, for the watcher that carries it through.
+    `what` is `save`, `exit`, `restart`, `dump`, `kill` (asked for), `cancel` (by an agent of the owner),
+    or `end_ranks`, `leave_out`, `pin`, `fence`, `begin_again` (by a watcher that may act), or `requests` (more than one
+    user may ask). `who` is a login name, or the name of a watcher. `why` is their reason, `words` the result. `key` is
+    the same for all lines about one act. `stage` is how far an act has got that takes a while, for the watcher that
+    carries it through.
     """
 
     key: str

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import fields, is_dataclass
 from enum import Enum
 from functools import cache
 from types import NoneType, UnionType
@@ -45,10 +45,12 @@ def _value(hint: Any, value: Any) -> Any:
         return tuple(_value(arguments[0], each) for each in _require(isinstance(value, (list, tuple)), value))
     if origin is Literal:
         return _require(value in arguments, value)
+    if isinstance(hint, type) and is_dataclass(hint):
+        return typed(hint, value)
     if issubclass(hint, Enum):
         return hint(value)
     if hint is float:
-        return float(_require(_is_number(value, int | float) and abs(value) <= LARGEST_FLOAT, value))
+        return float(_require(_is_number(value, (int, float)) and abs(value) <= LARGEST_FLOAT, value))
     if hint is int:
         return _require(_is_number(value, int) and abs(value) <= LARGEST_INT, value)
     return _require(isinstance(value, hint), value)

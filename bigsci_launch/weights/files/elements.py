@@ -202,7 +202,8 @@ def are_same_bits(a: Array, b: Array) -> bool:
 def as_floats(stored: Array, dtype: str) -> Array:
     """Return values as floats: float32 for float formats up to 32 bits, otherwise float64; complex numbers as pairs."""
     if dtype == "BF16":
-        return (stored.astype(np.uint32) << np.uint32(16)).view(np.float32)
+        widened: Array = (stored.astype(np.uint32) << np.uint32(16)).view(np.float32)
+        return widened
     if dtype in SMALL_FLOATS or dtype == SCALE:
         return values_of_codes(dtype)[stored]
     if dtype in ("F16", "F32"):
@@ -221,6 +222,6 @@ def round_to(values: Array, dtype: str) -> Array:
         return values.astype(stored_as(dtype))
     bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
     is_odd = (bits >> np.uint32(16)) & np.uint32(1)
-    rounded = ((bits + np.uint32(0x7FFF) + is_odd) >> np.uint32(16)).astype(np.uint16)
+    rounded: Array = ((bits + np.uint32(0x7FFF) + is_odd) >> np.uint32(16)).astype(np.uint16)
     rounded[np.isnan(values)] = 0x7FC0
     return rounded

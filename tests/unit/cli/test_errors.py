@@ -18,7 +18,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from bigsci_launch.cli import console
-from bigsci_launch.cli.main import LONGEST_LINE, bsl, error_text
+from bigsci_launch.cli.boundary import LONGEST_LINE, error_text
+from bigsci_launch.cli.main import bsl
 from bigsci_launch.demo.screen import last_screen
 from bigsci_launch.demo.story import DemoResult
 from bigsci_launch.errors import BslError
@@ -204,7 +205,7 @@ def test_the_commands_after_the_demonstration_can_be_pasted_where_a_path_has_a_b
 def test_a_conversion_without_torch_says_what_to_install(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch", None)
     done = run("checkpoint", "convert", "nowhere", "--tp", "1", "-o", "there")
-    assert (done.exit_code, "pip install torch " in done.stderr) == (4, True)
+    assert (done.exit_code, "pip install '.[train]'" in done.stderr) == (4, True)
 
 
 def process(folder: Path, *words: str, **environment: str) -> subprocess.CompletedProcess[str]:

@@ -22,7 +22,7 @@ SHOWN = r"\x1b]52;c;ZXZpbA==\x07\x1b[2J\x9b2J\u202egnp.exe\u2028\x7f\x0dx"
 PROGRAM = f"""
 import logging, sys
 from bigsci_launch.cli import console
-from bigsci_launch.cli.main import Boundary
+from bigsci_launch.cli.boundary import Boundary
 from bigsci_launch.errors import BslError
 evil = {EVIL!r}
 for way in sys.argv[1:]:

@@ -65,6 +65,13 @@ def test_no_line_is_wider_than_the_terminal(program: str, width: int, left_out: 
     assert whole in text
 
 
+def test_columns_without_text_make_room_for_names() -> None:
+    row = ("", TENSOR, *DIFF_ROW[2:-1], "")
+    text = on_terminal(PROGRAM.format(COLUMNS, row, (">max ulp", ">max abs")), 70)
+    heading = text.split("─")[0].split()
+    assert COLUMNS[0] not in heading and COLUMNS[-1] not in heading and COLUMNS[1] in heading
+
+
 @pytest.mark.parametrize(("program", "row"), [(LIST, LIST_ROW), (DIFF, DIFF_ROW)])
 def test_in_a_pipe_a_row_is_whole(program: str, row: tuple[str, ...]) -> None:
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)

@@ -41,7 +41,7 @@ def brief(findings: list[Finding]) -> list[tuple[str, str, str, str]]:
 
 
 TP, PP, DP = (f"parallelism.{axis}_parallel_size" for axis in ("tensor", "pipeline", "data"))
-CP = "parallelism.context_parallel_size"
+CP, OVERLAP = "parallelism.context_parallel_size", "parallelism.overlap"
 HEADS, BATCH, MICRO = "model.num_attention_heads", "training.global_batch_size", "training.micro_batch_size"
 LIMIT, PARTITION, STEPS = "slurm.time_limit", "slurm.partition", "training.steps"
 MARGIN, METHOD = "monitor.exit_margin_s", "parallelism.partition_method"
@@ -55,6 +55,9 @@ OBJECTIONS: list[tuple[dict[str, Any], str, str, str, str]] = [
     ({"slurm.nodes": 3}, "error", "world size", DP, "slurm.nodes"),
     ({DP: None, PP: 3, "slurm.nodes": 4}, "error", "world size", TP, "slurm.nodes"),
     ({CP: 2, DP: 1}, "error", "axes", CP, "run.command"),
+    ({OVERLAP: ["data", "tensor"]}, "error", "technique", OVERLAP, "run.command"),
+    ({OVERLAP: ["data"], MICRO: "auto"}, "error", "overlap", OVERLAP, MICRO),
+    ({OVERLAP: ["data"], "training.precision": "fp32"}, "error", "overlap", OVERLAP, "training.precision"),
     ({"model.vocab_size": 100}, "warning", "vocabulary_padding", "model.vocab_size_multiple", "model.vocab_size"),
     ({BATCH: 18}, "error", "batch", BATCH, MICRO),
     ({LOWEST: 1.0}, "error", "learning_rate", LOWEST, "optimizer.learning_rate"),
@@ -108,6 +111,7 @@ def test_one_rule_objects(run: LoadedRun, check_golden: Callable[[Path, str], No
         {"monitor.dump_weights_steps": [20], "checkpoint.save_interval": 20, "training.stop_after_steps": 19},
         {"monitor.exit_margin_s": 180},
         {"model.ffn_hidden_size": 100},
+        {OVERLAP: ["data"]},
     ],
 )
 def test_what_just_holds_is_let_pass(run: LoadedRun, changes: dict[str, Any]) -> None:

@@ -36,11 +36,18 @@ def test_only_the_trainer_imports_torch_and_deepspeed() -> None:
     assert not wrong, wrong
 
 
-def test_only_the_command_line_knows_click_and_only_its_console_knows_rich() -> None:
+def test_only_the_command_line_knows_click_and_only_one_place_of_it_knows_rich_or_textual() -> None:
     for path, tree in parsed():
         roots = {name.split(".")[0] for name in imports(tree)}
         assert "click" not in roots or room(path) == "cli", path
         assert "rich" not in roots or path == PACKAGE / "cli" / "console.py", path
+        assert "textual" not in roots or path.parent == PACKAGE / "cli" / "screens", path
+
+
+def test_only_their_own_modules_know_the_packages_of_trackers() -> None:
+    for path, tree in parsed():
+        roots = {name.split(".")[0] for name in imports(tree)}
+        assert not roots & {"tensorboard", "trackio", "wandb", "mlflow"} or path.parent.name == "trackers", path
 
 
 def test_only_programs_print_and_exit() -> None:
@@ -58,7 +65,7 @@ def test_only_programs_print_and_exit() -> None:
 
 
 def test_command_files_import_features_inside_their_callbacks() -> None:
-    heavy = {"torch", "deepspeed", "pydantic", "rich", "yaml", "jinja2", "numpy"}
+    heavy = {"torch", "deepspeed", "pydantic", "rich", "yaml", "jinja2", "numpy", "textual"}
     for path in (PACKAGE / "cli").glob("*.py"):
         tree = ast.parse(path.read_text())
         assert not top_level_imports(tree) & heavy, path
@@ -234,6 +241,7 @@ PLAIN_READS = {
     "a file of the package": (
         *("gpus.py", "launch/freeze.py", "minicluster/settings.py", "spy/look/collect.py", "spy/show/page.py"),
         *("weights/show/page.py", "calls_build.py", "launch/job/frozen.py", "entries.py"),
+        "agents/skill.py",
     ),
     "a file of the kernel": (
         *("hang_lab/needs.py", "hang_lab/processes.py", "minicluster/daemons.py", "procfs.py", "scheduler/local.py"),

@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from bigsci_launch.errors import INSTALL_TRAIN, INSTALL_WEIGHTS
+from bigsci_launch.cli.main import bsl
+from bigsci_launch.errors import INSTALL_MCP, INSTALL_TRAIN, INSTALL_WEIGHTS
 
 pytestmark = pytest.mark.slow
 
@@ -61,16 +62,22 @@ def wheel(distributions: Path, tmp_path: Path) -> Path:
 def sdist(distributions: Path, tmp_path: Path) -> Path:
     with tarfile.open(next(distributions.glob("*.tar.gz"))) as archive:
         archive.extractall(tmp_path, filter="data") if sys.version_info >= (3, 12) else archive.extractall(tmp_path)
-    return next(path for path in tmp_path.iterdir() if path.is_dir())
+    return next(tmp_path.glob("bigsci_launch-*"))
 
 
 def test_a_wheel_holds_the_content(wheel: Path, tmp_path: Path) -> None:
     assert import_from(wheel, tmp_path).is_relative_to(wheel)
-    assert sorted(path.name for path in wheel.iterdir() if path.suffix != ".dist-info") == ["bigsci_launch"]
+    assert sorted(path.suffix or path.name for path in wheel.iterdir()) == [".data", ".dist-info", "bigsci_launch"]
 
 
 def test_an_sdist_holds_the_content(sdist: Path, tmp_path: Path) -> None:
     assert import_from(sdist, tmp_path).is_relative_to(sdist)
+
+
+def test_a_wheel_has_a_man_page_for_each_command(wheel: Path) -> None:
+    [folder] = wheel.glob("*.data/data/share/man/man1")
+    named = {f"bsl-{name}.1" for name, command in bsl.commands.items() if not command.hidden}
+    assert {path.name for path in folder.iterdir()} == {"bsl.1", *named}
 
 
 def files_below(folder: Path) -> set[Path]:
@@ -110,9 +117,7 @@ def test_an_editable_install_holds_the_content(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize(("extra", "command"), [("train", INSTALL_TRAIN), ("weights", INSTALL_WEIGHTS)])
-def test_the_command_that_an_error_names_installs_the_extra(extra: str, command: str) -> None:
-    project = (ROOT / "pyproject.toml").read_text()
-    [requirements] = re.findall(rf"^{extra} = \[(.*)\]$", project, re.MULTILINE)
-    names = re.findall(r'"([a-z]+)>=', requirements)
-    assert command == f"pip install {' '.join(names)}"
+@pytest.mark.parametrize("command", [INSTALL_TRAIN, INSTALL_WEIGHTS, INSTALL_MCP])
+def test_the_extra_that_an_error_names_exists(command: str) -> None:
+    [extra] = re.findall(r"'\.\[([a-z]+)\]'", command)
+    assert re.search(rf"^{extra} = \[", (ROOT / "pyproject.toml").read_text(), re.MULTILINE)

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-HEAVY = {"torch", "deepspeed", "pydantic", "rich", "yaml", "jinja2", "numpy"}
+HEAVY = {"torch", "deepspeed", "pydantic", "rich", "yaml", "jinja2", "numpy", "textual"}
 PROGRAM = """
 import json, sys
 sys.argv = ["bsl", "--help"]

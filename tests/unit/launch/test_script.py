@@ -220,6 +220,8 @@ def test_a_chain_is_requeued_or_waits_behind() -> None:
     assert waiting.chain is not None and (waiting.chain.after, waiting.chain.first) == ("0002", "0003")
     assert "carry_on" not in render_script(request_of("jean-zay-48-nodes"))
     assert request_of("jean-zay-48-nodes", *options, local=True).chain is None
+    text = render_script(request_of("minicluster-4-nodes", *options, "slurm.requeue=expedite"))
+    assert "#SBATCH --requeue=expedite\n" in text
 
 
 SURVIVE = ("survive=true", "slurm.spare_nodes=2", "slurm.node_check=true")

@@ -15,10 +15,12 @@ from bigsci_launch.rehearse.judge import (
     judge_save,
     judge_steps,
     judge_stop,
+    judge_survival,
     judge_teardown,
     with_left_over,
 )
 from bigsci_launch.rehearse.phases import Measured, PhaseResult, Played, decide
+from bigsci_launch.runs.generations.read import parse_generations
 from tests.support.texts import has_parts
 
 
@@ -128,3 +130,27 @@ def test_the_verdict() -> None:
     assert decide([phase("failed")], has_started=False) == "no-go"
     played = Played((phase("ok"), phase("none"), phase("not checked")), Measured(), ("dp 2 -> 1",))
     assert played.not_checked == ("save: because", "dp 2 -> 1")
+
+
+LOST: list[dict[str, Any]] = [
+    {"event": "began", "generation": 0, "time": 10.0, "world_size": 2},
+    {"event": "phase", "phase": "first_step", "generation": 0, "time": 11.0, "seconds": 1.0, "step": 1},
+    {"event": "failed", "generation": 0, "time": 20.0, "kind": "died", "rank": 1, "died": 19.9, "noticed": 20.0},
+    {"event": "ended", "generation": 0, "time": 20.2, "step": 8, "seconds": 0.2},
+    {"event": "began", "generation": 1, "time": 20.3, "world_size": 2},
+]
+BACK: list[dict[str, Any]] = [
+    {"event": "phase", "phase": "restored", "generation": 1, "seconds": 0.1, "step": 8, "source": "replicas"},
+    {"event": "phase", "phase": "first_step", "generation": 1, "seconds": 0.2, "step": 9},
+]
+
+
+def test_a_run_that_survives_is_back_when_all_ranks_have_done_a_step() -> None:
+    back = judge_survival(1, parse_generations([*LOST, *BACK]), None, 3.0)
+    assert back.outcome == "ok"
+    assert has_parts("; ".join(back.evidence), "rank 1", "step 9", "same state")
+
+
+@pytest.mark.parametrize(("records", "ending"), [([], None), (LOST[:2], None), (LOST, None), ([*LOST, *BACK], KILLED)])
+def test_a_run_that_is_not_back_has_not_survived(records: list[dict[str, Any]], ending: dict[str, Any] | None) -> None:
+    assert judge_survival(1, parse_generations(records), ending, 3.0).outcome == "failed"

@@ -14,13 +14,15 @@ from bigsci_launch.config.load import load_run
 from bigsci_launch.launch.notes import read_revision, rehearsal_note
 from bigsci_launch.rehearse.phases import Measured
 from bigsci_launch.rehearse.report import find_advice
-from bigsci_launch.runs.layout import next_rehearsal, rehearsals_of, write_json
+from bigsci_launch.runs.layout import write_json
 from bigsci_launch.runs.rehearsals import (
     CodeRevision,
     PastRehearsal,
     config_identity,
     describe_past,
+    next_rehearsal,
     read_rehearsals,
+    rehearsals_of,
     revision_document,
 )
 from tests.support.texts import has_parts

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from click.testing import CliRunner
 
 from bigsci_launch.cli.main import bsl
 from bigsci_launch.runs.layout import write_json
+from bigsci_launch.runs.ownership import user_name
 from tests.support.texts import CheckText, has_parts, without_ages
 
 pytestmark = pytest.mark.slow
@@ -106,6 +108,9 @@ def test_who_cancelled_the_job_is_said_or_said_to_be_unknown(
     trial.ended("cancelled", 143)
     text = invoke("status")
     assert told("status")["cancelled_by"] is None
+    trial.attempt.cancel_mark.write_text("bsl cancel\n")
+    assert told("status")["cancelled_by"] == user_name(os.geteuid())
+    trial.attempt.cancel_mark.unlink()
     (tmp_path / "fake-slurm" / "bin" / "sacct").symlink_to(Path(__file__).parents[2] / "slurm_fake" / "fake")
     slurm.answer("sacct", "CANCELLED\n")
     assert invoke("status") == text

@@ -138,6 +138,17 @@ def test_an_unknown_job_is_not_ended(slurm: Any, trial: Any, answer: dict[str, A
     assert not slurm.calls("scancel")
 
 
+@pytest.mark.parametrize(("private", "user", "is_gone"), [("jobs", 1, False), ("nodes", 1, True), ("jobs", 0, True)])
+def test_a_job_that_the_cluster_may_hide_is_not_gone(
+    slurm: Any, trial: Any, monkeypatch: pytest.MonkeyPatch, private: str, user: int, is_gone: bool
+) -> None:
+    slurm.answer("squeue", stderr="slurm_load_jobs error: Invalid job id specified\n", rc=1)
+    slurm.answer("scontrol", f"{CONFIG.format('moon')}PrivateData             = {private}\n")
+    monkeypatch.setattr("os.geteuid", lambda: user)
+    job = query_attempt(trial.attempt)
+    assert (job.state, job.is_gone) == (JobState.UNKNOWN, is_gone)
+
+
 def submitted_to(trial: Any, cluster: str | None) -> None:
     record = read_job(trial.attempt)
     assert record is not None

@@ -13,9 +13,10 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
+from bigsci_launch.checkpoints.around import attempt_of_log
 from bigsci_launch.cli.main import bsl
 from bigsci_launch.errors import BslError
-from bigsci_launch.runs.layout import RunDir, attempt_of_log, write_json
+from bigsci_launch.runs.layout import RunDir, write_json
 from bigsci_launch.step_lines import StepLine
 from bigsci_launch.weights.explain.seam import LossLog, measure_seam, read_log, seam_finding
 

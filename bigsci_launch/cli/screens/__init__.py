@@ -1,0 +1,1 @@
+"""The only door to textual: screens that a person lives in."""
