@@ -126,6 +126,7 @@ plans[].model_tflops | TFLOP/s of a GPU that the model needs: attention and head
 plans[].hardware_tflops | TFLOP/s of a GPU that are computed, with what is recomputed
 plans[].tflops | {full, weights}: hardware TFLOP/s with and without attention and head
 plans[].memory_gib | {first, middle, last, need, gpu}: nvidia-smi's figure for each stage; what must fit; what there is
+plans[].fit | `fits`, `tight`, `doubtful` or `does not fit`
 plans[].out_of_memory | whether it does not fit
 plans[].bubble | fraction of a step in which the slowest stage waits
 plans[].terms | seconds of a step by cause
@@ -136,6 +137,9 @@ plans[].checkpoint_bytes | size of a checkpoint
 plans[].advice | what would make it better
 survive | what `survive` costs and gives: {copies_gib, node_memory_gib, spare_nodes, hours_per_day_with_spares, \
 hours_per_day_without, pause_s, node_mtbf_h}; null for a run without it
+variation | keys of the run file that would make the best plan faster, as `set`, with that plan; null if none are found
+num_doubtful | plans whose need exceeds the memory by less than the error of the estimate
+doubtful | the best of these; fields as under `plans`
 num_out_of_memory | plans that do not fit
 out_of_memory | the best of them; fields as under `plans`
 refused[] | {rule, count, example, source}: layouts that a rule refused

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import click
+from man_pages import man_pages
 from meanings import DOCUMENTS, VARIABLES, fields_of
 
 from bigsci_launch import errors
@@ -60,8 +61,8 @@ def environment_page() -> str:
         for name, meaning in VARIABLES.items()
     ]
     introduction = (
-        "Every variable that `bsl` reads or sets. `SLURM_CONF`, `NO_COLOR` and `COLUMNS` have their usual meaning.\n"
-        'Completion in bash: `eval "$(_BSL_COMPLETE=bash_source bsl)"`.\n'
+        "Every variable that `bsl` reads or sets. `SLURM_CONF`, `NO_COLOR`, `FORCE_COLOR` and `COLUMNS` have their\n"
+        "usual meaning.\n"
     )
     table = ["| variable | meaning | read by |", "|---|---|---|", *rows]
     return "\n".join([NOTE, "# Environment variables\n", introduction, *table, ""])
@@ -171,6 +172,7 @@ def pages() -> dict[str, str]:
         "known-code.md": known_code_page(),
         "known-hangs.md": known_hangs_page(),
         "rules.md": rules_page(),
+        **man_pages(bsl),
     }
 
 
@@ -180,6 +182,7 @@ def main() -> int:
     check = parser.parse_args().check
     stale = [name for name, text in pages().items() if not _is_fresh(HERE / name, text)]
     if not check:
+        (HERE / "man").mkdir(exist_ok=True)
         for name in stale:
             (HERE / name).write_text(pages()[name], encoding="utf-8")
     print("\n".join(f"{'stale' if check else 'wrote'} {name}" for name in stale) or "all pages are fresh")

@@ -143,6 +143,21 @@ notes | list of sentences: what else supports the answer, and what was not read
 next | what to do now; null if there is nothing
 read | the files that were read, and `Slurm` if it was asked
 """,
+    "bsl slow --json": """
+schema_version | 1
+how | what was looked at: `rings`, or looks at random moments
+num_steps | how many steps were seen; null if steps cannot be counted
+seconds | how long they took, or for how long it was looked
+step_ms | how long a step takes, in ms; null if that is not known
+stragglers[] | {kind, ranks, nodes, phase, cost, site, causes}; what costs most first
+stragglers[].kind | `slow rank`, `slow stage`, `slow link` or `uneven cut`
+stragglers[].cost | {ms_per_step, low, high, share, share_low, share_high}, with 95 % intervals, null where not known
+stragglers[].site | where in the code
+stragglers[].causes | list of sentences about the node
+imbalances | list of {ranks, reason, cost}: work that is shared unevenly by nature
+missing | list of sentences: what could not be looked at
+undecided | why no rank can be named; null if that is not so
+""",
     "bsl status --json": """
 schema_version | 1
 run | {name, directory}; null for a job that bsl did not submit; only `job` is present then
@@ -178,6 +193,7 @@ step.consumed_samples | samples consumed so far
 step.source | `record`, or `log` for a line that a program without records has printed
 step.every_s | seconds between two such lines; null if they are not known
 step.stride | steps between two such lines; null if there is only one, and for records
+step.planned_s | how long it was planned to take, with `parallelism.engine: uneven`; null if it was not planned
 step.total_steps | steps of the whole run
 step.clock_differs | whether `time` is by a clock that is known to be wrong
 step.age_s | seconds since it was reported; null if a clock is known to be wrong
@@ -237,7 +253,8 @@ its time, step (the last one done before it), why, was, size and words
 exit | the attempt's `exit.json`, fields as under `bsl submit --json`; null while it runs, or if it is not known why \
 it ended. Without an `exit.json`, it has `reconstructed` as well: {source, host}; the source is `records` of the ranks \
 or `job.out`
-cancelled_by | who cancelled the job; null if it was not cancelled, or if Slurm's accounting does not say
+cancelled_by | who cancelled the job; null if it was not cancelled, or neither `bsl cancel` nor Slurm's accounting has \
+recorded it
 next? | how the run continues after this attempt; null for a run that does not start itself again
 next.text | that in one sentence
 next.by | `requeue` or `queue`, as in `slurm.chain.by`
@@ -267,7 +284,10 @@ watching.watchers[].may_act | whether it may act
 watching.watchers[].blind | what it could not see
 watching.watchers[].ended | whether it has left by itself
 watching.watchers[].is_dead | whether it is gone without having said so; null if that is not known
-watching.findings[].kind | what is wrong: `hang`, `stall`, `dead`, `slow`, `slower`, `loss_spike`, `restart_spike`, ...
+watching.findings[].lost_ranks | the time of how many ranks is lost while it holds; null if that is not known
+watching.findings[].accuses | whether it says which ranks caused it
+watching.findings[].lost_rank_hours | how many hours of a rank's time are lost so far; null if that is not known
+watching.findings[].kind | what is wrong: `hang`, `stall`, `dead`, `slow`, `straggler`, `slower`, `loss_spike`, ...
 watching.findings[].key | the same for the same finding
 watching.findings[].sentence | what is wrong, for people
 watching.findings[].noticed | when it was found, in seconds since the epoch
@@ -308,6 +328,13 @@ sound | whether every file is there with the bytes that were saved
 problems | what is wrong, one sentence per file
 remarks | what cannot be known of a sound checkpoint, or what the guards found before it was saved
 """,
+    "bsl logs --json": """
+schema_version | 1
+time | when the line was printed, in UTC, as `2026-11-27T14:30:05.123456Z`; null if the log has no times yet
+rank | the rank; null for a launcher and for the script of the job
+from | node, rank and coordinates; `batch` for the script of the job
+text | the line
+""",
     "bsl list --json": """
 schema_version | 1
 root | the folder of runs
@@ -340,11 +367,12 @@ health | `healthy`, `finding`, or `blind` if it could not be seen
 sentence | the same in words
 is_over | whether the attempt is over
 step | the last finished step; null if none was seen
-phase | the phase that the run is in: `start`, `step`, `eval`, `save`, `load`, `dump`, `end`, `unknown`
+phase | the phase that the run is in: `start`, `step`, `eval`, `save`, `copy`, `load`, `dump`, `end`, `unknown`
 silent_s | for how long nothing new was seen
 usual_s | how long the phase usually takes; null if it is not known
 pace | what the silence means by the clock: `usual`, `long`, `too long`, `unknown`
-findings | list of {kind, key, sentence, noticed, attempt, step, since, details, bundle, signature, cleared}
+findings | list of {kind, key, sentence, noticed, attempt, step, since, details, bundle, signature, cleared, \
+lost_ranks, accuses}
 blind | what could not be seen
 remarks | what is no finding
 """,
@@ -378,6 +406,11 @@ nodes[].run | name of the run that saw it; null if none did
 nodes[].attempt | the attempt of that run
 nodes[].rank | the rank that showed it; null if it was none
 nodes[].by | user whose command or job added it
+often_slow[].node | name of a node that was slower than its peers in two runs of the last 30 days, and in half of them
+often_slow[].slow_runs | in how many
+often_slow[].runs | of how many
+often_slow[].times_longer | how many times longer than its peers its slowest rank needed for its passes, typically
+often_slow[].newest_run | the newest run in which it was slow
 """,
     "bsl nodes check --json": """
 schema_version | 1
