@@ -7,6 +7,7 @@
 # make check  lint, types
 # make docs   write the generated pages of docs/reference again
 # make site   write the manual as a site to build/site, strictly: a broken link is an error
+# make release  wheels, sdist, bsl.pyz, SBOM and hashes into build/release
 # make clean  delete what these commands made; runs/ stays
 
 PYTHON ?= python3
@@ -15,10 +16,12 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 # Most tests wait for a cluster or for ranks: two processes keep two cores busy. tests/conftest.py says what one runs.
 SIDE_BY_SIDE := -n 2 --no-loadscope-reorder
+# A few tests run on it too: tests/slurm/test_second_version.py, which is skipped where it cannot be installed.
+SECOND_SLURM := 24.11
 # Thousands of programs start in a run: compiled modules are kept for the next one.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup demo quick test long slurm-matrix gpu check docs site clean
+.PHONY: setup demo quick test long slurm-matrix gpu check docs site release clean
 
 setup: $(READY)
 
@@ -34,6 +37,7 @@ quick: $(READY)
 
 test: $(READY)
 	bash slurm/minicluster/install.sh || true
+	nice bash slurm/minicluster/with-slurm.sh $(SECOND_SLURM) --make >/dev/null 2>&1 &
 	$(BIN)/python -m pytest $(SIDE_BY_SIDE) --durations=25
 
 long: $(READY)
@@ -42,6 +46,7 @@ long: $(READY)
 
 slurm-matrix: $(READY)
 	bash slurm/minicluster/with-slurm.sh $(VERSION) $(BIN)/python -m pytest tests/slurm -m "not torch and not long"
+	bash slurm/minicluster/with-slurm.sh $(VERSION) $(BIN)/python -m pytest tests/slurm/test_accounting.py -m long
 
 gpu: $(READY)
 	PYTHON=$(BIN)/python bash benchmarks/gpu_session.sh gpu-session
@@ -58,6 +63,9 @@ docs: $(READY)
 # The variable silences an announcement of the theme's authors.
 site: $(READY)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+release: $(READY)
+	$(BIN)/python release/release.py build/release
 
 clean:
 	rm -rf $(VENV) .demo build dist

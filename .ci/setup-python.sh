@@ -25,4 +25,4 @@ if [ -e /dev/nvidiactl ] || ! pip install "torch==$torch+cpu" 2>/dev/null; then
     pip install "torch==$torch"
 fi
 echo "bsl: installing deepspeed (without compiled ops) and the rest" >&2
-DS_BUILD_OPS=0 pip install --editable ".[train,weights,dev,docs]"
+DS_BUILD_OPS=0 pip install --editable ".[train,weights,mcp,top,dev,docs]"

@@ -35,7 +35,7 @@ from fuzzing.mutations import changed, damaged
 from fuzzing.readers import READERS, Reader, as_bytes, write
 from fuzzing.seeds import Pickled
 
-from bigsci_launch.cli.main import error_text
+from bigsci_launch.cli.boundary import error_text
 from bigsci_launch.errors import BslError
 from bigsci_launch.printable import printable
 

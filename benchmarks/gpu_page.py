@@ -59,6 +59,11 @@ TABLES: dict[str, tuple[tuple[str, ...], ...]] = {
         ("case", "waits_per_step", "in_lines_of_bsl"),
         ("case", "waits_in", "per_step"),
     ),
+    "kernels": (
+        ("case", "kernels", "busy_ms", "profiled_ms"),
+        ("case", "kind", "launches", "ms", "share"),
+        ("case", "kernel", "launches", "ms"),
+    ),
 }
 """The tables of each phase by their columns. A row is in each table whose columns it has."""
 

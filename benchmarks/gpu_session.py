@@ -52,7 +52,8 @@ PHASES = (
     Phase("hangs", 130),
     Phase("micro_batches", 85),
     Phase("survive", 90),
-    Phase("cost", 55),
+    Phase("cost", 90),
+    Phase("kernels", 100),
 )
 """In the order of their worth; a phase that runs along with an earlier one begins with it."""
 

@@ -60,8 +60,10 @@ def start_ranks(
     log_of: Callable[[int], Path],
     more: Mapping[str, str],
     stdin: int | None = None,
+    homes: Sequence[Sequence[str]] | None = None,
 ) -> list[Process]:
-    """Start `python -m MODULE ARGUMENTS...` as `num_ranks` ranks, each with a log and `more` in its environment."""
+    """Start `python -m MODULE ARGUMENTS...` as `num_ranks` ranks, each with a log and `more` in its environment, and
+    after the words in `homes`, if there are any."""
     here = os.pathsep.join(filter(None, (str(Path(__file__).parent), os.environ.get("PYTHONPATH"))))
     shared = {
         "PYTHONPATH": here,
@@ -74,7 +76,7 @@ def start_ranks(
     for rank in range(num_ranks):
         environment = {**os.environ, **shared, "RANK": str(rank), "LOCAL_RANK": str(rank)}
         with log_of(rank).open("wb") as log:
-            command = [sys.executable, "-m", *module]
+            command = [*(homes[rank] if homes is not None else ()), sys.executable, "-m", *module]
             processes.append(
                 subprocess.Popen(command, env=environment, stdin=stdin, stdout=log, stderr=subprocess.STDOUT)
             )

@@ -6,7 +6,7 @@ A seed decides the layout (4 or 8 gloo ranks, tp/pp/dp mixes, bf16 and fp32), wh
 `recovering/cases.py`. A run must end with exit code 0, and with the losses and final weights of the undisturbed run,
 bit for bit where the layout was kept, and to 1e-6 relative where data-parallel replicas were lost; or its controller
 must say why it could not continue. `bsl diff-weights` judges the weights. `--held-out` adds seeds that nothing was
-tuned to.
+tuned to. With `--like-nccl` the ranks communicate over `tests/support/nccl_like`, which blocks as NCCL does.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from recovering.judged import PHASES, Outcome, judge
 
 from bigsci_launch.runs.layout import RunDir
 
+NCCL_LIKE = Path(__file__).parents[1] / "tests" / "support" / "nccl_like"
 HELD_OUT = range(1000, 1020)
 BEGIN, END = "<!-- chaos -->", "<!-- /chaos -->"
 
@@ -36,8 +37,8 @@ BEGIN, END = "<!-- chaos -->", "<!-- /chaos -->"
 class Runs:
     """The folder of all runs of this benchmark."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    def __init__(self, folder: Path, backend: Path | None) -> None:
+        self._folder, self._backend = folder, backend
         self._corpus = folder / "corpus"
         if not self._corpus.with_suffix(".idx").exists():
             draw_corpus(self._corpus)
@@ -67,7 +68,7 @@ class Runs:
         name = f"case-{case.seed}"
         run = RunDir(self._folder / "runs" / name)
         path = write_run_file(self._folder, name, case.layout, self._corpus, {})
-        code, done = run_injured(path, run, case, self._folder / "injuries" / name)
+        code, done = run_injured(path, run, case, self._folder / "injuries" / name, self._backend)
         outcome = judge(case, code, done, run, reference)
         with self._outcomes.open("a") as stream:
             stream.write(json.dumps(asdict(outcome)) + "\n")
@@ -80,12 +81,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", default="0:100", help="FIRST:LAST, or seeds separated by commas")
     parser.add_argument("--held-out", action="store_true", help="also run what nothing was tuned to")
+    parser.add_argument("--like-nccl", action="store_true", help="ranks block as NCCL does; undisturbed ones do not")
     parser.add_argument("--folder", type=Path, help="keep the runs here, and continue with what is there")
     parser.add_argument("--page", type=Path, help="write the tables into this page, between its marks")
     options = parser.parse_args()
     folder = options.folder or Path(tempfile.mkdtemp(prefix="recovery-"))
     folder.mkdir(parents=True, exist_ok=True)
-    runs = Runs(folder)
+    runs = Runs(folder, NCCL_LIKE if options.like_nccl else None)
     outcomes = [runs.outcome(seed) for seed in parse_seeds(options.seeds)]
     held_out = [runs.outcome(seed) for seed in HELD_OUT] if options.held_out else []
     text = page_of(outcomes, held_out)

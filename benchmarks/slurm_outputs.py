@@ -89,7 +89,7 @@ class Recorder:
 
 
 @contextmanager
-def cluster(folder: Path) -> Iterator[dict[str, str]]:
+def cluster(folder: Path, nodes: int = NODES) -> Iterator[dict[str, str]]:
     environment = {
         "PATH": "/usr/sbin:/usr/bin:/sbin:/bin",
         "HOME": "/root",
@@ -98,7 +98,7 @@ def cluster(folder: Path) -> Iterator[dict[str, str]]:
     }
     bsl = [sys.executable, "-m", "bigsci_launch", "cluster"]
     try:
-        subprocess.run([*bsl, "up", "--isolated", "--nodes", str(NODES)], env=environment, check=True)
+        subprocess.run([*bsl, "up", "--isolated", "--nodes", str(nodes)], env=environment, check=True)
         yield {**environment, "SLURM_CONF": str(folder / "slurm.conf")}
     finally:
         subprocess.run([*bsl, "down"], env=environment, check=True)

@@ -37,8 +37,11 @@ TOGETHER = ("tests/docs",)
 
 
 def scope_of(test: str) -> str:
-    """Return what shares a process of pytest-xdist with this test: its file, or one of TOGETHER."""
+    """Return what shares a process of pytest-xdist with this test: its file, or one of TOGETHER; itself on a GPU."""
     file = test.partition("::")[0]
+    if file.startswith("tests/gpu"):
+        # They share no fixture, and time on a card is short.
+        return test
     return next((folder for folder in TOGETHER if file.startswith(folder)), file)
 
 
@@ -167,6 +170,7 @@ def fake_slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[...,
         (bin_folder / "python3").symlink_to(sys.executable)
         monkeypatch.setenv("PATH", str(bin_folder))
         monkeypatch.setenv("FAKE_SLURM", str(folder))
+        monkeypatch.setattr("bigsci_launch.scheduler.command.AGAIN_AFTER_S", 0.0)
         return FakeSlurm(folder)
 
     return install

@@ -93,12 +93,19 @@ def run_undisturbed(path: Path, run: RunDir) -> None:
         sys.exit(f"{path.name}: the undisturbed run ended with {done.returncode}:\n{done.stdout}{done.stderr}")
 
 
-def run_injured(path: Path, run: RunDir, case: Case, injuries_folder: Path) -> tuple[int, list[Done]]:
-    """Start a run, injure it, and return its exit code (124: it did not end in time) and what was done."""
+def run_injured(
+    path: Path, run: RunDir, case: Case, injuries_folder: Path, backend: Path | None = None
+) -> tuple[int, list[Done]]:
+    """Start a run, injure it, and return its exit code (124: it did not end in time) and what was done.
+
+    `backend` is the folder of a backend over which its ranks communicate.
+    """
     injuries_folder.mkdir(parents=True, exist_ok=True)
     site = Path(__file__).parent / "injured_site"
     path_of_python = os.pathsep.join(filter(None, (str(site), os.environ.get("PYTHONPATH"))))
     environment = {**os.environ, "BSL_INJURIES": str(injuries_folder), "PYTHONPATH": path_of_python}
+    if backend is not None:
+        environment["BSL_NCCL_LIKE"] = str(backend)
     command = [sys.executable, "-c", BSL, "submit", str(path), "--local"]
     with path.with_suffix(".out").open("wb") as output:
         process = subprocess.Popen(command, env=environment, stdout=output, stderr=subprocess.STDOUT)

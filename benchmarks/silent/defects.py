@@ -21,7 +21,7 @@ def inject(spec: Mapping[str, Any], rank: int, undo: ExitStack) -> None:
     """Prepare the defect of `spec` for the training that this process starts next."""
     if not spec:
         return
-    from bigsci_launch.train import loop
+    from bigsci_launch.train.state import checkpoint
     from silent.defects_heldout import HELD_OUT
 
     ranks = spec["ranks"]
@@ -30,7 +30,7 @@ def inject(spec: Mapping[str, Any], rank: int, undo: ExitStack) -> None:
     if spec["defect"] in DATA:
         inject_data(spec, is_here, undo)
         return
-    original = loop.build_engine
+    original = checkpoint.build_engine
     act = {**DEFECTS, **HELD_OUT}[spec["defect"]]
 
     def build(*args: Any, **kwargs: Any) -> Any:
@@ -38,7 +38,7 @@ def inject(spec: Mapping[str, Any], rank: int, undo: ExitStack) -> None:
         act(Place(engine, is_here, spec["at"], options, undo))
         return engine
 
-    patch(undo, loop, "build_engine", build)
+    patch(undo, checkpoint, "build_engine", build)
 
 
 # --- state, between steps

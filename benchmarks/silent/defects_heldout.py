@@ -168,9 +168,9 @@ def change_rotary_base(place: Place) -> None:
     from bigsci_launch.train.parallel import positions
 
     def act() -> None:
-        place.undo.callback(positions._angles.cache_clear)
+        place.undo.callback(positions.rotary_angles.cache_clear)
         patch(place.undo, positions, "_BASE", 500_000.0)
-        positions._angles.cache_clear()
+        positions.rotary_angles.cache_clear()
 
     between(place, act)
 

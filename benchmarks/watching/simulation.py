@@ -96,7 +96,7 @@ def _replay(tale: Tale, folder: Path) -> Seen:
     tracker, seen = ProgressTracker(tale.expected), Seen(tale)
     events = sorted(tale.events, key=lambda event: event.time)
     starts, now, next_event = list(tale.new_attempts), tale.comes, 0
-    last = Pace.USUAL
+    last, looks = Pace.USUAL, False
     while now <= tale.until:
         next_event = _write(events, next_event, now, folder if not tale.attempt else attempt.path)
         begun = time.process_time()
@@ -112,9 +112,9 @@ def _replay(tale: Tale, folder: Path) -> Seen:
         seen.troubles += [(now, trouble) for trouble in reader.blind]
         if silence.pace is Pace.TOO_LONG and last is not Pace.TOO_LONG:
             seen.stalls.append((now, silence))
-        if silence.pace is not Pace.USUAL and last is Pace.USUAL:
+        if silence.look_in_s <= 0 and not looks:
             seen.looks.append((now, silence))
-        last = silence.pace
+        last, looks = silence.pace, silence.look_in_s <= 0
         now += tale.poll_s
     return seen
 

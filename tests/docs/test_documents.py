@@ -29,6 +29,10 @@ ALONE = {
         """ --set 'run.command=["sh", "-c", "echo CUDA error: out of memory; exit 1"]' > /dev/null;"""
         """ bsl why ended --json""",
     ],
+    "bsl slow --json": [
+        """submit configs/demo.yaml --local --set run.name=paced --set 'run.command=["true"]' > /dev/null;"""
+        " bsl slow paced --json"
+    ],
     "bsl rehearse --json": ["""rehearse configs/demo.yaml --set 'run.command=["true"]' --json"""],
     "bsl config check --json": [
         "config check configs/demo.yaml --json",
@@ -70,6 +74,7 @@ AFTER_TUTORIAL = {
     ],
     "bsl status --json": ["status demo --json", "status hangs --json"],
     "bsl list --json": ["list --json"],
+    "bsl logs --json": ["logs demo -n 1 --json"],
     "bsl checkpoint list --json": ["checkpoint list demo --json"],
     "bsl checkpoint verify --json": ["checkpoint verify demo --json"],
     "bsl hang-lab run --json": ["hang-lab run H30 --json"],

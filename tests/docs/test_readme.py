@@ -29,9 +29,10 @@ def test_the_first_screen(blocks_of: Callable[[Path], list[Any]]) -> None:
 
 
 def test_make_targets_that_pages_name_are_there() -> None:
-    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     pages = [README, ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")]
-    named = {name for page in pages for name in re.findall(r"(?:`|^|\$ )make ([a-z]+)", page.read_text(), re.MULTILINE)}
+    texts = [page.read_text() for page in pages]
+    named = {name for text in texts for name in re.findall(r"(?:`|^|\$ )make ([a-z-]+)", text, re.MULTILINE)}
     assert {"demo", "test"} <= named <= targets
 
 

@@ -2,10 +2,13 @@
 
 A thread looks for files that are named after the process in the folder `BSL_INJURIES`: `PID` holds `exit` or
 `exception`, `PID.py` a program, which is run in that thread and whose traceback, if any, is left in `PID.error`.
+
+With `BSL_NCCL_LIKE`, ranks communicate over the backend in that folder.
 """
 
 import ctypes
 import os
+import sys
 import threading
 import time
 import traceback
@@ -40,3 +43,7 @@ def _run(program: Path) -> None:
 
 if folder := os.environ.get("BSL_INJURIES"):
     threading.Thread(target=_wait, args=(Path(folder),), daemon=True).start()
+
+if folder := os.environ.get("BSL_NCCL_LIKE"):
+    sys.path.append(folder)
+    import nccl_like_site  # noqa: F401

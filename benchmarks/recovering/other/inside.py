@@ -197,7 +197,7 @@ def _old_error(run: StartedRun) -> None:
 
 
 EQUAL = Expected(equal=True)
-SAVE = {"module": "bigsci_launch.train.state.saves", "owner": "module", "name": "save_checkpoint"}
+SAVE = {"module": "bigsci_launch.train.state.checkpoint", "owner": "module", "name": "save_checkpoint"}
 EVALUATE = {"module": "bigsci_launch.train.loop", "owner": "module", "name": "evaluate"}
 BACKWARD = {"module": "torch", "owner": "module.autograd", "name": "backward"}
 LONG_LINE = TO_RUNNER + "write(json.dumps({'word': 'stepped', 'step': 3, 'more': 'x' * 2000000}).encode())"
