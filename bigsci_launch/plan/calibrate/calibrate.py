@@ -221,7 +221,11 @@ def _residuals(task: _Task, values: Sequence[float]) -> list[float]:
 
 def _priors(task: _Task) -> list[Prior]:
     expected = task.expected.as_dict()
-    return [Prior(expected[constant.name], constant.spread) for constant in CONSTANTS if constant.name in task.names]
+    return [
+        Prior(expected[constant.name], constant.spread, constant.least, constant.most)
+        for constant in CONSTANTS
+        if constant.name in task.names
+    ]
 
 
 def _fit_only(task: _Task) -> Fit:

@@ -22,10 +22,17 @@ _STEP, _LONGEST_MOVE, _SMALLEST_MOVE = 1e-4, 0.7, 1e-4
 
 @dataclass(frozen=True, slots=True)
 class Prior:
-    """Expected value of a constant, and the standard deviation of its logarithm."""
+    """Expected value of a constant, the standard deviation of its logarithm, and its least and its largest value."""
 
     value: float
     spread: float
+    least: float = 0.0
+    most: float = math.inf
+
+    @property
+    def range(self) -> tuple[float, float]:
+        """Least and most move from `value`, as logarithms."""
+        return math.log(self.least / self.value) if self.least else -math.inf, math.log(self.most / self.value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,9 +64,9 @@ def fit_constants(
         noises: the relative errors of rows to choose from.
     """
     best, most = None, -math.inf
-    begin = [math.log(value / prior.value) for value, prior in zip(start or _values(priors), priors, strict=True)]
+    moves = [math.log(value / prior.value) for value, prior in zip(start or _values(priors), priors, strict=True)]
     for noise in noises:
-        moves = _minimise(residuals, priors, begin, num_iterations, noise)
+        moves = _minimise(residuals, priors, moves, num_iterations, noise)
         errors, slopes = _linearise(residuals, priors, moves)
         normal, _ = _normal_equations(errors, slopes, priors, moves, noise)
         evidence = _log_evidence(errors, moves, priors, normal, noise)
@@ -77,11 +84,28 @@ def _minimise(
     for _ in range(num_iterations):
         errors, slopes = _linearise(residuals, priors, moves)
         normal, gradient = _normal_equations(errors, slopes, priors, moves, noise)
-        change = [-sum(map(float.__mul__, row, gradient)) for row in invert_positive_definite(normal)]
-        change = [max(-_LONGEST_MOVE, min(_LONGEST_MOVE, move)) for move in change]
-        moves = [move + more for move, more in zip(moves, change, strict=True)]
-        if max(map(abs, change)) < _SMALLEST_MOVE:
+        before, moves = moves, _next_moves(normal, gradient, moves, priors)
+        if max(abs(move - other) for move, other in zip(moves, before, strict=True)) < _SMALLEST_MOVE:
             break
+    return moves
+
+
+def _next_moves(
+    normal: list[list[float]], gradient: list[float], moves: list[float], priors: Sequence[Prior]
+) -> list[float]:
+    """Return the moves after one step. A constant at its least or most that would go beyond stays there."""
+    free = list(range(len(moves)))
+    while free:
+        inverse = invert_positive_definite([[normal[row][column] for column in free] for row in free])
+        slopes, found = [gradient[index] for index in free], list(moves)
+        for row, index in zip(inverse, free, strict=True):
+            change = -sum(map(float.__mul__, row, slopes))
+            low, high = priors[index].range
+            found[index] = max(low, min(high, moves[index] + max(-_LONGEST_MOVE, min(_LONGEST_MOVE, change))))
+        stopped = [index for index in free if found[index] == moves[index] and moves[index] in priors[index].range]
+        if not stopped:
+            return found
+        free = [index for index in free if index not in stopped]
     return moves
 
 

@@ -19,8 +19,9 @@ from bigsci_launch.plan.shape.setup import Setup
 NVLINK_UNIT = 8 / 7
 """Bytes of a tensor-parallel all-reduce are counted once, not twice (n - 1) / n times: 1 for 8 ranks."""
 
-TP_EXPOSED = 0.65
-"""Share of tensor-parallel communication that is still waited for where it overlaps with products."""
+TP_EXPOSED = 0.8
+"""Share of tensor-parallel communication that is still waited for where it overlaps with products. In an eager program
+it is all: a rank has only its own part of a product to compute until the others' inputs are there."""
 
 PP_EXPOSED = 0.2
 """The same for hops. Megatron sends the messages of interleaved chunks while it computes another one."""
@@ -31,6 +32,10 @@ DIRECT_SHARE = 0.96
 
 INSIDE = 0.15
 """Time of a message over NVLink relative to one over the network."""
+
+EAGER_MESSAGE = 40
+"""How many times as long a message between nodes takes in tensor parallelism of an eager program with overlap, whose
+hosts wait for each other at every collective. Chosen on the Ultra-Scale Playbook's layouts with tp 16 and 32."""
 
 CROWDED_NODES = 4000
 """Nodes of a ring that double the time of its bytes: links are shared with other rings, and the slowest one counts."""
@@ -48,11 +53,13 @@ def tensor_parallel_exchange(setup: Setup) -> WorkByTerm:
     if tp == 1:
         return NO_WORK
     blocks = 2 - shape.expert_layers / shape.num_layers * (0 if _has_shared_expert(setup) else 1)
-    count = (setup.num_passes - 1) * blocks * (TP_EXPOSED if "tensor" in setup.technique.overlap else 1)
+    is_hidden = "tensor" in setup.technique.overlap and not setup.has_eager_overlap
+    count = (setup.num_passes - 1) * blocks * (TP_EXPOSED if is_hidden else 1)
     sent = count * setup.tokens_per_micro_batch * shape.hidden_size * setup.element_bytes * (tp - 1) / tp
     messages = 2 * count * _ring(setup, tp)
     if tp <= setup.domain_ranks:
         return work_of(nvlink=sent * NVLINK_UNIT / 1e9, messages=messages)
+    messages *= EAGER_MESSAGE if setup.has_eager_overlap else 1
     return work_of(network=2 * sent * _crowding(setup, tp) / 1e9, messages=messages)
 
 

@@ -6,6 +6,7 @@ expected of a rate is a share of what the GPU or its network could do at best (`
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from functools import lru_cache
@@ -41,13 +42,16 @@ class Constants:
 
 @dataclass(frozen=True, slots=True)
 class Constant:
-    """What is known of a constant before it is fitted. `prior` is that of an A100 whose nodes send 50 GB/s."""
+    """What is known of a constant before it is fitted. `prior` is that of an A100 whose nodes send 50 GB/s. No fit goes
+    below `least` or above `most`."""
 
     name: str
     unit: str
     meaning: str
     prior: float
     spread: float
+    least: float = 0.0
+    most: float = math.inf
 
 
 CONSTANTS: tuple[Constant, ...] = (
@@ -60,9 +64,13 @@ CONSTANTS: tuple[Constant, ...] = (
     Constant("message_us", "us", "a message of a collective from node to node", 6.0, 1.0),
     Constant("misaligned_heads", "times", "attention products if the head size is not a multiple of 8", 22.0, 0.7),
     Constant("drift", "times", "step time after the day on which the cluster changed", 1.0, 0.05),
-    Constant("base_gib", "GiB", "context, kernels and communication buffers of a rank", 2.5, 1.0),
-    Constant("optimizer_bytes", "B", "optimizer state per parameter, divided over dp", 12.0, 0.3),
-    Constant("activation_factor", "times", "kept activations with allocator slack, relative to their size", 1.15, 0.3),
+    Constant("base_gib", "GiB", "context, kernels and communication buffers of a rank", 2.5, 1.0, 0.25, 16),
+    # From a 32-bit master with two 16-bit moments to all three in 32 bits with a gradient and a copy.
+    Constant("optimizer_bytes", "B", "optimizer state per parameter, divided over dp", 12.0, 0.3, 8, 20),
+    # Activations are counted, so an allocator can only add to them.
+    Constant(
+        "activation_factor", "times", "kept activations with allocator slack, relative to their size", 1.15, 0.3, 1, 2
+    ),
 )
 MEMORY_CONSTANTS = ("base_gib", "optimizer_bytes", "activation_factor")
 TIME_CONSTANTS = tuple(constant.name for constant in CONSTANTS if constant.name not in MEMORY_CONSTANTS)

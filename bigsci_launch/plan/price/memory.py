@@ -55,7 +55,7 @@ class MemoryTerms:
     """Memory of one stage before the constants weigh it; the optimizer in GiB per byte of state per parameter.
     `freed_gib` are blocks that torch keeps although they are free, if the terms are counted. Where the program sets
     `expandable_segments`, as torchtitan's launcher does, there are none. `fragments` is the share of what is kept that
-    is needed on top of it."""
+    is needed on top of it, and `gathered_gib` is kept unless memory gets short."""
 
     resident_gib: float
     optimizer_gib_per_byte: float
@@ -64,6 +64,7 @@ class MemoryTerms:
     freed_gib: float | None = None
     is_unfragmented: bool = False
     fragments: float = 0.0
+    gathered_gib: float = 0.0
 
     def weights(self, constants: Constants) -> Constants:
         """Return what weighs these terms: `constants`, unless they are counted."""
@@ -119,7 +120,16 @@ def _estimated(setup: Setup, stage: int, num_layers: int) -> MemoryTerms:
         working_gib=memory.working / GIB,
         is_unfragmented=setup.framework == "torchtitan",
         fragments=0.0 if setup.framework == "torchtitan" or is_of_2021(setup) else FRAGMENTS,
+        gathered_gib=_gathered_inputs(setup, num_layers) / GIB,
     )
+
+
+def _gathered_inputs(setup: Setup, num_layers: int) -> float:
+    """Return the bytes of the inputs of a layer's two products that tensor-parallel ranks have gathered. Eager programs
+    with overlap keep them for the backward pass, or gather them again; published runs without a pipeline keep them."""
+    if not setup.has_eager_overlap or setup.topology.pp > 1:
+        return 0.0
+    return 2 * num_layers * setup.element_bytes * (setup.stream_elements - setup.stream_part)
 
 
 def _in_flight(setup: Setup, stage: int) -> float:
@@ -162,6 +172,7 @@ def weigh_memory(terms: MemoryTerms, constants: Constants, gpu: GpuModel) -> tup
     )
     need = fixed + terms.kept_gib * min(1 + terms.fragments, constants.activation_factor)
     slack = fixed + terms.kept_gib * constants.activation_factor - need if terms.freed_gib is None else terms.freed_gib
+    slack += terms.gathered_gib
     return need, need + min(slack, max(0.0, SQUEEZED_SHARE * gpu.memory_gib - need))
 
 

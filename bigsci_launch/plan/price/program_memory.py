@@ -116,7 +116,7 @@ class ProgramStage:
         if self._is_sharded:
             return FP32 * self.shared
         weights = self._element * (self.shared if zero == 3 else self.parameters)
-        if setup.precision in ("fp8", "nvfp4") and zero < 3 and setup.framework != "megatron":
+        if setup.precision == "fp8" and zero < 3 and setup.framework != "megatron":
             weights += FP8_COPIES * self.num_layers * layer_weights(setup)
         return weights + self._gradient_bytes * (self.shared if zero >= 2 else self.parameters)
 
@@ -157,7 +157,7 @@ class ProgramStage:
     @property
     def _operand(self) -> float:
         """What is kept of the input of a product, relative to the activation."""
-        return 0.5 if self.setup.precision in ("fp8", "nvfp4") else 1.0
+        return 0.5 if self.setup.precision == "fp8" else 1.0
 
     @property
     def _layer(self) -> float:

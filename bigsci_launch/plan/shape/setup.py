@@ -157,6 +157,11 @@ class Setup:
         return self.framework in ("deepspeed", "fsdp")
 
     @property
+    def has_eager_overlap(self) -> bool:
+        """Whether tensor-parallel collectives run next to kernels that the host launches one by one."""
+        return "tensor" in self.technique.overlap and self.technique.kernels in ("eager", "fused")
+
+    @property
     def num_nodes(self) -> int:
         return -(-self.topology.world_size // self.ranks_per_node)
 

@@ -293,3 +293,12 @@ def test_the_report_names_every_constant_and_what_is_missing(jean_zay: Calibrati
     other = "\n".join(fit_lines(calibrate(vtrain[::4], A100)))
     assert "drift: none" in other
     assert "base_gib is hardly measured" in other
+
+
+def test_no_fit_of_memory_goes_beyond_what_is_possible(chronicle: list[Measurement]) -> None:
+    """Runs that needed a third less than is counted cannot have kept less than their activations."""
+    less = [replace(row, memory_gib=row.memory_gib / 1.5 if row.memory_gib else None) for row in chronicle]
+    fitted = fit_calibration(less, A100).constants
+    for constant in CONSTANTS:
+        assert constant.least <= getattr(fitted, constant.name) <= constant.most
+    assert fitted.activation_factor == pytest.approx(1)

@@ -97,6 +97,19 @@ def test_data_narrow_only_what_they_speak_of() -> None:
     assert fit.spreads[1] == pytest.approx(1)
 
 
+def test_a_constant_stays_within_what_is_possible_and_the_others_explain_the_rest() -> None:
+    xs = [float(x) for x in range(20)]
+    ys = [3 + 0.5 * x for x in xs]
+    for prior, value in ((Prior(1, 2, most=2), 2), (Prior(6, 2, least=4), 4)):
+        fit = fit_constants(residuals_of(xs, ys), [prior, Prior(1, 2)])
+        assert fit.values[0] == pytest.approx(value)
+
+        def left(slope: float, bound: float = value) -> float:
+            return sum(abs(error) for error in residuals_of(xs, ys)([bound, slope]))
+
+        assert left(fit.values[1]) < min(left(0.5), left(1.0))
+
+
 @given(st.integers(1, 7), st.randoms(use_true_random=False))
 def test_inverse(size: int, source: random.Random) -> None:
     factor = [[source.uniform(-1, 1) for _ in range(size)] for _ in range(size)]

@@ -92,3 +92,18 @@ def test_freed_blocks_go_back_when_memory_gets_short() -> None:
     need_gib, shown = weigh_memory(full, PRIOR, A100)
     assert need_gib > 0.97 * A100.memory_gib
     assert shown == need_gib
+
+
+def test_gathered_inputs_are_kept_while_there_is_memory(bloom: Setup) -> None:
+    technique = Technique(sequence_parallel=True, overlap=frozenset(("tensor",)))
+    eager = replace(bloom, framework="other", topology=Topology(tp=8, pp=1, dp=8), technique=technique)
+    terms = count_memory(eager, 0)
+    both = 2 * 2 * 70 * 2 * 2048 * 14336 * 7 / 8
+    assert terms.gathered_gib == pytest.approx(both / 2**30)
+    roomy = replace(terms, resident_gib=1.0, optimizer_gib_per_byte=0.0, kept_gib=1.0)
+    need_gib, shown = weigh_memory(roomy, PRIOR, A100)
+    assert need_gib == weigh_memory(replace(roomy, gathered_gib=0.0), PRIOR, A100)[0]
+    assert shown - need_gib > terms.gathered_gib
+    pipelined = replace(eager, topology=Topology(tp=8, pp=2, dp=4))
+    assert not count_memory(pipelined, 0).gathered_gib
+    assert not count_memory(replace(eager, technique=replace(technique, kernels="compiled")), 0).gathered_gib

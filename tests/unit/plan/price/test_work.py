@@ -286,3 +286,40 @@ def test_a_loop_over_experts_is_mostly_launches(h100: GpuModel) -> None:
     assert step(slow, h100).seconds > 3 * step(fast, h100).seconds
     assert term(slow, h100, "launch overhead") > 0.6 * step(slow, h100).seconds
     assert step(setup(looped, "megatron"), h100) == step(setup(shape, "megatron"), h100)
+
+
+def eager(tp: int, pp: int, overlap: str = "tensor") -> Setup:
+    """Llama-3-70B with short sequences, in a program that launches kernels one by one."""
+    technique = Technique(kernels="fused", sequence_parallel=True, zero_stage=0, overlap=frozenset((overlap,)))
+    topology, shape = Topology(tp=tp, pp=pp, dp=1), replace(LLAMA_70B, sequence_length=2048)
+    return Setup(shape, topology, 1, 32, 8, "type:transformer", framework="other", technique=technique)
+
+
+def layer_seconds(setup: Setup, gpu: GpuModel) -> float:
+    found = step(setup, gpu)
+    return found.stage_seconds[0] / setup.layers_per_stage[0]
+
+
+def test_hosts_of_an_eager_pipeline_wait_for_each_other(h100: GpuModel) -> None:
+    """Its layers take as long as their launches, which grow with tp: with tp 8 it was 20 to 25 ms, for 8B and for 80B.
+    Without a pipeline the hosts launch ahead, and compiled kernels leave them little to do."""
+    assert 0.019 < layer_seconds(eager(8, 2), h100) < 0.025
+    assert layer_seconds(eager(8, 2), h100) > 1.5 * layer_seconds(eager(4, 2), h100)
+    compiled = with_technique(eager(8, 2), kernels="compiled")
+    for quick in (eager(8, 1), eager(8, 2, overlap="data"), compiled):
+        assert layer_seconds(quick, h100) < 0.5 * layer_seconds(eager(8, 2), h100)
+
+
+def test_eager_collectives_between_nodes_wait_for_hosts(h100: GpuModel) -> None:
+    """With tp 16, a layer of 8B took 9 to 14 ms more than its work of 1 ms, and one of a compiled program does not."""
+    across, inside = eager(16, 1), eager(8, 1)
+    waiting = term(across, h100, "messages") - term(with_technique(across, kernels="compiled"), h100, "messages")
+    assert waiting / (LLAMA_70B.num_layers * across.num_micro_batches) > 0.004
+    assert term(inside, h100, "messages") < 0.1 * term(across, h100, "messages")
+
+
+def test_an_eager_program_waits_for_all_of_its_tensor_parallel_traffic(h100: GpuModel) -> None:
+    hidden = with_technique(eager(8, 1), kernels="compiled")
+    apart = with_technique(hidden, overlap=frozenset())
+    assert term(hidden, h100, "NVLink") < term(apart, h100, "NVLink")
+    assert term(eager(8, 1), h100, "NVLink") == term(apart, h100, "NVLink")
