@@ -23,19 +23,34 @@ HABITS = {
     **dict.fromkeys(("check", "validate", "lint"), "config"),
     **dict.fromkeys(("sinfo", "node"), "nodes"),
     **dict.fromkeys(("man", "usage"), "help"),
+    **dict.fromkeys(("cluster start", "cluster create", "cluster launch"), "cluster up"),
+    **dict.fromkeys(("cluster stop", "cluster delete", "cluster destroy", "cluster rm"), "cluster down"),
+    **dict.fromkeys(("cluster info", "cluster list", "cluster ls", "cluster show"), "cluster status"),
+    "cluster kill": "cluster kill-node",
+    **dict.fromkeys(("config validate", "config lint"), "config check"),
+    **dict.fromkeys(("config print", "config get", "config cat"), "config show"),
+    **dict.fromkeys(("checkpoint check", "checkpoint validate"), "checkpoint verify"),
+    **dict.fromkeys(("checkpoint rm", "checkpoint delete", "checkpoint clean"), "checkpoint prune"),
+    "trace show": "trace last",
 }
 """What other tools call the commands."""
 
 
-class Boundary(click.Group):
-    """Prints an error and its hint on stderr and exits with its code; BSL_DEBUG=1 lets the traceback through."""
+class Habitual(click.Group):
+    """A group that names the command that a word of another tool means."""
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        if args and args[0] in HABITS and self.get_command(ctx, args[0]) is None:
-            ctx.fail(f"No such command {args[0]!r}. Did you mean `bsl {HABITS[args[0]]}`?")
+        if args and self.get_command(ctx, args[0]) is None:
+            typed = " ".join((*ctx.command_path.split()[1:], args[0]))
+            if typed in HABITS:
+                ctx.fail(f"No such command {args[0]!r}. Did you mean `bsl {HABITS[typed]}`?")
         return super().resolve_command(ctx, args)
+
+
+class Boundary(Habitual):
+    """Prints an error and its hint on stderr and exits with its code; BSL_DEBUG=1 lets the traceback through."""
 
     def invoke(self, ctx: click.Context) -> object:
         try:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from bigsci_launch.cli import console
+from bigsci_launch.cli.boundary import Habitual
 from bigsci_launch.cli.options import JSON, RUN
 from bigsci_launch.errors import CheckpointError
 from bigsci_launch.units import format_bytes
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 STEP = click.option("--step", type=click.IntRange(min=0), help="The step of the checkpoint; default: the newest.")
 
 
-@click.group(epilog="Example: bsl checkpoint list demo")
+@click.group(cls=Habitual, epilog="Example: bsl checkpoint list demo")
 def checkpoint() -> None:
     """List, verify, pin, prune and convert checkpoints."""
 

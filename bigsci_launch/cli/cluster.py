@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from bigsci_launch.cli import console
+from bigsci_launch.cli.boundary import Habitual
 from bigsci_launch.cli.options import JSON
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ def _directory() -> ClusterDir:
     return default_directory(os.environ)
 
 
-@click.group(epilog="Example: bsl cluster up --nodes 4 --isolated")
+@click.group(cls=Habitual, epilog="Example: bsl cluster up --nodes 4 --isolated")
 def cluster() -> None:
     """A real Slurm on this machine, for trials and tests.
 

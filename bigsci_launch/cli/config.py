@@ -7,13 +7,18 @@ from pathlib import Path
 import click
 
 from bigsci_launch.cli import console
+from bigsci_launch.cli.boundary import Habitual
 from bigsci_launch.cli.options import JSON, SET
 from bigsci_launch.errors import ConfigError
 
 FILE = click.argument("file", type=click.Path(path_type=Path))
 
 
-@click.group(short_help="Check and show run files, list sites.", epilog="Example: bsl config check configs/demo.yaml")
+@click.group(
+    cls=Habitual,
+    short_help="Check and show run files, list sites.",
+    epilog="Example: bsl config check configs/demo.yaml",
+)
 def config() -> None:
     """Check a run file, show its values and where they come from, list sites."""
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import codecs
+import io
 import json
+import locale
 import logging
 import math
 import os
@@ -30,6 +33,20 @@ INTERRUPTED = 130
 MOST_LINES_HELD = 1000
 LONGEST_HELD_S = 0.1
 _COLOUR = re.compile(r"\x1b\[[0-9;:]*m")
+
+
+def use_utf8() -> None:
+    """Let no locale change how names of files are read: they are UTF-8, as are run files and records.
+
+    In another locale, the program starts again in Python's UTF-8 mode, and prints what that locale can print.
+    """
+    if sys.getfilesystemencoding() != "utf-8":
+        os.execv(sys.executable, [sys.executable, "-X", "utf8", *sys.orig_argv[1:]])
+    codec = codecs.lookup(locale.nl_langinfo(locale.CODESET)).name
+    is_own = codec == "ascii" or "PYTHONIOENCODING" in os.environ
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(encoding=None if is_own else codec, errors="backslashreplace")
 
 
 def open_closed_streams() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 import time
 from dataclasses import replace
@@ -138,6 +139,8 @@ def spy(
         look = LookOptions(native, flight_recorder, settle or 0.0, step)
         answer, stored, unstored = _look(target.with_options(look, axes), axes, output)
     _show_all(answer, bundle, as_json, why, stored, html)
+    if bundle is None and not as_json:
+        _say_what_was_printed(target, answer.evidence)
     if unstored is not None:
         raise unstored
     sys.exit(_exit_code(answer, exit_code))
@@ -218,11 +221,13 @@ def _look(target: Target, axes: str | None, output: Path | None) -> tuple[SpyAns
     """Look at the ranks, judge what they show, and store it. Return the answer, and where it is stored or why not."""
     # Most of the time is the node agent's: what judges is loaded while it looks.
     loading = Thread(target=import_module, args=("bigsci_launch.spy.answer",))
+    gc.disable()  # what is loaded stays: to search it for garbage is a tenth of the CPU time of a look
     loading.start()
     try:
         found = _collect(target)
     finally:
         loading.join()
+        gc.enable()
     if target.request["flight_recorder"]:
         _warn_of_missing_recorders(found)
     answer = _judge(found, axes)
@@ -258,6 +263,24 @@ def _mention_dumps(evidence: Evidence, target: Target) -> None:
         and any(prefix.parent.glob(f"{prefix.name}*"))
     ):
         console.talk(f"ranks have dumped torch's flight recorder: bsl spy --bundle {prefix}*")
+
+
+def _say_what_was_printed(target: Target, evidence: Evidence) -> None:
+    """Say what a Slurm job that `bsl` did not submit has printed about ranks that are gone: nothing else records it."""
+    from bigsci_launch.scheduler.slurm import query_job
+    from bigsci_launch.why.find import why_job
+
+    if (
+        target.run is not None
+        or not target.job_id
+        or not any(seen.is_gone or not seen.samples for seen in evidence.ranks)
+    ):
+        return
+    found = why_job(query_job(target.job_id))
+    files = f" ({', '.join(found.read[1:])})" if found.read[1:] else ""
+    silent = "; its output says nothing about how a rank ended" if files else "; where it prints is not known"
+    console.answer_wrapped([f"{found.about}: {found.sentence}{silent if found.first == 'none' else ''}{files}"])
+    console.answer(f"next: bsl why {target.job_id}")
 
 
 def _with_topology(found: Bundle, axes: str | None) -> Bundle:

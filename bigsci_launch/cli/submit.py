@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 @click.option(
     "--force",
     is_flag=True,
-    help="Submit even if `bsl plan check` finds errors, the run has changed since its checkpoint, or an attempt on "
-    "another host may still run; all of it is printed.",
+    help="Submit even if `bsl plan check` finds errors, the dataset is missing, the run has changed since its "
+    "checkpoint, or an attempt on another host may still run; all of it is printed.",
 )
 @click.option("--wait", is_flag=True, help="Wait until the job ends, and exit with its exit code.")
 @JSON

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from bigsci_launch.cli import console
+from bigsci_launch.cli.boundary import Habitual
 from bigsci_launch.cli.options import RUN_OR_FOLDER, RUN_REQUIRED
 from bigsci_launch.errors import CollectError
 
@@ -26,7 +27,7 @@ NOTHING_TRACED = (
 WHY_NOTHING = "ranks that end well leave none, and `monitor.ring: none` keeps none"
 
 
-@click.group(short_help="Show what every rank called last.", epilog="Example: bsl trace last demo")
+@click.group(cls=Habitual, short_help="Show what every rank called last.", epilog="Example: bsl trace last demo")
 def trace() -> None:
     """Show what every rank called last, also if its process can no longer answer."""
 

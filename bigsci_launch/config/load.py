@@ -108,7 +108,8 @@ def _defaults(written: Node) -> Node:
 
 
 def _with_whole_variables(tree: Node) -> Node:
-    """Return `tree` with the section of each variable: `env: {NAME: 8}` is short for `env: {NAME: {value: "8"}}`."""
+    """Return `tree` with the section of each variable: `env: {NAME: 8}` is short for `env: {NAME: {value: "8"}}`. A
+    number is text in an environment, as it was written."""
     variables = tree.at(("env",))
     if variables is None or not isinstance(variables.value, dict) or not isinstance(tree.value, dict):
         return tree
@@ -139,9 +140,16 @@ def _with_arguments(tree: Node, path: Path, arguments: Sequence[str]) -> Node:
 
 
 def _whole_variable(node: Node) -> Node:
+    if node.value is None or isinstance(node.value, list):
+        return node
+    entries = node.value if isinstance(node.value, dict) else {"value": node}
+    return Node({key: _as_text(child) if key == "value" else child for key, child in entries.items()}, node.where)
+
+
+def _as_text(node: Node) -> Node:
     if node.value is None or isinstance(node.value, (dict, list)):
         return node
-    return Node({"value": Node(node.text, node.where)}, node.where)
+    return Node(node.text or node.value, node.where)
 
 
 def _is_written(tree: Node, section: str) -> bool:

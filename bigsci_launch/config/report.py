@@ -13,6 +13,7 @@ from bigsci_launch.config.masking import SECRET, shown_value
 from bigsci_launch.config.render import render_yaml
 from bigsci_launch.config.site import BrokenSite, Layout, Site
 from bigsci_launch.errors import ConfigError
+from bigsci_launch.topology.naming import count_ranks
 
 SCHEMA_VERSION = 1
 
@@ -21,7 +22,7 @@ def summary(run: LoadedRun) -> str:
     """Return one line: how many ranks, on what, and in which topology."""
     layout, axes = run.layout, run.layout.topology
     nodes = f"{layout.nodes} node{'s'[: layout.nodes > 1]} x {layout.ranks_per_node}"
-    return f"{axes.world_size} ranks ({nodes}) on site {run.site.name}: {axes.product}"
+    return f"{count_ranks(axes.world_size)} ({nodes}) on site {run.site.name}: {axes.product}"
 
 
 def warning_lines(run: LoadedRun) -> list[str]:

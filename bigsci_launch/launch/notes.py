@@ -4,21 +4,30 @@ from __future__ import annotations
 
 import os
 import shlex
+import sys
 from collections.abc import Iterator
+from contextlib import suppress
+from importlib.metadata import entry_points
+from importlib.util import find_spec
 from pathlib import Path
 
 import bigsci_launch
 from bigsci_launch.config.load import OVERRIDE, LoadedRun
 from bigsci_launch.config.masking import is_secret
+from bigsci_launch.config.schema.monitor import TRACKER_GROUP, TRACKER_PACKAGES
 from bigsci_launch.config.schema.run import RunConfig
 from bigsci_launch.config.schema.section import DESCRIBING
+from bigsci_launch.errors import INSTALL_OTLP
 from bigsci_launch.launch.freeze import open_place_notes
+from bigsci_launch.launch.inputs import missing_data, prepare_hint
 from bigsci_launch.launch.job.request import JobRequest
 from bigsci_launch.launch.provenance import describe_repository, uncommitted_changes
 from bigsci_launch.runs.layout import RunDir
 from bigsci_launch.runs.rehearsals import CodeRevision, config_identity, describe_past, digest, read_rehearsals
 from bigsci_launch.scheduler.command import has_command
+from bigsci_launch.topology.naming import count_ranks
 
+OTLP_MODULE = "opentelemetry.exporter.otlp.proto.http"
 MOST_NODES = 2
 """A run on so few nodes is as small as its rehearsal."""
 
@@ -40,6 +49,7 @@ def notes(loaded: LoadedRun, *, is_local: bool) -> list[str]:
     ]
     found += _shared_place(loaded.config)
     found += _missing_webhook(loaded.config)
+    found += [*_missing_packages(loaded.config), *_unwritable_folder(loaded.config)]
     found += [*_missing_data(loaded.config), *(() if is_local else _missing_files(loaded.config))]
     found += [] if is_local else rehearsal_note(loaded, Path.cwd())
     if not is_local or loaded.site.is_local:
@@ -47,7 +57,7 @@ def notes(loaded: LoadedRun, *, is_local: bool) -> list[str]:
     ranks = loaded.layout.topology.world_size
     left_out = [name for name in ("activation", "container") if getattr(loaded.site.config, name)]
     without = f", without the {' and '.join(left_out)} of site {loaded.site.name}" if left_out else ""
-    return [*found, f"starting {ranks} ranks on this machine{without}"]
+    return [*found, f"starting {count_ranks(ranks)} on this machine{without}"]
 
 
 def _shared_place(config: RunConfig) -> list[str]:
@@ -63,17 +73,43 @@ def _missing_webhook(config: RunConfig) -> Iterator[str]:
         yield f"warning: monitor.notify.webhook_variable: {name} is not set here, so the job will not know the URL"
 
 
+def _missing_packages(config: RunConfig) -> Iterator[str]:
+    """Yield a warning for each package that `bsl metrics --follow` would not find. The job starts it with this
+    Python."""
+    for name in config.monitor.trackers:
+        if not (_is_installed(name) if name in TRACKER_PACKAGES else entry_points(group=TRACKER_GROUP, name=name)):
+            yield f"warning: monitor.trackers: {name} is not installed for {sys.executable}: it will not get this run"
+    metrics = config.monitor.metrics
+    if metrics is not None and metrics.otlp is not None and not _is_installed(OTLP_MODULE):
+        yield (
+            f"warning: monitor.metrics.otlp: opentelemetry is not installed for {sys.executable}, so nothing will be "
+            f"sent; {INSTALL_OTLP}"
+        )
+
+
+def _is_installed(module: str) -> bool:
+    with suppress(ModuleNotFoundError):  # a package above it is missing
+        return find_spec(module) is not None
+    return False
+
+
+def _unwritable_folder(config: RunConfig) -> Iterator[str]:
+    """Yield a warning if the file of metrics could not be written here. The first node of a job may differ."""
+    metrics = config.monitor.metrics
+    if metrics is None or metrics.file is None:
+        return
+    path = Path(metrics.file)
+    folder = path.parent if path.suffix == ".prom" else path
+    there = next(each for each in (folder, *folder.parents) if each.exists())
+    if not os.access(there, os.W_OK | os.X_OK):
+        what = "write in this folder" if there == folder else f"make this folder: {there} is not yours"
+        yield f"warning: monitor.metrics.file: {folder}: on this machine you cannot {what}"
+
+
 def _missing_data(config: RunConfig) -> Iterator[str]:
-    """Yield a warning if the dataset is missing. It is not an error, since only the compute nodes must see the
-    files."""
-    names = (f"{config.data.prefix}.bin", f"{config.data.prefix}.idx") if config.run.starts_trainer else ()
-    for name in names:
-        if not Path(name).exists():
-            yield (
-                f"warning: data.prefix: {name}: no such file on this machine; "
-                f"`bsl data prepare DIR --output {config.data.prefix}` makes a dataset"
-            )
-            return
+    """Yield a warning if the dataset is missing. Only the compute nodes must see the files."""
+    if missing := missing_data(config):
+        yield f"warning: data.prefix: {missing}: no such file on this machine; {prepare_hint(config)}"
 
 
 def _missing_files(config: RunConfig) -> Iterator[str]:

@@ -10,6 +10,7 @@ from bigsci_launch.config.load import LoadedRun
 from bigsci_launch.config.report import warning_lines
 from bigsci_launch.errors import RunDirError, SlurmError
 from bigsci_launch.launch.decide import Turn, accept_changes, behind, decide_start
+from bigsci_launch.launch.inputs import require_inputs
 from bigsci_launch.launch.job.request import JobRequest, make_request
 from bigsci_launch.launch.leave_out import leave_out_bad_nodes
 from bigsci_launch.launch.notes import dry_run_notes, notes
@@ -25,13 +26,16 @@ def review(prepared: Prepared, tell: Report, *, force: bool, dry_run: bool) -> P
     """Report what is remarkable about a run before it starts. Return it without the nodes that are known to be bad.
 
     Raises:
-        ConfigError: the arithmetic of the run does not hold, and there is no `force`.
+        ConfigError: the arithmetic of the run does not hold, or its dataset is missing, and there is no `force`.
+        BslError: the ranks would not find torch.
         RunDirError: the memory of bad nodes cannot be read.
     """
     for line in warning_lines(prepared.loaded):
         tell(f"warning: {line}")
     if not force:
         require_sound(prepared)
+    if not dry_run:
+        require_inputs(prepared.loaded, prepared.request, force=force)
     for line in remark_lines(prepared.findings):
         tell(line)
     request, lines = leave_out_bad_nodes(prepared.request, prepared.loaded.config.slurm, is_dry_run=dry_run)

@@ -44,7 +44,15 @@ def find_run(argument: str | None, job_id: str | None = None) -> RunDir:
     if (named := runs_root() / argument).is_dir():
         return open_run(named)
     hint = f"for a Slurm job: `bsl spy --jobid {argument}`" if is_job_id(argument) else LIST_HINT
-    raise RunDirError(f"no run {argument!r} under {runs_root()}, and it is not a path", hint=hint)
+    meant = "".join(f"; did you mean {name}?" for name in _similar_names(argument))
+    raise RunDirError(f"no run {argument!r} under {runs_root()}, and it is not a path{meant}", hint=hint)
+
+
+def _similar_names(argument: str) -> list[str]:
+    """Return the name of the run that `argument` is most like; none if it is like none."""
+    from difflib import get_close_matches
+
+    return get_close_matches(argument, [run.name for run in find_runs(runs_root())], n=1)
 
 
 def find_attempt(run: RunDir, name: str | None = None) -> AttemptDir:

@@ -8,9 +8,9 @@ from typing import Any
 
 from bigsci_launch.errors import BslError
 from bigsci_launch.progress import Progress, no_progress
-from bigsci_launch.weights.compare.compare import EVERYTHING, compare_weights, require_numpy
+from bigsci_launch.weights.compare.compare import EVERYTHING, compare_weights
 from bigsci_launch.weights.compare.comparison import Comparison, Selection, with_finding
-from bigsci_launch.weights.compare.reading import EVERY_BYTE, ReadPlan
+from bigsci_launch.weights.compare.reading import EVERY_BYTE, ReadPlan, require_numpy
 from bigsci_launch.weights.explain.explain import explain
 from bigsci_launch.weights.explain.seam import Seam, causes_in, seam_document, seam_finding
 from bigsci_launch.weights.files.sources import Weights

@@ -54,6 +54,9 @@ class Partition(Section):
 class SiteVariable(EnvironmentVariable):
     """A variable that every job on the site needs. It reaches everybody's jobs, so it needs a reason."""
 
+    value: str | None = None
+    """The value. It is quoted, so the shell does not expand it. The run directory stores it for you and your group."""
+
     reason: str
     """Why it is set. The job script has this as a comment above the export."""
 

@@ -35,12 +35,18 @@ TracedCall = Annotated[str, Field(pattern=TRACED_CALL)]
 RunName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")]
 
 
+def or_numbers(schema: dict[str, Any]) -> None:
+    """Let the JSON Schema of a text accept a number and a boolean. Loading makes texts of such, before validation."""
+    schema["anyOf"] = [{"type": name} for name in ("string", "number", "boolean", "null")]
+
+
 class EnvironmentVariable(Section):
     """A variable of the ranks' environment. It needs either `value` or `from`. In a run file, `NAME: 8` is short for
     `NAME: {value: "8"}`."""
 
-    value: str | None = None
-    """The value. It is quoted, so the shell does not expand it. The run directory stores it for you and your group."""
+    value: Annotated[str | None, Field(json_schema_extra=or_numbers)] = None
+    """The value; of a number, the text. It is quoted, so the shell does not expand it. The run directory stores it for
+    you and your group."""
 
     source: Literal["environment"] | None = Field(default=None, alias="from")
     """`environment`: the value is that of the variable of the same name where `bsl submit` is called, and nothing of it

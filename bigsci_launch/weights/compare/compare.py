@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from bigsci_launch.errors import INSTALL_WEIGHTS, BslError, CheckpointError
+from bigsci_launch.errors import CheckpointError
 from bigsci_launch.progress import Progress, no_progress
 from bigsci_launch.weights.compare.comparison import (
     Comparison,
@@ -15,10 +15,11 @@ from bigsci_launch.weights.compare.comparison import (
     Selection,
     ValueDifference,
     names_text,
+    title_of,
 )
 from bigsci_launch.weights.compare.components import ComponentTally
 from bigsci_launch.weights.compare.printed import PrintedTensors, measure_printed
-from bigsci_launch.weights.compare.reading import EVERY_BYTE, ReadPlan
+from bigsci_launch.weights.compare.reading import EVERY_BYTE, ReadPlan, has_numpy, require_numpy
 from bigsci_launch.weights.compare.work import Compared, Work, either, is_equal
 from bigsci_launch.weights.files.boxes import chunks_of
 from bigsci_launch.weights.files.mapped import UnreadableFile
@@ -57,6 +58,8 @@ class _Tally:
     printed: PrintedTensors = field(default_factory=PrintedTensors)
     # What differs, but is no part of the state.
     padding: list[str] = field(default_factory=list)
+    # What is not equal bit by bit, if numpy is not there to measure it.
+    unmeasured: list[str] = field(default_factory=list)
     about_run: dict[str, str] = field(default_factory=dict)
     # Tensors of A that other ranks of A also have.
     copies: list[StoredTensor] = field(default_factory=list)
@@ -101,6 +104,9 @@ def compare_weights(
                 _close(batch, files)
     files.close_all()
     _require_something(a, b, tally)
+    if tally.unmeasured:
+        differing = names_text(tuple(dict.fromkeys(tally.unmeasured)))
+        require_numpy(f"{len(tally.unmeasured)} tensors are not equal ({differing})")
     return Comparison(
         a=a.path,
         b=b.path,
@@ -218,6 +224,9 @@ def _settle(outcome: Compared, tolerance: float | None, sample: float | None, ta
         tally.num_bytes += tensor.num_bytes if all(one and one.has_bytes for one in outcome.pair) else 0
     if outcome.is_equal:
         return
+    if not has_numpy():
+        tally.unmeasured.append(title_of(tensor.name, tensor.role))
+        return
     try:
         difference = difference_of_pair(outcome.read, files)
     except UnreadableFile as error:
@@ -280,7 +289,6 @@ def _measured(a: StoredTensor, b: StoredTensor, files: FilePool) -> Statistics |
     """Return the statistics of a pair; None if the printed elements cannot belong to tensors of one shape."""
     if a.has_shape and b.has_shape:
         return measure_pair(a, b, files)
-    require_numpy(f"{a.name} differs")
     return measure_printed(a, b, files)
 
 
@@ -296,29 +304,10 @@ def measure_pair(a: StoredTensor, b: StoredTensor, files: FilePool) -> Statistic
     """Measure the difference between two tensors of equal shape.
 
     This uses one thread: numpy's calls on cache-sized pieces are so short that threads would wait for each other.
-
-    Raises:
-        BslError: numpy is not installed.
     """
-    require_numpy(f"{a.name} differs")
     from bigsci_launch.weights.compare.statistics import measure
 
     return measure(a, b, files)
-
-
-def require_numpy(why: str) -> None:
-    """Require numpy; the error begins with `why`.
-
-    Raises:
-        BslError: numpy is not installed.
-    """
-    try:
-        import bigsci_launch.weights.files.elements  # noqa: F401  # imports numpy, limited to one BLAS thread
-    except ModuleNotFoundError as error:
-        raise BslError(
-            f"{why}, but numpy, which measures by how much, is not installed",
-            hint=INSTALL_WEIGHTS,
-        ) from error
 
 
 def _close(batch: PairBatch, files: FilePool) -> None:

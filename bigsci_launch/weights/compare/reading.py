@@ -1,10 +1,14 @@
-"""How the bytes of a comparison are read: by how many threads, all or a sample, and what need not be read."""
+"""How the bytes of a comparison are read: by how many threads, all or a sample, what need not be read, and whether
+numpy is there to measure them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
+
+from bigsci_launch.errors import INSTALL_WEIGHTS, BslError
 
 DEFAULT_JOBS = 4
 
@@ -45,3 +49,23 @@ class Extent:
 
 
 EVERY_BYTE = ReadPlan()
+
+
+@cache
+def has_numpy() -> bool:
+    """Whether numpy is installed, which measures what differs. Bytes are compared without it."""
+    try:
+        import bigsci_launch.weights.files.elements  # noqa: F401  # imports numpy, limited to one BLAS thread
+    except ModuleNotFoundError:
+        return False
+    return True
+
+
+def require_numpy(why: str) -> None:
+    """Require numpy; the error begins with `why`.
+
+    Raises:
+        BslError: numpy is not installed.
+    """
+    if not has_numpy():
+        raise BslError(f"{why}, but numpy, which measures by how much, is not installed", hint=INSTALL_WEIGHTS)

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from bigsci_launch.progress import Progress
 from bigsci_launch.weights.compare.comparison import Selection
-from bigsci_launch.weights.compare.reading import Extent, ReadPlan
+from bigsci_launch.weights.compare.reading import Extent, ReadPlan, has_numpy
 from bigsci_launch.weights.files.boxes import Overlap, inside, overlaps, pieces_of, run_in
 from bigsci_launch.weights.files.mapped import UnreadableFile
 from bigsci_launch.weights.files.pool import FilePool, equal_segments
@@ -357,7 +357,10 @@ def _is_equal_box(overlap: Overlap, files: FilePool) -> bool:
 
 
 def _is_equal_scattered(overlap: Overlap, files: FilePool) -> bool:
-    """Whether a box is equal whose elements are in many short runs: numpy compares those faster than `memcmp`."""
+    """Whether a box is known to be equal whose elements are in many short runs: numpy compares those faster than
+    `memcmp`, and without it, that is not known."""
+    if not has_numpy():
+        return False
     from bigsci_launch.weights.files.elements import are_same_bits, read_box
 
     for offsets, shape in pieces_of(overlap.offsets, overlap.shape, SCATTERED_ELEMENTS):

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from bigsci_launch.weights.compare.compare import require_numpy
 from bigsci_launch.weights.compare.comparison import Comparison, WeightsFinding
+from bigsci_launch.weights.compare.reading import require_numpy
 from bigsci_launch.weights.files.sources import Weights
 from bigsci_launch.weights.match.copies import has_copies
 from bigsci_launch.weights.match.sharding import ShardingHints

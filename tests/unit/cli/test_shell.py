@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -30,7 +31,7 @@ FISH = """source {file}; complete -C '{line}'"""
 def bsl(*words: str, **variables: str) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, **variables}
     return subprocess.run(
-        [BIN / "bsl", *words], env=environment, capture_output=True, text=True, timeout=120, check=False
+        [BIN / "bsl", *words], env=environment, capture_output=True, text=True, timeout=300, check=False
     )
 
 
@@ -65,7 +66,7 @@ def test_tab_completes_what_the_installed_file_says(home: Path, shell: str, line
     )
     environment = {"HOME": str(home), "PATH": f"{BIN}:{os.environ['PATH']}", "BSL_RUNS": str(home / "runs")}
     shown = subprocess.run(
-        [shell, "-c", script], env=environment, capture_output=True, text=True, timeout=120, check=False
+        [shell, "-c", script], env=environment, capture_output=True, text=True, timeout=300, check=False
     )
     assert wanted in shown.stdout.replace("\t", " ").replace(":", " ").split(), (shown.stdout, shown.stderr)
 
@@ -75,7 +76,7 @@ def test_tab_completes_what_the_installed_file_says(home: Path, shell: str, line
 def test_man_pages_are_typeset_without_a_warning(name: str) -> None:
     page = ROOT / "docs" / "reference" / "man" / f"{name}.1"
     done = subprocess.run(
-        ["groff", "-man", "-Tascii", "-ww", page], capture_output=True, text=True, timeout=60, check=True
+        ["groff", "-man", "-Tascii", "-ww", page], capture_output=True, text=True, timeout=300, check=True
     )
     assert (done.stderr, bool(done.stdout)) == ("", True)
 
@@ -101,3 +102,53 @@ def test_open_shows_the_page_or_says_where_to_copy_it_from(home: Path) -> None:
     assert page.read_text().startswith("<!doctype html>") and not (home / "shown").exists()
     assert bsl("open", "nightly-7b", **known, DISPLAY=":0").stdout == f"opened {page}\n"
     assert (home / "shown").read_text().strip() == page.as_uri()
+
+
+@pytest.mark.parametrize(
+    ("words", "meant"),
+    [
+        ("status nigthly-7b", "nightly-7b"),
+        ("kill nightly-7b", "bsl cancel"),
+        ("cluster start", "bsl cluster up"),
+        ("config validate run.yaml", "bsl config check"),
+        ("cluster statsu", "status"),
+    ],
+)
+def test_a_word_that_is_wrong_names_the_one_that_is_meant(home: Path, words: str, meant: str) -> None:
+    done = bsl(*words.split(), BSL_RUNS=str(home / "runs"))
+    said = done.stderr.splitlines()
+    assert done.returncode == 2 and any("did you mean" in line.lower() and meant in line for line in said), said
+
+
+def test_a_run_that_is_like_no_other_suggests_none(home: Path) -> None:
+    assert "did you mean" not in bsl("status", "llama", BSL_RUNS=str(home / "runs")).stderr
+
+
+ASCII = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+
+
+def test_names_of_files_are_utf_8_in_every_locale(tmp_path: Path) -> None:
+    folder = tmp_path / "Größe"
+    folder.mkdir()
+    settings = {"run": {"name": "nano", "root": f"{folder}/läufe", "command": ["bash", "-c", "echo grüße ≥"]}}
+    settings["slurm"] = {"site": "local"}
+    (folder / "lauf-ä.yaml").write_text(json.dumps(settings, ensure_ascii=False))
+    submitted = bsl("submit", str(folder / "lauf-ä.yaml"), "--set", f"run.root={folder}/größer", **ASCII)
+    assert submitted.returncode == 0 and "grüße ≥" in submitted.stderr, submitted.stderr
+    run, page = str(folder / "größer" / "nano"), folder / "bericht-ü.html"
+    assert run in bsl("status", run, "--html", str(page), **ASCII).stdout
+    assert run in page.read_text()
+
+
+def test_what_a_locale_cannot_print_is_escaped(tmp_path: Path) -> None:
+    (tmp_path / "ä≥.yaml").write_text(json.dumps({"run": {"name": "nano", "command": ["true"]}}))
+    done = subprocess.run(
+        [BIN / "bsl", "config", "check", tmp_path / "ä≥.yaml", "--set", "slurm.site=local"],
+        env={**os.environ, "PYTHONIOENCODING": "latin-1"},
+        capture_output=True,
+        timeout=300,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, b"") and done.stdout.startswith(
+        f"{tmp_path}/\xe4\\u2265.yaml".encode("latin-1")
+    )

@@ -30,7 +30,7 @@ def on_terminal(program: str, width: int) -> str:
     fcntl.ioctl(writer, termios.TIOCSWINSZ, struct.pack("HHHH", 40, width, 0, 0))
     environment = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
     environment["TERM"] = "xterm"
-    subprocess.run([sys.executable, "-c", program], stdout=writer, env=environment, timeout=60, check=True)
+    subprocess.run([sys.executable, "-c", program], stdout=writer, env=environment, timeout=300, check=True)
     os.close(writer)
     text = b""
     while (read := _read(reader)) != b"":
@@ -74,5 +74,5 @@ def test_columns_without_text_make_room_for_names() -> None:
 
 @pytest.mark.parametrize(("program", "row"), [(LIST, LIST_ROW), (DIFF, DIFF_ROW)])
 def test_in_a_pipe_a_row_is_whole(program: str, row: tuple[str, ...]) -> None:
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300, check=True)
     assert any(all(cell in line for cell in row) for line in done.stdout.splitlines())

@@ -161,7 +161,7 @@ WRONG_VALUES = [
     ("data:", "env: {A: {reason: x}}\ndata:", "20:7", "env.A"),
     ("data:", "env: {A: [1]}\ndata:", "20:7", "env.A"),
     ("data:", "env: {A: null}\ndata:", "20:7", "env.A"),
-    ("data:", "env: {A: {value: 1, reason: y}}\ndata:", "20:11", "env.A.value"),
+    ("data:", "env: {A: {value: [1], reason: y}}\ndata:", "20:11", "env.A.value"),
     ("data:", "optimizer: {learning_rate: .inf}\ndata:", "20:13", "optimizer.learning_rate"),
     ("data:", "optimizer: {betas: [0.9, 1.5]}\ndata:", "20:26", "optimizer.betas.1"),
 ]
@@ -203,9 +203,9 @@ def test_overrides_make_what_is_missing_and_the_last_one_counts(load: Load) -> N
 
 @pytest.mark.parametrize("written", ["8", "1.10", "6e-5", "True", "text", "010", "-1", "0x1f"])
 def test_a_variable_may_be_its_value_alone(spoil: Spoil, written: str) -> None:
-    path = spoil("data:", f"env:\n  A: {written}\n  B: '{written}'\ndata:")
-    run = load_run(path, [f"env.C={written}", f"env.CUDA_LAUNCH_BLOCKING={written}"])
-    assert [run.config.env[name].value for name in ("A", "B", "C")] == [written] * 3
+    path = spoil("data:", f"env:\n  A: {written}\n  B: '{written}'\n  D: {{value: {written}, reason: long}}\ndata:")
+    run = load_run(path, [f"env.C={written}", f"env.CUDA_LAUNCH_BLOCKING={written}", f"env.E.value={written}"])
+    assert [run.config.env[name].value for name in "ABCDE"] == [written] * 5
     assert run.config.env["A"].reason is None
     assert (run.origins["env.A.value"], run.origins["env.C.value"]) == (f"{path}:21:3", "--set")
     assert run.config.env["CUDA_LAUNCH_BLOCKING"].reason is None, "it replaces what the site says, reason and all"

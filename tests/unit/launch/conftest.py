@@ -26,7 +26,7 @@ def run_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., P
             "parallelism": {"tensor_parallel_size": 2},
             "model": {**MODEL, "vocab_size_multiple": 32},
             "training": {"steps": 10, "micro_batch_size": 1, "global_batch_size": 2},
-            "data": {"prefix": "none"},
+            "data": {"prefix": "/on-the-nodes/tokens"},
             "monitor": {"step_time_s": 1, "save_time_s": 1},
             **sections,
         }

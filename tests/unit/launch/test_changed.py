@@ -130,9 +130,9 @@ def test_other_data_is_seen_before_the_job_waits(saved: tuple[RunDir, Path], che
 
 
 def test_data_that_this_machine_does_not_see_is_left_to_the_ranks(saved: tuple[RunDir, Path]) -> None:
-    done = submit(saved[1], "--set", "data.prefix=on-the-nodes")
+    done = submit(saved[1], "--set", "data.prefix=/on-the-nodes/tokens")
     assert done.exit_code == 0, done.output
-    assert "data.prefix: tokens -> on-the-nodes: " in done.stderr
+    assert "data.prefix: tokens -> /on-the-nodes/tokens: " in done.stderr
 
 
 def test_weights_of_another_run_are_refused_unless_the_run_file_names_them(

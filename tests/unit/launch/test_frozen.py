@@ -15,11 +15,10 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
 
-from bigsci_launch.cli.main import bsl
 from bigsci_launch.errors import RunDirError
 from bigsci_launch.launch.freeze import make_own_folder
+from tests.support.command import invoke
 from tests.support.texts import CheckText, has_parts
 
 from ..other_users import ALICE, AS_ROOT, MALLORY, PROJECT
@@ -32,10 +31,6 @@ SECRET, HOOK = "AccountKey=Zm9vYmFyc2VjcmV0", "https://chat.example/hooks/abcdef
 ENV = {"MY_CONN": {"value": SECRET, "reason": "the store"}, "NCCL_DEBUG": {"value": "INFO", "reason": "its words"}}
 NOBODY = 65534
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root makes a file of another user")
-
-
-def invoke(*words: str) -> Result:
-    return CliRunner().invoke(bsl, list(words))
 
 
 @pytest.fixture
@@ -99,7 +94,7 @@ def run_script() -> subprocess.CompletedProcess[str]:
         },
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=300,
         check=False,
     )
 

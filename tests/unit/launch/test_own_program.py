@@ -8,20 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
 
-from bigsci_launch.cli.main import bsl
 from bigsci_launch.config.load import load_resolved, load_run
 from bigsci_launch.config.schema.section import DESCRIBING, NotDescribed
 from bigsci_launch.runs.layout import RunDir
 from bigsci_launch.runs.step_forms import forms_of
+from tests.support.command import invoke
 from tests.support.texts import has_parts
 
 RunFile = Callable[..., Path]
-
-
-def invoke(*words: str) -> Result:
-    return CliRunner().invoke(bsl, list(words))
 
 
 @pytest.fixture

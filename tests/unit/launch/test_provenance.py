@@ -97,7 +97,7 @@ def repository(tmp_path: Path) -> Path:
         if argv[0] == "add":
             (tmp_path / "train.py").write_text("lr = 1\n")
         subprocess.run(
-            ["git", "-c", "user.name=a", "-c", "user.email=a@b", *argv], cwd=tmp_path, check=True, timeout=20
+            ["git", "-c", "user.name=a", "-c", "user.email=a@b", *argv], cwd=tmp_path, check=True, timeout=300
         )
     return tmp_path
 

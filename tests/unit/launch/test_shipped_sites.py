@@ -72,9 +72,9 @@ def texts(options: tuple[Option, ...]) -> set[str]:
 def test_a_job_for_two_nodes(name: str, request_on: MakeRequest, tmp_path: Path) -> None:
     path = tmp_path / "script.sh"
     path.write_text(render_script(request_on(name)))
-    subprocess.run(["bash", "-n", str(path)], check=True, timeout=10)
+    subprocess.run(["bash", "-n", str(path)], check=True, timeout=300)
     if shutil.which("shellcheck"):
-        done = subprocess.run(["shellcheck", str(path)], capture_output=True, text=True, timeout=60)
+        done = subprocess.run(["shellcheck", str(path)], capture_output=True, text=True, timeout=300)
         assert done.returncode == 0, done.stdout
 
 

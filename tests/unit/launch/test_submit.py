@@ -15,9 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
 
-from bigsci_launch.cli.main import bsl
 from bigsci_launch.config.load import load_run
 from bigsci_launch.launch import start_job
 from bigsci_launch.launch.freeze import write_tools
@@ -27,6 +25,7 @@ from bigsci_launch.runs.attempts import JobRecord, read_job, write_job
 from bigsci_launch.runs.layout import RunDir
 from bigsci_launch.scheduler.job import format_comment
 from bigsci_launch.scheduler.local import Launcher
+from tests.support.command import invoke
 from tests.support.texts import CheckText, has_parts
 
 pytestmark = pytest.mark.slow
@@ -38,10 +37,6 @@ RUN = Path("runs/trial")
 MODEL = {"hidden_size": 8, "num_attention_heads": 2, "sequence_length": 8, "vocab_size": 64}
 COMMANDS = ("sbatch", "squeue", "scancel", "sinfo", "sacct", "scontrol")
 TIMED_OUT = "error: Socket timed out on send/recv operation\n"
-
-
-def invoke(*words: str) -> Result:
-    return CliRunner().invoke(bsl, list(words))
 
 
 def line(job_id: str, state: str, comment: str = "(null)", reason: str = "None") -> str:
@@ -77,7 +72,7 @@ def test_the_tools_of_an_attempt_need_nothing_else(tmp_path: Path) -> None:
     assert not {name for name in names if name.startswith("node_")}
     for words in (["rank_runner.py"], ["bsl-job.pyz", "exit-reason"], ["bsl-job.pyz", "keep-watch"]):
         argv = [sys.executable, "-I", "-S", str(attempt.tools / words[0]), *words[1:], "--help"]
-        subprocess.run(argv, check=True, capture_output=True, timeout=20)
+        subprocess.run(argv, check=True, capture_output=True, timeout=300)
 
 
 def test_the_script_is_that_of_the_dry_run(slurm: Any, run_file: RunFile, check_text: CheckText) -> None:
@@ -462,10 +457,3 @@ def test_a_run_for_a_slurm_site_says_that_it_starts_here(run_file: RunFile) -> N
     [note] = notes(loaded, is_local=True)
     assert "4 ranks" in note
     assert notes(loaded, is_local=False) == []
-
-
-def test_a_dataset_that_is_not_there_is_warned_of_before_anyone_waits(slurm: Any, run_file: RunFile) -> None:
-    Path("corpus.bin").touch()
-    trained = run_file(run={"name": "trial", "command": None}, data={"prefix": "corpus"})
-    done = invoke("submit", str(trained))
-    assert has_parts(done.stderr, "data.prefix: corpus.idx: ", "`bsl data prepare")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -222,5 +224,17 @@ def diff() -> Callable[..., Answer]:
 
     def run(*arguments: object) -> Answer:
         return Answer(CliRunner().invoke(bsl, ["diff-weights", *map(str, arguments)], catch_exceptions=False))
+
+    return run
+
+
+@pytest.fixture
+def diff_without_numpy() -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Runs `bsl diff-weights` with the given arguments in a process that finds no numpy."""
+    code = "import sys; sys.modules['numpy'] = None; from bigsci_launch.cli.main import main; main()"
+
+    def run(*arguments: object) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-c", code, "diff-weights", *map(str, arguments)]
+        return subprocess.run(command, capture_output=True, text=True, timeout=120)
 
     return run

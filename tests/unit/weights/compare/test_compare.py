@@ -14,6 +14,8 @@ import numpy as np
 import pytest
 import torch
 
+from tests.support.texts import has_parts
+
 pytestmark = pytest.mark.slow
 
 RANKS = [(rank, {"rank": str(rank), "dp": str(rank // 2 % 2), "pp": str(rank // 4), "tp": str(rank % 2)})
@@ -288,27 +290,29 @@ def test_a_run_stands_for_its_latest_checkpoint(tmp_path: Path, tiny: Any, diff:
     assert diff(tmp_path / "run", tmp_path / "run/checkpoints").code == 0
 
 
-def test_without_numpy_equal_is_equal_and_different_asks_for_it(tmp_path: Path, tiny: Any) -> None:
+def test_without_numpy_equal_is_equal_and_different_asks_for_it(
+    tmp_path: Path, tiny: Any, diff_without_numpy: Any
+) -> None:
     tiny().write(tmp_path / "a")
     different = tiny()
     different.state[0, 0]["1.ln.weight"]["fp32"] += 1
     different.write(tmp_path / "b")
-    code = (
-        "import sys\n"
-        "sys.modules['numpy'] = None\n"
-        "from bigsci_launch.cli.main import main\n"
-        "sys.argv[0] = 'bsl'\n"
-        "main()\n"
-    )
 
     def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-c", code, "diff-weights", *arguments]
-        return subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=tmp_path)
+        return diff_without_numpy(*(argument if argument[0] == "-" else tmp_path / argument for argument in arguments))
 
     assert run("a", "a").returncode == 0
     for answer in (run("a", "b"), run("--audit", "a")):
         assert answer.returncode == 1
-        assert "numpy" in answer.stderr and "pip install" in answer.stderr
+        assert "numpy" in answer.stderr and "pip install '.[weights]'" in answer.stderr
+
+
+def test_without_numpy_all_that_is_not_equal_is_in_one_error(pair: Any, diff_without_numpy: Any) -> None:
+    a = {name: np.arange(8, dtype=np.float32) for name in "tuvwx"}
+    b = {**a, "u": a["u"] + 1, "w": a["w"].astype(np.float16), "x": a["x"][:3]}
+    answer = diff_without_numpy(*pair(a, b))
+    assert answer.returncode == 1 and answer.stderr.count("error: ") == 1
+    assert has_parts(answer.stderr, "3 tensors", "u, w, x", "numpy", "pip install '.[weights]'")
 
 
 def test_the_document_has_the_published_keys(pair: Any, diff: Any) -> None:

@@ -187,6 +187,13 @@ def test_one_element_that_differs_is_named_by_its_index_in_the_whole(tmp_path: P
     assert "1 element at [7, 6]" in diff(a, b).text
 
 
+def test_boxes_of_short_runs_are_one_error_without_numpy(tmp_path: Path, diff_without_numpy: Any) -> None:
+    whole = torch.randn(12, 10)
+    a, b = write(tmp_path / "a", {"w": cut(whole, 4, 1)}), write(tmp_path / "b", {"w": cut(whole, 1, 5)})
+    answer = diff_without_numpy(a, b)
+    assert answer.returncode == 1 and answer.stderr.startswith("error: ") and "numpy" in answer.stderr
+
+
 def test_shards_in_safetensors_are_joined(tmp_path: Path, diff: Any) -> None:
     whole = {"w": torch.randn(12, 10), "b": torch.randn(12)}
     for side, counts in (("a", (4, 1)), ("b", (2, 2))):
