@@ -5,6 +5,7 @@
 CLONE is a tree of the version before; its wheel is built, and its commands start with this Python's libraries. Each
 PYTHON runs `bsl.pyz` with nothing but its standard library, and its verdict on a recording is compared with that of
 this tree. Processor time is that of the cheapest of five starts, because a busy machine makes seconds longer.
+The sections of the page stay.
 """
 
 from __future__ import annotations
@@ -46,7 +47,8 @@ def main() -> None:
             (name, *(starts_of(tree, words) for tree in (options.before, ROOT))) for name, words in COMMANDS.items()
         ]
         files = [pyz_row(work, python) for python in options.pythons]
-    options.page.write_text(page_of(sizes, starts, files))
+    _, mark, rest = options.page.read_text().partition("\n## ")
+    options.page.write_text(page_of(sizes, starts, files) + mark + rest)
 
 
 def size_rows(before: Path, now: Path) -> list[Row]:

@@ -30,6 +30,7 @@ from dataclasses import dataclass
 INSTALL_TRAIN = "in a clone of bigsci-launch: pip install '.[train]'"
 INSTALL_WEIGHTS = "in a clone of bigsci-launch: pip install '.[weights]'"
 INSTALL_TOP = "in a clone of bigsci-launch: pip install '.[top]'"
+INSTALL_OTLP = "in a clone of bigsci-launch: pip install '.[otlp]'"
 INSTALL_MCP = "in a clone of bigsci-launch: pip install '.[mcp]'"
 """pip would look for `bigsci-launch[train]` in a public index, where the name is not registered."""
 

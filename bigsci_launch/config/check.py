@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 
 from bigsci_launch.config.checks.command import check_launcher, check_unexpanded
+from bigsci_launch.config.checks.exports import check_metrics
 from bigsci_launch.config.checks.node import (
     check_container,
     check_segment,
@@ -353,6 +354,7 @@ CHECKS: tuple[Check, ...] = (
     check_unexpanded,
     check_trace,
     check_notify,
+    check_metrics,
     check_segment,
     check_spare_nodes,
     check_survive,

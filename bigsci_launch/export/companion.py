@@ -1,6 +1,6 @@
 """The process next to a run that keeps its metrics and its trackers up to date. No rank waits for it.
 
-Each tracker has a thread: one that waits for its server holds up neither the others nor the metrics.
+Each tracker has a thread, and so has OTLP: one that waits for its server holds up neither the others nor the metrics.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from bigsci_launch.config.load import load_resolved
 from bigsci_launch.config.schema.monitor import MonitorSection
-from bigsci_launch.errors import BslError, RunDirError
+from bigsci_launch.errors import INSTALL_OTLP, BslError, RunDirError
 from bigsci_launch.export.facts import ask_job, read_facts
 from bigsci_launch.export.follow import TrackerFollower
-from bigsci_launch.export.openmetrics import metrics_of, openmetrics_text
+from bigsci_launch.export.openmetrics import Metric, metrics_of, openmetrics_text
 from bigsci_launch.export.port import MetricsPort, make_token
 from bigsci_launch.progress import Report
 from bigsci_launch.runs.find import find_attempt
@@ -54,11 +54,14 @@ def keep_up_to_date(run: RunDir, signals: EndSignals, say: Report) -> None:
         raise RunDirError(f"attempt {attempt.name} of run {run.name} has neither monitor.metrics nor monitor.trackers")
     os.umask(os.umask(OTHERS_WRITE) | OTHERS_WRITE)
     scrape, is_over = Scrape(run), threading.Event()
-    threads = [_start(run, name, is_over, say) for name in wanted.trackers]
-    port = _open_port(run, wanted, scrape, say)
+    threads = [_start(name, _follow, run, name, is_over, say) for name in wanted.trackers]
+    if wanted.metrics is not None and wanted.metrics.otlp is not None:
+        threads.append(_start("otlp", _push, wanted.metrics.otlp, run.name, scrape, is_over, say))
+    port, writing = _open_port(run, wanted, scrape, say), Retried("the file of metrics", say)
     try:
         while True:
-            _write_file(run, wanted, scrape, say)
+            with writing:
+                _write_file(run, wanted, scrape)
             job = scrape.job
             if signals.have_come or (job is not None and (job.state.is_over or job.is_gone)):
                 break
@@ -67,7 +70,8 @@ def keep_up_to_date(run: RunDir, signals: EndSignals, say: Report) -> None:
             signals.wait(EVERY_S)
     finally:
         is_over.set()
-        _write_file(run, wanted, scrape, say)
+        with writing:
+            _write_file(run, wanted, scrape)
         deadline = time.monotonic() + (ENDED_S if signals.have_come else LAST_S)
         for thread in threads:
             thread.join(max(0.0, deadline - time.monotonic()))
@@ -76,7 +80,7 @@ def keep_up_to_date(run: RunDir, signals: EndSignals, say: Report) -> None:
 
 
 class Scrape:
-    """The metrics of a run as text; Slurm is asked only so often. Any thread may call it."""
+    """The metrics of a run; Slurm is asked only so often. Any thread may call it."""
 
     def __init__(self, run: RunDir) -> None:
         self._run = run
@@ -85,6 +89,14 @@ class Scrape:
         self.job: JobInfo | None = None
 
     def text(self) -> str:
+        """Return the metrics now, as OpenMetrics.
+
+        Raises:
+            RunDirError, OSError: the run cannot be read.
+        """
+        return openmetrics_text(self.metrics())
+
+    def metrics(self) -> list[Metric]:
         """Return the metrics now.
 
         Raises:
@@ -94,17 +106,35 @@ class Scrape:
             now = time.monotonic()
             if self.job is None or self.job.source == "launcher" or now - self._asked > SLURM_EVERY_S:
                 self.job, self._asked = ask_job(self._run), now
-            return openmetrics_text(metrics_of(read_facts(self._run, self.job)))
+            return metrics_of(read_facts(self._run, self.job))
 
 
-def _write_file(run: RunDir, wanted: MonitorSection, scrape: Scrape, say: Report) -> None:
-    """Replace the file of metrics. A disk that gives errors for a time is no reason to end."""
-    try:
-        text = scrape.text()
-        if wanted.metrics is not None and wanted.metrics.file is not None:
-            write_file(file_of(Path(wanted.metrics.file), run), text)
-    except (BslError, OSError) as error:
-        say(f"the metrics were not written: {error}")
+class Retried:
+    """What is tried again in the next round: its first error in a row is reported, and that it works again."""
+
+    def __init__(self, what: str, say: Report) -> None:
+        self._what, self._say = what, say
+        self._fails = False
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
+        if error is not None and not isinstance(error, (BslError, OSError)):
+            return False
+        if self._fails == (error is None):
+            self._say(f"{self._what}: {error or 'works again'}")
+        self._fails = error is not None
+        return True
+
+
+def _write_file(run: RunDir, wanted: MonitorSection, scrape: Scrape) -> None:
+    """Replace the file of metrics, whose folder is made if it is missing. Slurm is asked even if no file is wanted."""
+    text = scrape.text()
+    if wanted.metrics is not None and wanted.metrics.file is not None:
+        path = file_of(Path(wanted.metrics.file), run)
+        make_folder(path.parent)
+        write_file(path, text)
 
 
 def file_of(path: Path, run: RunDir) -> Path:
@@ -120,10 +150,30 @@ def _open_port(run: RunDir, wanted: MonitorSection, scrape: Scrape, say: Report)
     return port
 
 
-def _start(run: RunDir, name: str, is_over: threading.Event, say: Report) -> threading.Thread:
-    thread = threading.Thread(target=_follow, args=(run, name, is_over, say), name=f"bsl-{name}", daemon=True)
+def _start(name: str, target: Callable[..., None], *arguments: object) -> threading.Thread:
+    thread = threading.Thread(target=target, args=arguments, name=f"bsl-{name}", daemon=True)
     thread.start()
     return thread
+
+
+def _push(endpoint: str, run: str, scrape: Scrape, is_over: threading.Event, say: Report) -> None:
+    """Send the metrics until the run is over, and then the last ones. A receiver that is away is reported once."""
+    try:
+        from bigsci_launch.export.otlp import OtlpPush
+    except ImportError:
+        say(
+            f"monitor.metrics.otlp needs opentelemetry-exporter-otlp-proto-http, which is not installed: {INSTALL_OTLP}"
+        )
+        return
+    push, sending = OtlpPush(endpoint, run), Retried("monitor.metrics.otlp", say)
+    while True:
+        is_last = is_over.is_set()
+        with sending:
+            push.send(scrape.metrics())
+        if is_last:
+            break
+        is_over.wait(EVERY_S)
+    push.close()
 
 
 def _follow(run: RunDir, name: str, is_over: threading.Event, say: Report) -> None:

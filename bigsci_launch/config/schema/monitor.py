@@ -31,6 +31,15 @@ class MetricsSection(Section):
     """A port on that node at which OpenMetrics are read over HTTP, by whoever sends the token in `export/token` of the
     run directory (`Authorization: Bearer ...`)."""
 
+    otlp: str | None = None
+    """A URL to which they are sent every 15 s as OTLP over HTTP, such as `http://collector:4318/v1/metrics`. Headers
+    with a key, and certificates, are in OpenTelemetry's own variables, such as `OTEL_EXPORTER_OTLP_HEADERS`."""
+
+
+TRACKER_PACKAGES = ("tensorboard", "trackio", "wandb", "mlflow")
+"""The trackers that `bsl` knows by itself; each needs the package of its name."""
+TRACKER_GROUP = "bigsci_launch.trackers"
+"""Another one is an entry point in this group."""
 
 TrackerName = Annotated[str, Field(pattern="^[a-z][a-z0-9_-]{0,39}$")]
 

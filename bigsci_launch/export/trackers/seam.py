@@ -15,19 +15,12 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol, cast
 
+from bigsci_launch.config.schema.monitor import TRACKER_GROUP, TRACKER_PACKAGES
 from bigsci_launch.errors import BslError, ConfigError
 
-GROUP = "bigsci_launch.trackers"
 PROJECT = "bsl"
 """The project or experiment of a run, where the environment names no other."""
 NO_STEP = -1
-BUILT_IN = {
-    "tensorboard": "event_files",
-    "trackio": "trackio_run",
-    "wandb": "wandb_run",
-    "mlflow": "mlflow_run",
-}
-"""The modules of this room, by the package that each of them needs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,21 +76,21 @@ def open_tracker(name: str, run: TrackedRun) -> Tracker:
     Raises:
         BslError: its package is missing; ConfigError: there is no such tracker.
     """
-    if name in BUILT_IN:
+    if name in TRACKER_PACKAGES:
         if find_spec(name) is None:
             raise missing(name)
-        module = import_module(f"{__package__}.{BUILT_IN[name]}")
+        module = import_module(f"{__package__}.{name}_run")
         return cast(Callable[[TrackedRun], Tracker], module.open_run)(run)
-    for entry in entry_points(group=GROUP, name=name):
+    for entry in entry_points(group=TRACKER_GROUP, name=name):
         return cast(Tracker, entry.load()(run))
     raise ConfigError(
         f"monitor.trackers: there is no tracker {name!r}",
-        hint=f"there are {', '.join(known_names())}; another one is an entry point in the group {GROUP}",
+        hint=f"there are {', '.join(known_names())}; another one is an entry point in the group {TRACKER_GROUP}",
     )
 
 
 def known_names() -> list[str]:
-    return [*BUILT_IN, *sorted(entry.name for entry in entry_points(group=GROUP))]
+    return [*TRACKER_PACKAGES, *sorted(entry.name for entry in entry_points(group=TRACKER_GROUP))]
 
 
 def missing(name: str) -> BslError:

@@ -14,9 +14,10 @@ from typing import Any
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from bigsci_launch.config.schema.monitor import TRACKER_PACKAGES
 from bigsci_launch.errors import BslError, ConfigError
 from bigsci_launch.export.follow import TrackerFollower
-from bigsci_launch.export.trackers.seam import BUILT_IN, TrackedNote, TrackedRun, TrackedStep, Tracker, open_tracker
+from bigsci_launch.export.trackers.seam import TrackedNote, TrackedRun, TrackedStep, Tracker, open_tracker
 from bigsci_launch.runs.layout import RunDir
 from bigsci_launch.runs.watching.ledger import raise_finding
 
@@ -174,7 +175,7 @@ def test_a_missing_package_and_an_unknown_name_are_one_clear_error(
 ) -> None:
     about = TrackedRun("r", "i", run.path)
     monkeypatch.setattr("bigsci_launch.export.trackers.seam.find_spec", lambda name: None)
-    for name in BUILT_IN:
+    for name in TRACKER_PACKAGES:
         with pytest.raises(BslError) as error:
             open_tracker(name, about)
         assert name in error.value.message and sys.executable in str(error.value.hint)
