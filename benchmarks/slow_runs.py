@@ -26,6 +26,7 @@ from statistics import fmean, median
 from typing import Any
 
 import parity
+from defect_matrix import write
 from ranks import Process, draw_corpus, start_ranks
 from slow_looks import hurry
 from slowing.network import address, networks
@@ -41,7 +42,9 @@ from bigsci_launch.trace.read import ALL_CALLS, files_in, read_files
 
 HELD_OUT_FROM = 11
 FIRST_STEP, LENGTH = 6, 20
-SHARES = (0.1, 0.2, 0.5)
+SHARES, SMALL_SHARE = (0.1, 0.2, 0.5), 0.05
+WITH_SMALL = ("ddp", "tensor")
+"""Programs that are slowed down by the small share as well."""
 PHASES = {
     "forward": StepPhase.FORWARD,
     "backward": StepPhase.BACKWARD,
@@ -49,8 +52,8 @@ PHASES = {
     "garbage": StepPhase.GARBAGE_COLLECTION,
     "save": StepPhase.SAVE,
     "device": StepPhase.OUTSIDE_PYTHON,
+    "quota": StepPhase.OUTSIDE_PYTHON,
 }
-"""Not of a quota: it strikes where a rank needs its core most."""
 WORDS = {
     "forward": "slow forward pass",
     "backward": "slow backward pass",
@@ -75,10 +78,14 @@ KINDS = {
     "fsdp2": FOREIGN,
     "pipe": ("forward", "backward", "loader", "garbage", "stage", "link"),
     "train": ("forward", "backward", "loader", "garbage", "stage", "link"),
+    "tensor": ("forward", "backward", "loader", "garbage", "save"),
+    "train tp2": ("forward", "backward", "loader"),
 }
+LAYOUTS = {"train": Topology(tp=1, pp=2, dp=2), "train tp2": Topology(tp=2, pp=2, dp=1)}
+"""Of `bsl train`."""
 UNEVEN = ("lengths", "experts", "loss")
 """Programs whose work is uneven by nature, in all of their sections."""
-NUM_UNEVEN = 10
+NUM_UNEVEN = 6
 RANKS = 4
 MOST_MOVED = 0.5
 """The other stage does not have half a step of work that could be moved."""
@@ -111,6 +118,7 @@ class Result:
     found: list[dict[str, Any]] = field(default_factory=list)
     by_nature: list[str] = field(default_factory=list)
     undecided: str | None = None
+    load: float = 0.0
 
     @property
     def is_disturbed(self) -> bool:
@@ -203,13 +211,13 @@ def start(
 
     if program in UNEVEN:
         return start_ranks(RANKS, ["slowing.uneven", program, str(steps)], log_of, more)
-    if program != "train":
+    if program not in LAYOUTS:
         return start_ranks(RANKS, ["slowing.foreign", program, str(steps)], log_of, more, homes=homes)
-    topology = Topology(tp=1, pp=2, dp=RANKS // 2)
+    topology = LAYOUTS[program]
     parity.STEPS = steps
     draw_corpus(folder / "corpus")
     asked = parity.sections("rotary", topology, folder / "corpus") | {"guards": {"interval": 1000}}
-    attempt = parity.write(folder / "run", asked)
+    attempt = write(folder / "run", asked)
     more["BSL_TOPOLOGY"] = str(topology)
     return start_ranks(RANKS, ["slowing.trained", str(attempt.path)], log_of, more, homes=homes)
 
@@ -309,13 +317,15 @@ def _result(
             "ms": each.cost.ms_per_step,
             "site": each.site,
             "busy_ms": _busier(job, each.ranks[0], busy),
+            "causes": each.causes,
         }
         for each in found.stragglers
     ]
     reasons = [each.reason for each in found.imbalances]
     count, mean, typical = len(job.numbers), job.step_s * 1e3, median(_windows(job)) * 1e3
     most = max(added) or None
-    return Result(program, seed, section, count, mean, typical, most, twin, named, reasons, found.undecided)
+    load = os.getloadavg()[1]
+    return Result(program, seed, section, count, mean, typical, most, twin, named, reasons, found.undecided, load)
 
 
 def _busier(job: PlayedJob, rank: int, busy: Sequence[float]) -> float:
@@ -329,7 +339,8 @@ def run(program: str, seed: int, work: Path) -> list[Result]:
         firsts = range(FIRST_STEP, FIRST_STEP + NUM_UNEVEN * LENGTH, LENGTH)
         sections = [Section("uneven", 0.0, (), first, first + LENGTH - 1) for first in firsts]
     else:
-        sections = sections_of(KINDS[program], SHARES, RANKS, draw)
+        shares = (SMALL_SHARE, *SHARES) if program in WITH_SMALL else SHARES
+        sections = sections_of(KINDS[program], shares, RANKS, draw)
     folder = work / f"{program}-{seed}"
     with networks(RANKS) if "link" in KINDS.get(program, ()) else nullcontext() as homes:
         wait(start(program, folder, sections, homes), folder)
@@ -344,7 +355,7 @@ def main() -> None:
     options = argparse.ArgumentParser()
     options.add_argument("--work", type=Path, required=True)
     options.add_argument("--seeds", default="", help="such as 0-2")
-    options.add_argument("--programs", default="ddp,fsdp2,pipe,train")
+    options.add_argument("--programs", default=",".join(KINDS))
     options.add_argument("--page", type=Path)
     given = options.parse_args()
     given.work.mkdir(parents=True, exist_ok=True)

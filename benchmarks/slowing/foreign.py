@@ -1,6 +1,7 @@
 """A program that knows nothing of `bsl`: slow layers, a data loader, saves. Arguments: its style, and the last step.
 
-Styles are DDP, FSDP2, and a pipeline of torch with two stages, whose replicas average their gradients themselves.
+Styles are DDP, FSDP2, a pipeline of torch with two stages, and layers that two ranks share; the replicas of the last
+two average their gradients themselves.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from functools import cache
 from typing import Any
 
 import torch
@@ -44,6 +46,33 @@ class Slept(nn.Module):
     def returned(self, _gradient: Tensor) -> None:
         self.disturber.at("backward", lasts=2 * FORWARD_S)
         work(2 * FORWARD_S)
+
+
+class Together(torch.autograd.Function):
+    """Sums what the ranks of a group have, in forward and in backward, as around a pair of split layers."""
+
+    @staticmethod
+    def forward(context: Any, values: Tensor, group: Any) -> Tensor:
+        context.group = group
+        dist.all_reduce(values := values.clone(), group=group)
+        return values
+
+    @staticmethod
+    def backward(context: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        dist.all_reduce(gradient := gradients[0].clone(), group=context.group)
+        return gradient, None
+
+
+class Split(nn.Module):
+    """A layer that two ranks share."""
+
+    def __init__(self, disturber: Disturber, group: Any) -> None:
+        super().__init__()
+        self.layer, self.group = Slept(disturber), group
+
+    def forward(self, values: Tensor) -> Tensor:
+        out: Tensor = Together.apply(self.layer(values), self.group)
+        return out
 
 
 def work(seconds: float) -> None:
@@ -90,18 +119,27 @@ def make_model(style: str, disturber: Disturber) -> nn.Module:
 
         mesh = dist.device_mesh.init_device_mesh("cpu", (dist.get_world_size(),))
         return fully_shard(nn.Sequential(*(fully_shard(layer, mesh=mesh) for layer in layers)), mesh=mesh)
+    if style == "tensor":
+        return nn.Sequential(*(Split(disturber, mesh_of("dp", "tp").get_group("tp")) for _ in range(LAYERS)))
     whole = nn.Sequential(*layers)
     return DistributedDataParallel(whole) if style == "ddp" else whole
 
 
+@cache
+def mesh_of(*axes: str) -> Any:
+    """Return the mesh of two axes. The first one has two places."""
+    return dist.device_mesh.init_device_mesh("cpu", (2, dist.get_world_size() // 2), mesh_dim_names=axes)
+
+
 def make_step(style: str, model: nn.Module) -> Callable[[Tensor], None]:
     """Return what does the forward and the backward pass of a batch."""
-    if style != "pipe":
+    if style in ("ddp", "fsdp2"):
         return lambda batch: model(batch).square().mean().backward()
+    if style == "tensor":
+        return lambda batch: _step_of_shared(model, batch)
     from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
-    replicas = dist.get_world_size() // STAGES
-    mesh = dist.device_mesh.init_device_mesh("cpu", (STAGES, replicas), mesh_dim_names=("pp", "dp"))
+    mesh = mesh_of("pp", "dp")
     at = mesh.get_local_rank("pp")
     stage = PipelineStage(model, at, STAGES, torch.device("cpu"), group=mesh.get_group("pp"))
     schedule = Schedule1F1B(stage, MICRO_BATCHES, loss_fn=lambda out, _: out.square().mean())
@@ -111,10 +149,20 @@ def make_step(style: str, model: nn.Module) -> Callable[[Tensor], None]:
             schedule.step(batch)
         else:
             schedule.step(target=batch, losses=[])
-        for parameter in model.parameters():
-            dist.all_reduce(parameter.grad, group=mesh.get_group("dp"))
+        _averaged(model, mesh)
 
     return step
+
+
+def _step_of_shared(model: nn.Module, batch: Tensor) -> None:
+    model(batch).square().mean().backward()
+    _averaged(model, mesh_of("dp", "tp"))
+
+
+def _averaged(model: nn.Module, mesh: Any) -> None:
+    """Sum the gradients of all replicas."""
+    for parameter in model.parameters():
+        dist.all_reduce(parameter.grad, group=mesh.get_group("dp"))
 
 
 def main(traced: Callable[[nn.Module], AbstractContextManager[None]] = lambda _: nullcontext()) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from statistics import median
+from typing import Any
 
-from slow_runs import FIRST_STEP, HELD_OUT_FROM, LENGTH, NICE, PHASES, WORDS, Result
+from slow_runs import FIRST_STEP, HELD_OUT_FROM, KINDS, LENGTH, NICE, PHASES, WORDS, Result
 
 HEAD = """<!-- Made by `python benchmarks/slow_runs.py --work FOLDER --page docs/measurements/slow.md`. -->
 
@@ -18,7 +20,8 @@ their steps. `bsl slow` gets the rings of one section of a job at a time: {lengt
 |---|---|
 | `ddp`, `fsdp2` | a program that knows nothing of `bsl`: a `DataLoader`, four layers, saves |
 | `pipe` | the same with `torch.distributed.pipelining`: 1F1B, two stages, two replicas |
-| `train` | `bsl train` with pp2 dp2 |
+| `train`, `train tp2` | `bsl train` with pp2 dp2, and with tp2 pp2 |
+| `tensor` | a program that knows nothing of `bsl`, with tp2 dp2: an `all_reduce` after each layer, in both directions |
 | `lengths` | DDP whose sequences differ in length: in each step another rank has most to do |
 | `experts` | DDP with an expert on each rank, to which `all_to_all` sends tokens as a router would |
 | `loss` | a pipeline as `pipe`, whose last stage also computes the loss, 20 ms for each micro-batch |
@@ -33,9 +36,11 @@ by which what is sent in a step takes that share longer. A garbage collection is
   a pipeline.
 - **Which sections count.** A disturbance that others do not wait for costs nothing, and is not to be found. So recall
   is that of sections whose steps are at least 10 % longer than their twins.
-- **Innocent** is a rank that is named in an undisturbed section, or is not the disturbed one, also if another program
-  has in fact slowed it down. *In fact busy for longer*: by the kernel's count, it was on a core or ready without one
-  for longer than its peers, by at least half of what is stated.
+- **Innocent** is a rank that is named in an undisturbed section, or is not the disturbed one. Other programs on this
+  machine take cores from some ranks for longer than from others. Ranks that are named because they wait for a CPU,
+  and not for their code, have a row of their own. *It did*: by a count of the ranks themselves, it was on
+  a core or ready without one for longer than its peers, by at least half of what is stated.
+- **Load.** The machine has two cores; its load of five minutes was {load}.
 - **Priority.** Ranks have priority over other programs (nice {nice}).
 
 """
@@ -45,7 +50,8 @@ GOALS = """
 | sections at least 10 % slower, whose rank, stage or link is named | 95 % | {recall} |
 | the same, by program | | {by_program} |
 | sections 5 to 10 % slower | - | {small} |
-| innocent ranks named | 0 | {innocent} |
+| innocent ranks named as slow | 0 | {innocent} |
+| innocent ranks named as waiting for a CPU, which other programs took | - | {waiting} |
 | sections uneven by nature in which no rank is named, with the reason | all | {uneven} |
 | phase right, of those named | 90 % | {phase} |
 | ms within 15 % of the twins | all | {near}; within 15 % of their interval: {agrees} |
@@ -54,29 +60,42 @@ GOALS = """
 """
 NOT_RUN = """## What it misses
 
-Quotas under FSDP2: the rank is held up inside collectives, which are then long for all; of other quotas, the cost is
-stated too low for that reason. Saves that take 20 times as long as those of the others: they count as those of the only
-rank that saves. In `train`, a link whose messages are late but seldom waited for.
+At least 10 % slower, and not named: {missed}.
+
+A quota's time counts for each core that it keeps from the threads of a rank, so that it is stated too high where
+several of them are ready at once. Innocent ranks that are named as slow, by kind: {accused}.
 
 ## What was not run
 
-A link with a longer delay (`netem`): the kernel of this machine has none. Shares of 5 %, tensor parallelism, several
-machines, GPUs. Of a quota, no phase is expected: it strikes where a rank needs its core most. The first {first} steps
-of a job are in no section.
+A link with a longer delay (`netem`): the kernel of this machine has none. Tensor, pipeline and data parallelism
+together (8 ranks), several machines, GPUs. {left}The first {first} steps of a job are in no section.
 """
 LEAST, LEAST_SMALL, CLOSE = 0.1, 0.05, 0.15
 
 
 def page_of(results: Sequence[Result]) -> str:
     """Return the page of all results."""
-    text = HEAD.format(length=LENGTH, seen=LENGTH - 1, nice=NICE)
+    loads = sorted(each.load for each in results)
+    load = f"{loads[0]:.0f} to {loads[-1]:.0f}, half of the time above {median(loads):.0f}" if loads else "unknown"
+    text = HEAD.format(length=LENGTH, seen=LENGTH - 1, nice=NICE, load=load)
     for name, held in (("Seeds that it was made with", False), ("Seeds that were held out", True)):
         part = [each for each in results if (each.seed >= HELD_OUT_FROM) == held]
         if part:
             text += f"## {name}\n" + _goals(part) + "\n".join(_table(part)) + "\n\n"
         else:
-            text += f"## {name}\n\nNone was run: not measured.\n\n"
-    return text + NOT_RUN.format(first=FIRST_STEP).rstrip() + "\n"
+            text += f"## {name}\n\nNot run with the rules of today: not measured.\n\n"
+    missed = [each for each in results if each.slower is not None and each.slower >= LEAST and not each.hits]
+    names = "; ".join(f"{each.program}, {_words(each.section.kind, each.section.share)}" for each in missed)
+    accused = Counter((each.program, one["kind"]) for each in results for one in each.innocent if not one["causes"])
+    kinds = "; ".join(f"{program}, {kind}: {count}" for (program, kind), count in accused.items())
+    left = [f"`{program}`" for program in KINDS if program not in {each.program for each in results}]
+    not_run = f"Of the programs, {', '.join(left)}. " if left else ""
+    more = {"missed": names or "none", "accused": kinds or "none", "left": not_run}
+    return text + NOT_RUN.format(first=FIRST_STEP, **more).rstrip() + "\n"
+
+
+def _words(kind: str, share: float) -> str:
+    return f"{WORDS[kind]}, {share:.0%}" if share else WORDS[kind]
 
 
 def _goals(results: Sequence[Result]) -> str:
@@ -90,18 +109,24 @@ def _goals(results: Sequence[Result]) -> str:
     off = [abs(each.hits[0]["ms"] - each.twin[0]) / each.twin[0] for each in large if each.twin is not None]
     agreeing = [each.agrees for each in large if each.agrees is not None]
     innocent = [one for each in results for one in each.innocent]
-    busy = sum(one["busy_ms"] > one["ms"] / 2 for one in innocent)
+    waiting = [one for one in innocent if one["causes"]]
+    slow = [one for one in innocent if not one["causes"]]
     return GOALS.format(
         recall=_part(sum(bool(each.hits) for each in slower), len(slower)),
         by_program="; ".join(_of_program(slower, program) for program in sorted({each.program for each in slower})),
         uneven=_part(sum(bool(each.by_nature and not each.found) for each in uneven), len(uneven)),
         small=_part(sum(bool(each.hits) for each in small), len(small)),
-        innocent=f"{len(innocent)} in {len(results)} sections; {busy} of these were in fact busy for longer",
+        innocent=f"{len(slow)} in {len(results)} sections",
+        waiting=f"{len(waiting)} in {len(results)} sections; it did: {sum(map(_was_busy, waiting))}",
         phase=_part(sum(each.has_right_phase for each in judged), len(judged)),
         near=_near(off),
         agrees=_part(sum(agreeing), len(agreeing)),
         near_added=_near([each.ms_off for each in alone if each.ms_off is not None]),
     )
+
+
+def _was_busy(one: dict[str, Any]) -> bool:
+    return bool(one["busy_ms"] > one["ms"] / 2)
 
 
 def _of_program(slower: Sequence[Result], program: str) -> str:
@@ -130,7 +155,7 @@ def _table(results: Sequence[Result]) -> Iterator[str]:
 
 
 def _row(program: str, kind: str, share: float, rows: Sequence[Result]) -> str:
-    words = f"{WORDS[kind]}, {share:.0%}" if share else WORDS[kind]
+    words = _words(kind, share)
     named, innocent = sum(bool(each.hits) for each in rows), sum(len(each.innocent) for each in rows)
     right = str(sum(each.has_right_phase for each in rows)) if kind in PHASES else "-"
     figures = [_figures(each) for each in rows if share]

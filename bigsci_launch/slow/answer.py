@@ -10,6 +10,7 @@ from typing import Any
 
 from bigsci_launch.errors import RunDirError
 from bigsci_launch.runs.find import find_attempt, find_run
+from bigsci_launch.runs.generations.read import read_layouts, uneven_topology
 from bigsci_launch.runs.layout import rank_files, read_record
 from bigsci_launch.slow.job import PlayedJob
 from bigsci_launch.slow.judge import judge, too_few
@@ -17,7 +18,7 @@ from bigsci_launch.slow.looks import answer_by_looks
 from bigsci_launch.slow.picture import StepPicture, picture_of, speeds_of
 from bigsci_launch.slow.straggler import SlowAnswer
 from bigsci_launch.slow.timeline import RankTimeline, timeline_of
-from bigsci_launch.slow.words import slow_document, slow_lines
+from bigsci_launch.slow.words import not_compared, slow_document, slow_lines
 from bigsci_launch.spy.look.target import Target
 from bigsci_launch.topology import Topology
 from bigsci_launch.topology.naming import agree, name_ranks
@@ -29,8 +30,10 @@ NO_RINGS = "no rank has a ring"
 ON_DEVICE = (
     "collectives run on a device: the rings show when a rank asked for them, and not when its device came to them"
 )
+UNEVEN_UNKNOWN = "the pipelines have different depths, and the rings have no room for where each rank is: name the run"
 
-
+NUM_NEWEST = 20
+"""Steps that are judged alone if no rank is slow in all that the rings hold: one may be since a short time."""
 NUM_LIVING = 2048
 """Calls that are read of each thread of a rank that runs: of 384 ranks, some 40 MB."""
 
@@ -76,9 +79,9 @@ def who_is_slow(argument: str | None) -> Asked:
         CollectError: nothing can be read.
     """
     ranks = read_ranks(argument, None, ALL_CALLS, NUM_LIVING)
-    topology = next((each.ring.topology for each in ranks if each.ring is not None), None)
-    nodes = _nodes(argument)
-    answer, job = judged_rings(ranks, nodes)
+    nodes, topology = _nodes(argument), _uneven_topology(argument)
+    answer, job = judged_rings(ranks, nodes, topology)
+    topology = topology or next((each.ring.topology for each in ranks if each.ring is not None), None)
     return Asked(answer, topology, job, nodes)
 
 
@@ -92,6 +95,15 @@ def who_waits_least(target: Target, axes: str | None, seconds: float) -> Asked:
     target = replace(target, topology=axes or target.topology)
     topology = Topology.parse(target.topology) if target.topology else None
     return Asked(answer_by_looks(target, seconds), topology)
+
+
+def _uneven_topology(argument: str | None) -> Topology | None:
+    """Return the pipelines of a run, if they have different depths: a ring may lack the room for them."""
+    try:
+        records = read_layouts(find_attempt(find_run(argument), None))
+    except RunDirError:
+        return None
+    return uneven_topology(records[-1]) if records else None
 
 
 def _nodes(argument: str | None) -> dict[int, str]:
@@ -109,8 +121,10 @@ def answer_of_rings(ranks: Sequence[RankCalls], nodes: Mapping[int, str]) -> Slo
     return judged_rings(ranks, nodes)[0]
 
 
-def judged_rings(ranks: Sequence[RankCalls], nodes: Mapping[int, str]) -> tuple[SlowAnswer, PlayedJob | None]:
-    """Return who makes a job slow, and its steps; None where the rings do not hold them."""
+def judged_rings(
+    ranks: Sequence[RankCalls], nodes: Mapping[int, str], topology: Topology | None = None
+) -> tuple[SlowAnswer, PlayedJob | None]:
+    """Return who makes a job slow, and its steps; None where the rings do not hold them. `topology` replaces theirs."""
     known = {each.rank: each for each in ranks if each.rank is not None and each.ring is not None}
     rings = {rank: each.ring for rank, each in sorted(known.items()) if each.ring is not None}
     missing = [f"{each.name}: {each.why}" for each in ranks if each.why is not None]
@@ -121,7 +135,10 @@ def judged_rings(ranks: Sequence[RankCalls], nodes: Mapping[int, str]) -> tuple[
         return unknown(undecided=ON_DEVICE), None
     timelines = [timeline_of(rank, ring) for rank, ring in rings.items()]
     missing += _unseen(timelines)
-    topology = next(iter(rings.values())).topology
+    ring = next(iter(rings.values()))
+    topology = topology or ring.topology
+    if topology is None and ring.is_uneven:
+        return unknown(undecided=UNEVEN_UNKNOWN), None
     silent = [each.rank for each in timelines if not each.pieces]
     if silent:
         why = f"{name_ranks(silent)} {agree('has recorded no communication', silent)}"
@@ -130,10 +147,18 @@ def judged_rings(ranks: Sequence[RankCalls], nodes: Mapping[int, str]) -> tuple[
         job = PlayedJob(timelines, topology, nodes)
     except ValueError as error:
         return unknown(missing=tuple(missing), undecided=str(error)), None
+    alone = [rank for rank in job.ranks if not job.has_stages and not job.peers(rank)]
+    if len(alone) == len(job.ranks):
+        return unknown(undecided=not_compared(alone)), None
+    missing += [not_compared(alone)] if alone else []
     count = len(job.numbers)
     if not count:
         return unknown(num_steps=0, missing=tuple(missing), undecided=too_few(0)), None
     found = judge(job, nodes)
+    if not found.stragglers and count >= 2 * NUM_NEWEST:
+        newest = PlayedJob(timelines, topology, nodes, NUM_NEWEST)
+        if (late := judge(newest, nodes)).stragglers:
+            job, found, count = newest, late, NUM_NEWEST
     answer = SlowAnswer(
         RINGS,
         count,

@@ -10,7 +10,7 @@ from statistics import median
 from bigsci_launch.slow.clocks import clocks_of
 from bigsci_launch.slow.replay import lanes_of, play, step_seconds
 from bigsci_launch.slow.straggler import StepPhase
-from bigsci_launch.slow.timeline import Doing, RankTimeline, TimelinePiece
+from bigsci_launch.slow.timeline import Doing, RankTimeline, TimelinePiece, WithoutCore
 from bigsci_launch.topology import Topology
 
 WorkPart = tuple[StepPhase, str | None]
@@ -32,18 +32,26 @@ class PipelinePlace:
 
 
 class PlayedJob:
-    """Steps `numbers` of a job, of all ranks. `base` is what each lasts when it is played as it was.
+    """Steps `numbers` of a job, the newest, of all ranks. `base` is what each lasts when it is played as it was.
 
     Raises:
         ValueError: the calls of its ranks do not fit together.
     """
 
-    def __init__(self, timelines: Sequence[RankTimeline], topology: Topology | None, nodes: Mapping[int, str]) -> None:
-        self.numbers = common_steps(timelines)
+    def __init__(
+        self,
+        timelines: Sequence[RankTimeline],
+        topology: Topology | None,
+        nodes: Mapping[int, str],
+        most: int = MAX_STEPS,
+    ) -> None:
+        self.numbers = common_steps(timelines, most)
         within = [each.within(self.numbers) for each in timelines]
         self.ranks = tuple(each.rank for each in within)
         self.lanes = {lane.timeline.rank: lane for lane in lanes_of(within, clocks_of(within, nodes))}
         self.places = places_of(within, topology)
+        self.without_core = {each.rank: each.without_core for each in within}
+        self.has_stages = topology is None or topology.is_grid
         self.base = self._play({})
         self.step_s = sum(self.base) / len(self.base) if self.base else 0.0
 
@@ -84,6 +92,28 @@ class PlayedJob:
             found[step] = {part: median(row.get(part, 0.0) for row in rows) for part in parts}
         return found
 
+    def waits_for_core(self, rank: int) -> tuple[list[float], bool]:
+        """Return for how many seconds of each step a rank was kept from a core, beyond the median of its peers, and
+        whether that was by a quota. Less than nothing if they waited longer; nothing where it is not known of all.
+        """
+        held, ready = (self._kept_longer(rank, of) for of in (lambda each: each.held, lambda each: each.ready))
+        return (held, True) if sum(held) > sum(ready) else (ready, False)
+
+    def _kept_longer(self, rank: int, of: Callable[[WithoutCore], float]) -> list[float]:
+        peers = self.peers(rank)
+        if not peers:
+            return [0.0 for _ in self.numbers]
+        rows = ([self.without_core[each].get(step) for each in (rank, *peers)] for step in self.numbers)
+        known = ([of(each) for each in row if each is not None] for row in rows)
+        return [row[0] - median(row[1:]) if len(row) > len(peers) else 0.0 for row in known]
+
+    def transfers(self, rank: int) -> list[float]:
+        """Return for how many seconds of each step a rank was in communication once all had come."""
+        lane, found = self.lanes[rank], dict.fromkeys(self.numbers, 0.0)
+        for piece, seconds, ends in zip(lane.timeline.pieces, lane.seconds, lane.awaited, strict=True):
+            found[piece.step] += seconds if ends else 0.0
+        return list(found.values())
+
     def as_usual(self, rank: int, others: Sequence[int], phases: Collection[StepPhase]) -> list[float]:
         """Return the seconds of the pieces of a rank, had it worked as `others` did in these phases of each step."""
         usual, own = self.usual(rank, others), self.work[rank]
@@ -104,22 +134,22 @@ class PlayedJob:
         ]
 
 
-def common_steps(timelines: Sequence[RankTimeline]) -> range:
-    """Return the newest steps that all timelines hold from begin to end."""
+def common_steps(timelines: Sequence[RankTimeline], most: int = MAX_STEPS) -> range:
+    """Return the newest steps, `most` of them, that all timelines hold from begin to end."""
     if not timelines:
         return range(0)
     first = max(WARM_UP, *(each.steps.start for each in timelines))
     end = min(each.steps.stop for each in timelines)
     pieces = sum(piece.step in range(first, end) for each in timelines for piece in each.pieces)
-    fits = max(1, (end - first) * MAX_PIECES // pieces) if pieces else MAX_STEPS
-    return range(max(first, end - min(MAX_STEPS, fits)), max(first, end))
+    fits = max(1, (end - first) * MAX_PIECES // pieces) if pieces else most
+    return range(max(first, end - min(most, fits)), max(first, end))
 
 
 def places_of(timelines: Sequence[RankTimeline], topology: Topology | None) -> dict[int, PipelinePlace]:
     """Return where each rank is; without a topology, messages show the stages: activations go first."""
     if topology is not None and all(each.rank < topology.world_size for each in timelines):
-        found = {each.rank: topology.coordinate(each.rank) for each in timelines}
-        return {rank: PipelinePlace(at.pp_rank, at.dp_rank) for rank, at in found.items()}
+        ranks = [each.rank for each in timelines]
+        return {rank: PipelinePlace(topology.kind_of(rank), topology.coordinate(rank).dp_rank) for rank in ranks}
     sends: dict[int, int] = {}
     pairs: set[frozenset[int]] = set()
     messages = [

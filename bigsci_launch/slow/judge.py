@@ -30,9 +30,12 @@ MAX_PLAYED = 8
 CLEARLY = 2.0
 ALL_PHASES = 0.5
 """A rank is slow in all phases if the least slow one has at least this part of the excess of the slowest."""
+CONTENDED = 1 / 3
+"""A rank is not accused of its code if so much of what it works longer is a wait for a core: one that is shared is
+slower as well while the rank has it."""
 MIN_PHASE_SECONDS = 1e-4
 """A rank that needs less in a step only gets what another one has loaded."""
-SMALL_PHASE = 0.05
+SMALL_PHASE = 0.1
 """Share of the usual work of a phase that is too short to tell."""
 UNEVEN = "another rank is last in each step: the work is uneven, or the machines are busy"
 BY_ONE_ALONE = {
@@ -58,10 +61,11 @@ def judge(job: PlayedJob, nodes: Mapping[int, str]) -> JudgedSteps:
     """Return who makes a job slow, as far as its steps show."""
     if len(job.numbers) < MIN_STEPS:
         return JudgedSteps(undecided=too_few(len(job.numbers)))
-    units, alone = _slow_units(job), []
+    suspects = _suspects(job)
+    units, alone = _slow_units(job, suspects), []
     stragglers: list[Straggler] = []
     for unit, gains in units:
-        found = _straggler(job, unit, gains, nodes)
+        found = _straggler(job, unit, gains, nodes, waits=all(suspects[rank].waits for rank in unit))
         reason = _only_one(job, unit, found.phase)
         if reason is not None:
             alone.append(Imbalance(found.ranks, reason, found.cost))
@@ -70,7 +74,7 @@ def judge(job: PlayedJob, nodes: Mapping[int, str]) -> JudgedSteps:
     named = {rank for unit, _ in units for rank in unit}
     links = [link for link in find_links(job) if not named & set(link.ranks)]
     stragglers += [_slow_link(job, link, nodes) for link in links if _lasts(job, link.gains)]
-    cut = list(_uneven_cut(job, named, nodes))
+    cut = list(_uneven_cut(job, named, nodes)) if job.has_stages else []
     stragglers += [each for each in cut if isinstance(each, Straggler)]
     imbalances = [*alone, *(each for each in cut if isinstance(each, Imbalance))]
     if not stragglers and not imbalances:
@@ -98,22 +102,29 @@ def _lasts(job: PlayedJob, gains: Sequence[float]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class LateRank:
-    """A rank that works longer than its peers, in which phases, the slowest first, and by how many seconds a step."""
+    """A rank that works longer than its peers, in which phases, the slowest first, and by how many seconds a step.
+
+    One that `waits` for a core does the same as they do: it is ready without one, or a quota holds it up.
+    """
 
     rank: int
     phases: tuple[StepPhase, ...]
     excess: float
+    waits: bool
 
 
-def _slow_units(job: PlayedJob) -> list[tuple[tuple[int, ...], list[float]]]:
+def _slow_units(job: PlayedJob, suspects: Mapping[int, LateRank]) -> list[tuple[tuple[int, ...], list[float]]]:
     """Return the ranks that are slower than their peers, with what each costs; all ranks of a stage as one."""
-    suspects = _suspects(job)
     if not suspects:
         return []
     units = _units(job, list(suspects))
     other = {unit: {rank: _as_usual(job, rank, suspects) for rank in unit} for unit in units}
     everyone = job.gains({rank: times for each in other.values() for rank, times in each.items()})
     costs = {unit: _cost(job, unit, other, everyone) for unit in units}
+    for unit, gains in costs.items():
+        held = max((_held_in_transfers(job, rank) for rank in unit if suspects[rank].waits), key=fmean, default=None)
+        if held is not None:
+            costs[unit] = [gain + more for gain, more in zip(gains, held, strict=True)]
     innocent = [rank for rank in job.ranks if job.peers(rank) and rank not in suspects][:MAX_PLAYED]
     chance = max((fmean(job.gains({rank: _as_usual(job, rank, suspects)})) for rank in innocent), default=0.0)
     least = max(MIN_SHARE * job.step_s, CLEARLY * chance, SMALLEST_PART * fmean(everyone))
@@ -128,9 +139,13 @@ def _suspects(job: PlayedJob) -> dict[int, LateRank]:
             continue
         usual, own = job.usual(rank, job.peers(rank)), job.work[rank]
         excess = {phase: fmean(_excess(own, usual, phase)) for phase in StepPhase if _is_longer(job, own, usual, phase)}
-        if sum(excess.values()) > MIN_SHARE * job.step_s:
-            phases = tuple(sorted(excess, key=lambda phase: -excess[phase]))
-            found.append(LateRank(rank, phases, sum(excess.values())))
+        (waits, _), worked, least = job.waits_for_core(rank), sum(excess.values()), MIN_SHARE * job.step_s
+        if fmean(waits) > max(least / 2, CONTENDED * worked) and _lasts_beyond_chance(job, waits, [1.0] * len(waits)):
+            found.append(LateRank(rank, tuple(StepPhase), max(worked, fmean(waits)), waits=True))
+        elif worked - max(0.0, fmean(waits)) > least:
+            in_all = slow_phase(usual, own)[0] is StepPhase.OUTSIDE_PYTHON
+            phases = tuple(StepPhase) if in_all else tuple(sorted(excess, key=lambda phase: -excess[phase]))
+            found.append(LateRank(rank, phases, worked, waits=False))
     return {each.rank: each for each in sorted(found, key=lambda each: -each.excess)[:MAX_PLAYED]}
 
 
@@ -145,16 +160,19 @@ def _is_longer(job: PlayedJob, own: Steps, usual: Steps, phase: StepPhase) -> bo
     What it does in some steps only, such as saves, has to be longer in these steps, and in three of four parts of the
     time.
     """
-    excess = _excess(own, usual, phase)
+    times = [max(_of_phase(own[step], phase), _of_phase(usual[step], phase)) for step in own]
+    return _lasts_beyond_chance(job, _excess(own, usual, phase), times)
+
+
+def _lasts_beyond_chance(job: PlayedJob, excess: Sequence[float], times: Sequence[float]) -> bool:
     if fmean(excess) <= MIN_PHASE_SHARE * job.step_s:
         return False
-    times = [max(_of_phase(own[step], phase), _of_phase(usual[step], phase)) for step in own]
     there = [more for more, time in zip(excess, times, strict=True) if time > 0]
     is_rare = len(there) < len(excess) / 2
     size = len(excess) / NUM_PARTS if is_rare else 1.0
     parts = [excess[round(at * size) : round((at + 1) * size)] for at in range(round(len(excess) / size))]
     lasts = sum(fmean(part) > fmean(excess) / NUM_PARTS for part in parts) >= MOST * len(parts)
-    return lasts and is_surely_above(there, 0.0)
+    return lasts and is_surely_above(there, MIN_PHASE_SHARE * job.step_s)
 
 
 def _cost(
@@ -167,6 +185,14 @@ def _cost(
     rest = job.gains({rank: times for each, them in other.items() if each != unit for rank, times in them.items()})
     on_top = [every - without for every, without in zip(everyone, rest, strict=True)]
     return max(alone, on_top, key=fmean)
+
+
+def _held_in_transfers(job: PlayedJob, rank: int) -> list[float]:
+    """Return for how long a rank made collectives longer, for all of their ranks, because it had no core."""
+    usual, own = job.usual(rank, job.peers(rank)), job.work[rank]
+    worked = [sum(own[step].values()) - sum(usual[step].values()) for step in job.numbers]
+    rows = zip(job.waits_for_core(rank)[0], worked, job.transfers(rank), strict=True)
+    return [min(max(0.0, waits - max(0.0, more)), transfers) for waits, more, transfers in rows]
 
 
 def _units(job: PlayedJob, suspects: Sequence[int]) -> list[tuple[int, ...]]:
@@ -186,11 +212,22 @@ def _as_usual(job: PlayedJob, rank: int, suspects: Mapping[int, LateRank]) -> li
     return job.as_usual(rank, [each for each in peers if each not in suspects] or peers, phases)
 
 
-def _straggler(job: PlayedJob, unit: tuple[int, ...], gains: Sequence[float], nodes: Mapping[int, str]) -> Straggler:
+def _straggler(
+    job: PlayedJob, unit: tuple[int, ...], gains: Sequence[float], nodes: Mapping[int, str], *, waits: bool
+) -> Straggler:
     peers = [each for each in job.peers(unit[0]) if each not in unit]
     phase, site = slow_phase(job.usual(unit[0], peers), job.work[unit[0]])
+    causes: tuple[str, ...] = ()
+    if waits:
+        phase, site, causes = StepPhase.OUTSIDE_PYTHON, None, (_why_without_core(job, unit[0]),)
     kind = SlowKind.STAGE if len(unit) > 1 else SlowKind.RANK
-    return Straggler(kind, unit, _nodes_of(unit, nodes), phase, cost_of(gains, job.step_s), site)
+    return Straggler(kind, unit, _nodes_of(unit, nodes), phase, cost_of(gains, job.step_s), site, causes)
+
+
+def _why_without_core(job: PlayedJob, rank: int) -> str:
+    waits, by_quota = job.waits_for_core(rank)
+    words = "a CPU quota holds it up" if by_quota else "it waits for a CPU: it is ready without one"
+    return f"{words} for {fmean(waits) * 1e3:.3g} ms of a step more than its peers"
 
 
 def _nodes_of(ranks: Iterable[int], nodes: Mapping[int, str]) -> tuple[str, ...]:
@@ -228,14 +265,16 @@ def _is_slow_in_all(expected: Mapping[WorkPart, float], excess: Mapping[StepPhas
 
 
 def _only_one(job: PlayedJob, unit: tuple[int, ...], phase: StepPhase) -> str | None:
-    """Return why it is no fault that a rank is late: no other does what it does. Others may save a little."""
+    """Return why it is no fault that a rank is late: no other does what it does. Others may save something else."""
     words = BY_ONE_ALONE.get(phase)
     if words is None or len(unit) > 1:
         return None
-    spent = {rank: sum(_of_phase(job.work[rank][step], phase) for step in job.numbers) for rank in job.ranks}
-    others = max((spent[rank] for rank in job.peers(unit[0])), default=0.0)
-    little = SMALL_PHASE * spent[unit[0]] if phase is StepPhase.SAVE else MIN_PHASE_SECONDS * len(job.numbers)
-    return f"it alone {words}, and the others wait" if others < little else None
+    spent = {rank: _sums(job.work[rank]) for rank in job.ranks}
+    parts = [part for part in spent[unit[0]] if part[0] is phase]
+    if phase is StepPhase.SAVE:
+        parts = [max(parts, key=lambda part: spent[unit[0]][part])]
+    others = max((sum(spent[rank].get(part, 0.0) for part in parts) for rank in job.peers(unit[0])), default=0.0)
+    return f"it alone {words}, and the others wait" if others < MIN_PHASE_SECONDS * len(job.numbers) else None
 
 
 def _of_phase(parts: Mapping[WorkPart, float], phase: StepPhase) -> float:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise, zip_longest
@@ -18,7 +18,7 @@ from bigsci_launch.errors import CollectError
 from bigsci_launch.slow.causes import causes_by_rank
 from bigsci_launch.slow.looks_read import LookedRank, read_looks
 from bigsci_launch.slow.straggler import Cost, Imbalance, SlowAnswer, SlowKind, StepPhase, Straggler
-from bigsci_launch.slow.words import LOOKS
+from bigsci_launch.slow.words import LOOKS, not_compared
 from bigsci_launch.spy.evidence.bundle import Bundle
 from bigsci_launch.spy.look.collect import collect
 from bigsci_launch.spy.look.target import Target
@@ -70,7 +70,8 @@ def look_at(target: Target, seconds: float) -> Bundle:
 def answer_of_bundle(bundle: Bundle) -> SlowAnswer:
     """Return what a look that lasted has shown."""
     ranks, missing, looked_s = read_looks(bundle)
-    answer = replace(judge_looks(ranks, looked_s), missing=missing)
+    answer = judge_looks(ranks, looked_s)
+    answer = replace(answer, missing=(*missing, *answer.missing))
     causes = causes_by_rank(bundle)
     stragglers = tuple(
         replace(each, causes=tuple(dict.fromkeys(cause for rank in each.ranks for cause in causes.get(rank, ()))))
@@ -83,14 +84,17 @@ def judge_looks(ranks: Sequence[LookedRank], seconds: float) -> SlowAnswer:
     """Return what the looks at all ranks show."""
     answer = SlowAnswer(how=LOOKS, num_steps=None, seconds=seconds, step_ms=None)
     why_not = _why_none_can_be_named(ranks, seconds)
-    if why_not:
-        return replace(answer, undecided=why_not)
+    counts = Counter(each.stage for each in ranks)
+    alone = [each.rank for each in ranks if each.is_uneven and counts[each.stage] < 2]
+    if why_not or len(alone) == len(ranks):
+        return replace(answer, undecided=why_not or not_compared(alone))
     found = [slow for group in peers(ranks) if (slow := find_slow(group)) is not None]
     stragglers = tuple(each for each in found if isinstance(each, Straggler))
     imbalances = tuple(each for each in found if isinstance(each, Imbalance)) + uneven_stages(ranks)
     needed_s = max((seconds_needed(group, seconds) for group in peers(ranks)), default=0.0)
     undecided = None if found or needed_s <= seconds else _too_short(needed_s, seconds)
-    return replace(answer, stragglers=stragglers, imbalances=imbalances, undecided=undecided)
+    missing = (not_compared(alone),) if alone else ()
+    return replace(answer, stragglers=stragglers, imbalances=imbalances, undecided=undecided, missing=missing)
 
 
 def _why_none_can_be_named(ranks: Sequence[LookedRank], seconds: float) -> str | None:
@@ -119,7 +123,7 @@ def _too_short(needed_s: float, seconds: float) -> str:
 
 
 def peers(ranks: Sequence[LookedRank]) -> list[list[LookedRank]]:
-    """Return the ranks that do the same work, those of each stage; only groups of two or more."""
+    """Return the ranks that do the same work; only groups of two or more."""
     groups: dict[int | None, list[LookedRank]] = defaultdict(list)
     for each in ranks:
         groups[each.stage].append(each)
@@ -187,7 +191,7 @@ def uneven_stages(ranks: Sequence[LookedRank]) -> tuple[Imbalance, ...]:
     """Return the stage whose ranks all wait less than those of every other stage: its layers take longer."""
     stages: dict[int, list[LookedRank]] = defaultdict(list)
     for each in ranks:
-        if each.stage is not None:
+        if each.stage is not None and not each.is_uneven:
             stages[each.stage].append(each)
     if len(stages) < 2:
         return ()

@@ -24,7 +24,8 @@ class LookedRank:
 
     `waits` is the share that it waited for others, by segment of the look; None where it was not seen. `late` is the
     share that its main thread was ready to run without a core, `ran` that it ran; None if the kernel does not count.
-    `stage` is its index on the pipeline axis, if that is known.
+    `stage` is a number that ranks with the same work share, if that is known: the index on the pipeline axis, unless
+    pipelines have different depths (`is_uneven`).
     """
 
     rank: int
@@ -35,6 +36,7 @@ class LookedRank:
     late: float | None = None
     ran: float | None = None
     stage: int | None = None
+    is_uneven: bool = False
     passes_messages: bool = False
 
     @property
@@ -68,12 +70,12 @@ def read_looks(bundle: Bundle) -> tuple[tuple[LookedRank, ...], tuple[str, ...],
             if known is None:
                 continue  # a process of another step
             looked = _read_rank(record, activities)
-            coordinate = evidence.coordinate(known.rank)
-            stage = coordinate.pp_rank if coordinate else None
+            topology = evidence.topology if evidence.coordinate(known.rank) else None
+            stage, is_uneven = (topology.kind_of(known.rank), not topology.is_grid) if topology else (None, False)
             if looked is None:
                 missing.append(f"rank {known.rank} ({known.node}): {record.get('why') or 'it could not be looked at'}")
             else:
-                found.append(looked(rank=known.rank, node=known.node, stage=stage))
+                found.append(looked(rank=known.rank, node=known.node, stage=stage, is_uneven=is_uneven))
     if any(not evidence.is_numbered(each.rank) for each in found):
         missing.append("which process is which rank is not known: they are counted in the order of their start")
     seconds = max((float(document.get("looked_s") or 0.0) for document in bundle.nodes), default=0.0)

@@ -6,8 +6,8 @@ else the inner one.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 
 from bigsci_launch.slow.straggler import StepPhase
@@ -24,6 +24,7 @@ OF_CALLS = {
 OF_MARKS = {"save": StepPhase.SAVE, "copy": StepPhase.SAVE, "eval": StepPhase.EVALUATION}
 """Phases that a program has marked itself, apart from `step`, which has several."""
 MARK = "phase"
+COUNTING = "optimizer step"
 REDUCTION = "gradient reduction"
 FROM_ROOT = ("broadcast", "scatter")
 
@@ -63,12 +64,25 @@ class TimelinePiece:
 
 
 @dataclass(frozen=True, slots=True)
+class WithoutCore:
+    """For how many seconds of a step a quota of CPU time held a process up, and for how many its thread was ready
+    without a core, as the kernel counts. The second has the first in it, unless the thread waited for others then."""
+
+    held: float = 0.0
+    ready: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class RankTimeline:
-    """The pieces of a rank, oldest first. `threads` is how many of its threads communicate."""
+    """The pieces of a rank, oldest first. `threads` is how many of its threads communicate.
+
+    `without_core` has steps that it is known of.
+    """
 
     rank: int
     pieces: tuple[TimelinePiece, ...]
     threads: int
+    without_core: Mapping[int, WithoutCore] = field(default_factory=dict)
 
     @property
     def steps(self) -> range:
@@ -76,7 +90,9 @@ class RankTimeline:
         return range(self.pieces[0].step + 1, self.pieces[-1].step) if self.pieces else range(0)
 
     def within(self, steps: range) -> RankTimeline:
-        return replace(self, pieces=tuple(piece for piece in self.pieces if piece.step in steps))
+        pieces = tuple(piece for piece in self.pieces if piece.step in steps)
+        known = {step: each for step, each in self.without_core.items() if step in steps}
+        return replace(self, pieces=pieces, without_core=known)
 
 
 def timeline_of(rank: int, ring: Ring) -> RankTimeline:
@@ -88,7 +104,17 @@ def timeline_of(rank: int, ring: Ring) -> RankTimeline:
     own = sorted((call for call in calls if call.thread == main), key=_order)
     until = min((call.entered for call in own if call.left is None and not call.is_async), default=float("inf"))
     pieces = _Sweep(rank).pieces([call for call in own if call.entered < until])
-    return RankTimeline(rank, tuple(_with_sites(_with_phases(pieces))), len(threads))
+    return RankTimeline(rank, tuple(_with_sites(_with_phases(pieces))), len(threads), _without_core(own))
+
+
+def _without_core(calls: Iterable[RingCall]) -> dict[int, WithoutCore]:
+    """Return what the steps of optimizers have counted (diagnostics/ring_phases.py), in microseconds."""
+    found: dict[int, WithoutCore] = {}
+    for call in calls:
+        if call.operation == COUNTING and call.step is not None and call.tag is not None:
+            before = found.get(call.step, WithoutCore())
+            found[call.step] = WithoutCore(before.held + (call.peer or 0) / 1e6, before.ready + call.tag / 1e6)
+    return found
 
 
 def _order(call: RingCall) -> tuple[float, float]:

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import asdict
 from typing import Any
 
 from bigsci_launch.slow.straggler import Cost, Imbalance, SlowAnswer, SlowKind, StepPhase, Straggler
 from bigsci_launch.topology import Topology
-from bigsci_launch.topology.naming import name_ranks_and_part
+from bigsci_launch.topology.naming import agree, name_ranks, name_ranks_and_part
 from bigsci_launch.units import format_percent
 
 SCHEMA_VERSION = 1
 LOOKS = "looks at random moments"
 NONE_IS_SLOW = "no rank, stage or link makes it slow, as far as was seen"
+
+
+def not_compared(ranks: Collection[int]) -> str:
+    """Return that ranks have no equals."""
+    alone = agree("does work that no other rank does", ranks)
+    return f"{name_ranks(ranks)} {alone}, in pipelines of different depths: compared with none"
 
 
 def slow_lines(answer: SlowAnswer, topology: Topology | None) -> Iterator[str]:
@@ -32,8 +38,9 @@ def slow_lines(answer: SlowAnswer, topology: Topology | None) -> Iterator[str]:
 
 
 def straggler_sentence(each: Straggler, topology: Topology | None) -> str:
-    """Return who it is, where, and what that costs, as rings show it."""
-    return f"{_who(each, topology, are_looks=False)}; costs {_cost(each.cost)}"
+    """Return who it is, where, what that costs, and why, as rings show it."""
+    why = "".join(f"; {cause}" for cause in each.causes)
+    return f"{_who(each, topology, are_looks=False)}; costs {_cost(each.cost)}{why}"
 
 
 def _who(each: Straggler, topology: Topology | None, *, are_looks: bool) -> str:

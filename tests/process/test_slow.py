@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -20,7 +21,10 @@ from bigsci_launch.watch.rounds.loop import Watcher
 from bigsci_launch.watch.watched import watched_run
 from tests.support.waiting import wait_until
 
-from .recorded_ranks import Ranks
+from .recorded_ranks import DIAGNOSTICS, Ranks
+
+NONE = -(1 << 31)
+"""What a ring has for a number that is not known."""
 
 PROGRAM = """
 import time, torch, torch.distributed as dist
@@ -111,3 +115,69 @@ def test_a_watcher_raises_a_slow_rank_and_keeps_the_steps_for_the_page(
     assert 0 < found["lost_ranks"] < 3 and found["lost_rank_hours"] > 0
     page = (tmp_path / "run.html").read_text()
     assert page.count('class="more4"') > 10 and 'class="in-backward"' in page
+
+
+COUNTING = """
+import os, subprocess, sys, time
+sys.path.insert(0, sys.argv[1])
+import ring_phases
+def spin(seconds):
+    end = time.thread_time() + seconds
+    while time.thread_time() < end: pass
+counters = ring_phases.CoreCounters()
+print(*counters.rise())
+os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
+other = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+try:
+    spin(0.3)
+    print(*counters.rise())
+finally:
+    other.kill()
+if len(sys.argv) > 2:
+    with open(f"{sys.argv[2]}/cgroup.procs", "w") as file: file.write(str(os.getpid()))
+    counters.rise()
+    spin(0.01)
+    print(*counters.rise())
+"""
+
+
+def counted(*words: str) -> list[tuple[int, int]]:
+    argv = [sys.executable, "-c", COUNTING, str(DIAGNOSTICS), *words]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=120, check=True)
+    lines = (line.split() for line in done.stdout.splitlines())
+    return [(int(held), int(ready)) for held, ready in lines]
+
+
+@pytest.fixture
+def small_quota() -> Iterator[Path]:
+    """Yield a cgroup that may use a hundredth of a core: less than a busy machine gives it."""
+    for root, limits in (
+        ("cpu", {"cpu.cfs_period_us": "100000", "cpu.cfs_quota_us": "1000"}),
+        ("", {"cpu.max": "1000 100000"}),
+    ):
+        folder = Path("/sys/fs/cgroup") / root / f"bsl-test-{os.getpid()}"
+        try:
+            folder.mkdir()
+        except OSError:
+            continue
+        try:
+            for name, limit in limits.items():
+                (folder / name).write_text(limit)
+            yield folder
+            return
+        except OSError:
+            continue
+        finally:
+            folder.rmdir()
+    pytest.skip("this process may make no cgroup with a quota")
+
+
+@pytest.mark.skipif(not Path("/proc/thread-self/schedstat").exists(), reason="the kernel does not count it")
+def test_a_thread_counts_for_how_long_it_was_ready_without_a_core() -> None:
+    first, then = counted()
+    assert first[1] == NONE and 50_000 < then[1] < 100_000_000
+
+
+def test_a_process_counts_for_how_long_a_quota_held_it_up(small_quota: Path) -> None:
+    _, before, under = counted(str(small_quota))
+    assert before[0] == NONE and 100_000 < under[0] < 10_000_000

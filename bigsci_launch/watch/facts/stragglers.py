@@ -13,6 +13,7 @@ from dataclasses import asdict, replace
 
 from bigsci_launch.errors import BslError
 from bigsci_launch.nodes.speeds import NodeSpeed, add_speeds
+from bigsci_launch.printable import one_line
 from bigsci_launch.runs.attempts import read_job
 from bigsci_launch.runs.layout import node_speeds, write_json
 from bigsci_launch.runs.watching.ledger import RunFinding
@@ -25,26 +26,34 @@ FIRST_STEPS = 20
 """Steps that a watcher sees before it asks for the first time: the first of a program count for nothing."""
 EVERY_S, AGAIN_S = 600.0, 20.0
 """Time between two questions, and until an answer is asked for again that names someone new, or no one any longer."""
-MOST_PART = 0.01
+ALERT_S = 120.0
+"""For so long after steps have become slower, it asks as if there were news: rings fill with such steps only then."""
+MOST_PART, MOST_PART_OF_NEWS = 0.01, 0.1
 """The part of the time that questions take at most: in a large job, each reads many rings."""
 STRAGGLER = "straggler"
 WhoIsSlow = tuple[SlowKind, tuple[int, ...]]
 
 
 class SlowQuestion(threading.Thread):
-    """Asks in a thread of its own: a silent node takes its time, and a hang must not wait for it. None: no answer."""
+    """Asks in a thread of its own: a silent node takes its time, and a hang must not wait for it. None: no answer.
+    `trouble` is a defect of the question itself, in a line; empty if it met none."""
 
     def __init__(self, run: str) -> None:
         super().__init__(daemon=True)
         self._run = run
         self.asked: Asked | None = None
+        self.trouble = ""
         self.took_s = 0.0
         self.start()
 
     def run(self) -> None:
         began = time.monotonic()
-        with suppress(BslError):
+        try:
             self.asked = who_is_slow(self._run)
+        except BslError:
+            pass  # no rank can be asked now: the next question may find some
+        except Exception as error:
+            self.trouble = f"who makes the run slow is unknown: {type(error).__name__}: {one_line(str(error))}"
         self.took_s = time.monotonic() - began
 
 
@@ -54,10 +63,13 @@ class StragglerWatch:
     def __init__(self, watched: WatchedRun) -> None:
         self._watched = watched
         self._due: float | None = None
+        self._alert_until = 0.0
         self._began_at: int | None = None
         self._question: SlowQuestion | None = None
         self._last: dict[WhoIsSlow, float] = {}
         self._standing: dict[WhoIsSlow, RunFinding] = {}
+        self.trouble = ""
+        """Why the last question has no answer, if that is a defect; else empty."""
 
     @property
     def standing(self) -> list[RunFinding]:
@@ -68,6 +80,9 @@ class StragglerWatch:
         """Take in an answer that has come, or ask if that is due after `step`. `now` is the watcher's own clock."""
         if self._watched.run is None or step is None:
             return
+        if is_slower:
+            self._alert_until = now + ALERT_S
+            self._due = now if self._due is not None else None
         if self._question is not None:
             self._take_answer(self._question, now)
             return
@@ -75,16 +90,19 @@ class StragglerWatch:
             self._began_at = step
         if self._due is None and step - self._began_at >= FIRST_STEPS:
             self._due = now
-        if self._due is None or (now < self._due and not is_slower):
+        if self._due is None or now < self._due:
             return
         self._question = SlowQuestion(str(self._watched.home.path))
 
     def _take_answer(self, question: SlowQuestion, now: float) -> None:
         if question.is_alive():
             return
-        self._question = None
+        self._question, self.trouble = None, question.trouble
         is_news = question.asked is not None and self._is_news(question.asked)
-        self._due = now + max(AGAIN_S if is_news else EVERY_S, question.took_s / MOST_PART)
+        if is_news or now < self._alert_until:
+            self._due = now + max(AGAIN_S, question.took_s / MOST_PART_OF_NEWS)
+        else:
+            self._due = now + max(EVERY_S, question.took_s / MOST_PART)
 
     def _is_news(self, asked: Asked) -> bool:
         """Return whether the answer is another one than the last."""

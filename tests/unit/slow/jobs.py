@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from bigsci_launch.spy.evidence.calls.flight_recorder import Recorder
 from bigsci_launch.spy.evidence.calls.ring import Ring, RingCall
@@ -122,8 +122,10 @@ def run(
     topology: Topology | None = None,
     delay: Callable[[int, int], float] = lambda one, other: 0.0,
     clocks: Callable[[int], float] = lambda rank: 0.0,
+    cores: Callable[[int, int], tuple[float, float]] | None = None,
 ) -> list[RankCalls]:
-    """Run a job, and return the rings of its ranks. `delay` is how much longer messages between two ranks take."""
+    """Run a job, and return the rings of its ranks. `delay` is how much longer messages between two ranks take. `cores`
+    is for how long a quota held a rank up in a step, and for how long it was ready without a core."""
     ranks = [
         _Rank(rank, deque((step, act) for step in range(steps) for act in program(rank, step, seconds)))
         for rank in range(size)
@@ -132,6 +134,8 @@ def run(
     while any(rank.acts for rank in ranks):
         moved = [rank for rank in ranks if rank.acts and _advance(rank, came, delay)]
         assert moved, "all ranks wait"
+    for rank in ranks if cores is not None else ():
+        rank.phases = [_counted(call, cores(rank.number, call.step or 0)) for call in rank.phases]
     return [_ring(rank, topology, clocks(rank.number)) for rank in ranks]
 
 
@@ -150,7 +154,7 @@ def _advance(rank: _Rank, came: dict[tuple[object, ...], dict[int, float]], dela
     if act.name != "send" and len(here) < len(ends):
         return False
     late = delay(*key) if act.name == "recv" and act.peer is not None else 0.0
-    rank.now = (entered if act.name == "send" else max(here.values())) + TRANSFER_S + late
+    rank.now = (entered if act.name == "send" else max(here.values())) + TRANSFER_S + late + act.seconds
     rank.counts[key] = number
     rank.acts.popleft()
     group = f"{min(act.group)}-{len(act.group)}: {','.join(map(str, act.group))}" if act.group else None
@@ -160,6 +164,11 @@ def _advance(rank: _Rank, came: dict[tuple[object, ...], dict[int, float]], dela
     )
     (rank.phases if act.name == "gradient reduction" else rank.calls).append(call)
     return True
+
+
+def _counted(call: RingCall, seconds: tuple[float, float]) -> RingCall:
+    held, ready = (round(each * 1e6) for each in seconds)
+    return replace(call, peer=held, tag=ready) if call.operation == "optimizer step" else call
 
 
 def _work(rank: _Rank, step: int, act: Act) -> None:

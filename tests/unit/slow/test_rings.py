@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
 
 import pytest
@@ -15,8 +15,9 @@ from bigsci_launch.slow.picture import StepPicture
 from bigsci_launch.slow.straggler import SlowAnswer, SlowKind, StepPhase
 from bigsci_launch.topology import Topology
 from bigsci_launch.watch.show.lanes import draw_heat, shade
+from tests.support.texts import has_parts
 
-from .jobs import Program, Seconds, data_parallel, noisy, pipelined, run
+from .jobs import Act, Program, Seconds, data_parallel, noisy, pipelined, run
 
 USUAL = {"data": 0.005, "forward": 0.04, "backward": 0.08, "optimizer": 0.01, "garbage": 0.0, "save": 0.02}
 EIGHT = Topology(tp=2, pp=2, dp=2)
@@ -175,6 +176,49 @@ def test_a_picture_has_the_slow_rank_in_dark_and_survives_its_file() -> None:
     assert slow == {"n1"}
 
 
+HELD = 0.03
+
+
+@pytest.mark.parametrize(("by_quota", "words"), [(False, "it waits for a CPU"), (True, "a CPU quota holds it up")])
+def test_a_rank_that_waits_for_a_core_is_not_accused_of_its_code(by_quota: bool, words: str) -> None:
+    """Its work is longer by what the kernel has counted, at whatever place that struck."""
+
+    def cores(rank: int, _step: int) -> tuple[float, float]:
+        return (HELD * by_quota, HELD * (not by_quota)) if rank == 2 else (0.0, 0.0)
+
+    work = changed(lambda rank, step, part: HELD * (rank == 2 and part == "forward"))
+    found = answer(data_parallel(4), 4, work, cores=cores)
+    assert [(each.ranks, each.phase, each.site) for each in found.stragglers] == [
+        ((2,), StepPhase.OUTSIDE_PYTHON, None)
+    ]
+    (cause,) = found.stragglers[0].causes
+    assert has_parts(cause, words, "30 ms")
+    few = answer(data_parallel(4), 4, work, cores=lambda rank, step: (0.0, 0.002 * (rank == 2)))
+    assert [(each.phase, each.causes) for each in few.stragglers] == [(StepPhase.FORWARD, ())]
+
+
+def test_a_rank_that_a_quota_holds_up_inside_collectives_is_named_with_what_they_lost() -> None:
+    """All ranks are in the collective for as long, and work as they always do."""
+
+    def with_held(rank: int, step: int) -> Iterator[Act]:
+        for act in data_parallel(4)(rank, step, noisy(even)):
+            yield replace(act, seconds=HELD) if act.group else act
+
+    found = answer_of_rings(
+        run(lambda rank, step, seconds: with_held(rank, step), 4, even,
+            cores=lambda rank, step: (HELD * (rank == 1), 0.0)), {},
+    )  # fmt: skip
+    assert [(each.ranks, each.phase) for each in found.stragglers] == [((1,), StepPhase.OUTSIDE_PYTHON)]
+    assert found.stragglers[0].cost.ms_per_step == pytest.approx(1e3 * HELD, rel=0.15)
+
+
+def test_a_rank_that_is_slow_since_a_few_steps_is_found_in_the_newest_ones() -> None:
+    work = changed(lambda rank, step, part: 0.04 * (rank == 1 and part == "forward" and step >= 40))
+    found = answer(data_parallel(4), 4, work, steps=64)
+    assert [(each.ranks, each.phase) for each in found.stragglers] == [((1,), StepPhase.FORWARD)]
+    assert found.num_steps == 20
+
+
 def test_clocks_that_are_apart_change_nothing() -> None:
     nodes = {rank: f"n{rank // 2}" for rank in range(8)}
     change = changed(DISTURBED["backward"][1])
@@ -193,7 +237,7 @@ def test_a_rank_that_alone_saves_is_no_straggler_and_one_that_saves_slowly_is() 
     assert (alone.stragglers, [each.ranks for each in alone.imbalances]) == ((), [(0,)])
     slow = answer(
         data_parallel(4, saves=lambda rank, step: step % 4 == 0), 4,
-        changed(lambda rank, step, part: 0.1 * (rank == 0 and part == "save")),
+        changed(lambda rank, step, part: 0.6 * (rank == 0 and part == "save")),
     )  # fmt: skip
     assert [(each.ranks, each.phase) for each in slow.stragglers] == [((0,), StepPhase.SAVE)]
 
