@@ -1,11 +1,11 @@
 """Kills ranks of a loop that uses `Survivor`, and counts the seconds until all ranks have done a new step.
 
-    python benchmarks/survivor_kills.py [--seed 0] [--kills 9] [--page docs/measurements/survivor.md]
+    python benchmarks/survivor_kills.py [ddp|fsdp2] [--seed 0] [--kills 9] [--page docs/measurements/survivor.md]
 
-The loop is `surviving/ddp.py` on four gloo ranks, with more and longer steps, under `bsl submit --local` with a standby
-for each rank. A seed decides what happens to which ranks, and how long after the last standby has come: kill -9, an
-exception, SIGSTOP (which the runner ends after 10 s), two ranks at once, or a second rank as soon as the next
-generation has begun. The same loop runs undisturbed, and the losses of all steps are compared.
+The loop is one of `surviving/` on four gloo ranks, with more and longer steps, under `bsl submit` on this machine with
+a standby for each rank. A seed decides what happens to which ranks, and how long after the last standby has come:
+kill -9, an exception, SIGSTOP (which the runner ends after 10 s), two ranks at once, or a second rank as soon as the
+next generation has begun. The same loop runs undisturbed, and the losses of all steps are compared.
 """
 
 from __future__ import annotations
@@ -21,13 +21,14 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-LOOP = Path(__file__).parent / "surviving" / "ddp.py"
+LOOPS = Path(__file__).parent / "surviving"
 RANKS, LIMIT_S = 4, 400.0
 KINDS = ("kill", "raise", "stop", "two", "again")
 WEIGHTS = (8, 4, 1, 4, 3)
@@ -38,7 +39,6 @@ FAIL = """
             os.unlink(f"raise-{dist.get_rank()}")
             raise RuntimeError("an exception of this rank's own")
 """
-BEGIN, END = "<!-- kills -->", "<!-- /kills -->"
 
 
 @dataclass(frozen=True)
@@ -49,16 +49,19 @@ class Injury:
     ranks: tuple[int, ...]
     seconds: float
     restored_s: float
+    source: str
 
 
 class InjuredLoop:
     """A running job."""
 
-    def __init__(self, folder: Path, name: str, pause_s: float) -> None:
+    def __init__(self, loop: str, folder: Path, name: str, pause_s: float) -> None:
         self.folder = folder / name
         self.folder.mkdir()
-        text = LOOP.read_text().replace(
-            "STEPS, GLOBAL_BATCH, MICRO_BATCH = 40,", "STEPS, GLOBAL_BATCH, MICRO_BATCH = 20000,"
+        text = (
+            (LOOPS / f"{loop}.py")
+            .read_text()
+            .replace("STEPS, GLOBAL_BATCH, MICRO_BATCH = 40,", "STEPS, GLOBAL_BATCH, MICRO_BATCH = 20000,")
         )
         head = "        total = 0.0\n"
         (self.folder / "loop.py").write_text(text.replace(head, head + FAIL.replace("PAUSE_S", str(pause_s))))
@@ -116,7 +119,8 @@ class InjuredLoop:
             self._signal(ranks[1], signal.SIGKILL)
         stepped = self.wait(lambda: self.phase("first_step", before))
         restored = self.phase("restored", before) or stepped
-        return Injury(kind, ranks, stepped["time"] - began, restored["time"] - began)
+        source = str(restored.get("source", "unknown"))
+        return Injury(kind, ranks, stepped["time"] - began, restored["time"] - began, source)
 
     def _signal(self, rank: int, number: int) -> None:
         record = json.loads((self._attempt / "pids" / f"rank-{rank:04d}.json").read_text())
@@ -140,27 +144,29 @@ class InjuredLoop:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Kills ranks of a loop that uses Survivor.")
+    parser.add_argument("loop", nargs="?", choices=("ddp", "fsdp2"), default="ddp")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--kills", type=int, default=9)
     parser.add_argument("--page", type=Path)
     options = parser.parse_args()
     folder, draw = Path(tempfile.mkdtemp(prefix="survivor-")), random.Random(options.seed)
-    loop = InjuredLoop(folder, "injured", 0.1)
+    loop = InjuredLoop(options.loop, folder, "injured", 0.1)
     injuries = [told(loop.injure(draw)) for _ in range(options.kills)]
     last = loop.last_step()
     loop.end()
-    sound = InjuredLoop(folder, "sound", 0.0)
+    sound = InjuredLoop(options.loop, folder, "sound", 0.0)
     sound.wait(lambda: sound.last_step() >= last)
     sound.end()
-    lines = [*table(injuries), "", *compared(loop.losses(), sound.losses(), last)]
+    lines = [*table(injuries), "", *compared(loop.losses(), sound.losses(), last), *sources(injuries)]
     print("\n".join(lines))
     if options.page is not None:
-        head, rest = options.page.read_text().split(BEGIN)
-        options.page.write_text("\n".join([head + BEGIN, *lines, END + rest.split(END)[1]]))
+        begin, end = f"<!-- {options.loop} -->", f"<!-- /{options.loop} -->"
+        head, rest = options.page.read_text().split(begin)
+        options.page.write_text("\n".join([head + begin, *lines, end + rest.split(end)[1]]))
 
 
 def told(injury: Injury) -> Injury:
-    print(f"{injury.kind} of ranks {injury.ranks}: {injury.seconds:.2f} s", flush=True)
+    print(f"{injury.kind} of ranks {injury.ranks}: {injury.seconds:.2f} s, {injury.source}", flush=True)
     return injury
 
 
@@ -184,6 +190,12 @@ def compared(injured: dict[int, list[str]], sound: dict[int, list[str]], last: i
     apart = max(abs(float(injured[step][-1]) / float(sound[step][-1]) - 1) for step in both)
     yield f"{last} steps. Relative difference of losses from the undisturbed run: {apart:.1e} at most."
     yield f"Steps whose line is missing: {len(missing)}; printed twice: {len(doubled)}."
+
+
+def sources(injuries: list[Injury]) -> Iterator[str]:
+    counts = Counter(each.source for each in injuries)
+    found = ", ".join(f"{source} {count}" for source, count in counts.items())
+    yield f"Where the rank that lacked most had its state from: {found}."
 
 
 if __name__ == "__main__":

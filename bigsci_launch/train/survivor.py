@@ -24,7 +24,7 @@ from __future__ import annotations
 import gc
 import os
 import random
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -43,9 +43,11 @@ from bigsci_launch.train.survive.blocked import end_blocked_communication
 from bigsci_launch.train.survive.buddies import HostGroup
 from bigsci_launch.train.survive.channel import VARIABLE, Begin, Channel, wait_for_store
 from bigsci_launch.train.survive.forget import forget_groups
-from bigsci_launch.train.survive.objects import KeptObjects
+from bigsci_launch.train.survive.objects import KeptObjects, has_cut_tensors
 from bigsci_launch.train.survive.outlive import outlive_generations
+from bigsci_launch.train.survive.reducer import Reductions
 from bigsci_launch.train.survive.replicas import restore_from_replicas
+from bigsci_launch.train.survive.sharded import ShardedObjects
 from bigsci_launch.train.survive.waits import Waits
 from bigsci_launch.train.survive.words import LifeWords
 
@@ -113,7 +115,9 @@ class Survivor:
         self._train: Callable[[Survivor], None] | None = None
         self._words: LifeWords | None = None
         self._waits: Waits | None = None
+        self._reductions: Reductions | None = None
         self._kept: KeptObjects | None = None
+        self._nodes: Sequence[str] | None = None
         self._step = 0
 
     @property
@@ -143,15 +147,21 @@ class Survivor:
         # A collection after each generation then looks at little: what is imported stays.
         gc.collect()
         gc.freeze()
-        channel = Channel(int(descriptor), end_blocked_communication)
+        channel = Channel(int(descriptor), self._release)
         self._channel, self._waits = channel, Waits(channel.is_over)
+        self._reductions = Reductions(self._waits)
         outlive_generations(channel, self)
         channel.leave()
+
+    def _release(self) -> None:
+        end_blocked_communication()
+        if self._reductions is not None:
+            self._reductions.give_up()
 
     def take_part(self, begin: Begin, report: RankReport) -> str:
         """Call the loop in one generation."""
         assert self._train is not None
-        self._words = LifeWords(self._channel, report, begin.generation)
+        self._words, self._nodes = LifeWords(self._channel, report, begin.generation), begin.nodes
         wait_for_store(begin, self._channel)
         self._train(self)
         return "finished"
@@ -184,19 +194,26 @@ class Survivor:
         words, waits = self._now()
         if not dist.is_initialized():
             raise BslError("torch.distributed is not initialized", hint="call survivor.keep after init_process_group")
-        if dist.get_world_size() > self._num_micro_batches:
+        is_cut, ranks = has_cut_tensors(objects), dist.get_world_size()
+        if ranks > self._num_micro_batches or (is_cut and self._num_micro_batches % ranks):
+            rule = "parameters that are cut need the same number of them on each rank; " if is_cut else ""
             raise BslError(
-                f"{dist.get_world_size()} ranks, but a step has {self._num_micro_batches} micro-batches",
-                hint="give a smaller micro_batch, or fewer ranks",
+                f"{ranks} ranks, but a step has {self._num_micro_batches} micro-batches",
+                hint=f"{rule}give a smaller micro_batch, or fewer ranks",
             )
         waits.install()
+        if self._reductions is not None:
+            self._reductions.install()
         self._group = HostGroup(dist.new_group(backend="gloo"), dist.get_rank(), waits)
         words.joined()
-        kept = KeptObjects(objects)
-        if self._kept is not None and self._kept is not kept:
+        nodes = self._nodes or ["node"] * ranks
+        kept = ShardedObjects(objects, self._group, nodes) if is_cut else KeptObjects(objects)
+        if self._kept is not None:
             kept.adopt(self._kept)
         self._kept = kept
-        found, was_sent = restore_from_replicas(kept, self._group)
+        found, was_sent = (
+            kept.restore() if isinstance(kept, ShardedObjects) else restore_from_replicas(kept, self._group)
+        )
         self._begin(found, was_sent, load)
         return self._step
 
@@ -204,7 +221,7 @@ class Survivor:
         words, _ = self._now()
         assert self._kept is not None
         if found.version is not None:
-            self._step, source = found.version.step, "replicas" if was_sent else "memory"
+            self._step, source = found.version.step, self._kept.holders if was_sent else "memory"
         else:
             self._step = load() if load is not None else 0
             source = "checkpoint" if self._step else "start"
@@ -254,6 +271,7 @@ class Survivor:
         # What an aborted communicator leaves is worth nothing: the step counts if its generation still runs after it.
         finish_queued_work()
         words.require_present()
+        self._kept.settle()
         mean = self._meet(loss) / dist.get_world_size()
         self._kept.begin_update()
         return None if mean != mean else mean

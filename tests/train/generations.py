@@ -22,8 +22,9 @@ from bigsci_launch.recover.generation import Slot as Place
 from bigsci_launch.recover.members import WantedLayout, choose_members
 from bigsci_launch.runs.layout import AttemptDir, RunDir
 from bigsci_launch.topology import Topology
+from tests.support.ports import find_port
 
-from .conftest import Attempt, free_port, make_config
+from .conftest import Attempt, make_config
 from .rank_processes import RankProcess, StartRank
 
 SLOT = Path(__file__).parent / "programs" / "slot.py"
@@ -72,10 +73,18 @@ class Slot:
 
 
 class Generations:
-    """A run of `survive`, led by the test."""
+    """A run of `survive`, led by the test: of the trainer, or of a loop with `Survivor`."""
 
-    def __init__(self, start_rank: StartRank, folder: Path, dataset: Path, topology: str, **sections: Any) -> None:
-        self._start_rank = start_rank
+    def __init__(
+        self,
+        start_rank: StartRank,
+        folder: Path,
+        dataset: Path,
+        topology: str,
+        loop: Path | None = None,
+        **sections: Any,
+    ) -> None:
+        self._start_rank, self._loop = start_rank, loop
         self.topology = Topology.parse(topology)
         self.run = RunDir(folder)
         self.folder: AttemptDir = self.run.attempt(self.run.next_attempt_name())
@@ -115,19 +124,25 @@ class Generations:
                     "LOCAL_RANK": "0",
                     "BSL_RUN_DIR": str(self.run.path),
                     "BSL_ATTEMPT": self.folder.name,
+                    **({"LOOP": str(self._loop)} if self._loop else {}),
                     **({"SUFFER": suffering[number]} if suffering and number in suffering else {}),
                 }
                 process = self._start_rank([str(SLOT), str(path)], environment, log)
                 listener.settimeout(60)
                 self.slots.append(Slot(process, listener.accept()[0], log))
 
-    def until(self, condition: Callable[[], bool], limit_s: float = 60) -> None:
+    def fill_up(self, topology: str) -> None:
+        """Begin a generation in which all ranks of a topology have processes, new ones where they are missing."""
+        self.start(Topology.parse(topology).world_size - len(self.slots))
+        self.begin(topology)
+
+    def until(self, condition: Callable[[], bool], limit_s: float = 180) -> None:
         """Read what the processes say until `condition()` is true."""
         end = time.monotonic() + limit_s
         while not condition():
             assert time.monotonic() < end, f"not within {limit_s} s:\n{self.story()}"
             connected = {slot.connection: slot for slot in self.slots if slot.is_connected}
-            for found in select.select(list(connected), [], [], 0.01)[0]:
+            for found in select.select(list(connected), [], [], 0.05)[0]:
                 connected[found].read()
 
     def begin(self, topology: str | None = None, nodes: Sequence[str] | None = None) -> None:
@@ -145,7 +160,7 @@ class Generations:
             self._fill(size)
         self._before = Membership(self.topology, tuple(self._place(slot) for slot in self.members))
         self.number += 1
-        port = free_port()
+        port = find_port()
         for slot in self.members:
             slot.tell(
                 do="begin",
@@ -187,7 +202,7 @@ class Generations:
         for slot in killed:
             slot.process.send_signal(signal.SIGKILL)
         for slot in killed:
-            slot.process.wait(10)
+            slot.process.wait(180)
         self._retire(killed)
 
     def _retire(self, gone: Sequence[Slot]) -> None:
@@ -221,7 +236,7 @@ class Generations:
         self.start(self.topology.world_size - len(self.slots), suffering)
         self.begin()
 
-    def lead(self, *suffering: Mapping[int, str], limit_s: float = 120) -> None:
+    def lead(self, *suffering: Mapping[int, str], limit_s: float = 180) -> None:
         """Recover from all that happens until every rank has ended with 0.
 
         The processes that replace others for the first time suffer what the first of `suffering` says, and so on.
@@ -258,13 +273,13 @@ class Generations:
         """The last step that a rank has said it has done in this generation."""
         return max((each["step"] for slot in self.members for each in slot.said("stepped", self.number)), default=0)
 
-    def until_step(self, step: int, limit_s: float = 60) -> None:
+    def until_step(self, step: int, limit_s: float = 180) -> None:
         """Wait until some rank records that it is in a step after `step`."""
         ranks = range(self.topology.world_size)
         beats = lambda rank: self.attempt.events(rank, "heartbeat")  # noqa: E731
         self.until(lambda: any(each["step"] > step for rank in ranks for each in beats(rank)[-1:]), limit_s)
 
-    def finish(self, limit_s: float = 120) -> list[int]:
+    def finish(self, limit_s: float = 180) -> list[int]:
         """Wait for the exit codes of all members."""
         end = time.monotonic() + limit_s
         self.until(lambda: all(slot.process.poll() is not None for slot in self.members), limit_s)
@@ -283,5 +298,5 @@ class Generations:
             slot.process.kill()
             slot.connection.close()
         for slot in self.slots:
-            slot.process.wait(10)
+            slot.process.wait(180)
         shutil.rmtree(self._sockets, ignore_errors=True)

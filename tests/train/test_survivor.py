@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import difflib
-import os
 import re
+import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -14,11 +15,17 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed import distributed_c10d
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
+from torch.futures import Future
 
 from bigsci_launch.errors import BslError
 from bigsci_launch.recover.holding import StateVersion
 from bigsci_launch.train.survive.forget import forget_groups
-from bigsci_launch.train.survive.objects import KeptObjects
+from bigsci_launch.train.survive.objects import KeptObjects, TensorForm
+from bigsci_launch.train.survive.reducer import Reductions
+from bigsci_launch.train.survive.sharded import rows_of
+from bigsci_launch.train.survive.waits import SLICE_S, GivenUpError, Waits
 from bigsci_launch.train.survivor import Survivor
 from tests.support.texts import has_parts
 
@@ -29,6 +36,7 @@ pytestmark = pytest.mark.torch
 
 ROOT = Path(__file__).parents[2]
 LOOPS = ROOT / "benchmarks" / "surviving"
+PROGRAMS = Path(__file__).parent / "programs"
 STEPS = 40
 Lead = Callable[..., Generations]
 
@@ -38,16 +46,14 @@ def lead(start_rank: StartRank, dataset: Path, tmp_path_factory: pytest.TempPath
     """`lead({1: "loop-step:4:die"})` begins the example on three ranks; see `programs/slot.py`."""
     led: list[Generations] = []
 
-    def begin(suffering: Mapping[int, str] | None = None) -> Generations:
-        found = Generations(start_rank, tmp_path_factory.mktemp("led"), dataset, "dp=3")
+    def begin(suffering: Mapping[int, str] | None = None, loop: Path = LOOPS / "ddp.py", ranks: int = 3) -> Generations:
+        found = Generations(start_rank, tmp_path_factory.mktemp("led"), dataset, f"dp={ranks}", loop)
         led.append(found)
-        found.start(3, suffering)
+        found.start(ranks, suffering)
         found.begin()
         return found
 
-    os.environ["LOOP"] = str(LOOPS / "ddp.py")
     yield begin
-    del os.environ["LOOP"]
     for each in led:
         each.close()
 
@@ -59,12 +65,16 @@ def undisturbed(lead: Lead) -> dict[int, float]:
     return losses(run)
 
 
-def losses(run: Generations) -> dict[int, float]:
-    """Return the loss of each step, as whoever was rank 0 has printed it, and check that none was done twice."""
+def printed(run: Generations) -> list[tuple[int, float]]:
+    """Return the steps with their losses, as whoever was rank 0 has printed them."""
     logs = "\n".join(path.read_text() for path in run.folder.path.glob("p*.log"))
-    printed = [(int(step), float(loss)) for step, loss in re.findall(r"^step (\d+) loss (\S+)$", logs, re.MULTILINE)]
-    assert sorted(step for step, _ in printed) == list(range(1, STEPS + 1)), run.story()
-    return dict(printed)
+    return [(int(step), float(loss)) for step, loss in re.findall(r"^step (\d+) loss (\S+)$", logs, re.MULTILINE)]
+
+
+def losses(run: Generations) -> dict[int, float]:
+    """Return the loss of each step, and check that none was done twice."""
+    assert sorted(step for step, _ in printed(run)) == list(range(1, STEPS + 1)), run.story()
+    return dict(printed(run))
 
 
 def restored(run: Generations) -> list[tuple[int, str]]:
@@ -86,16 +96,120 @@ def test_fewer_ranks_do_the_same_steps_and_a_new_one_joins(lead: Lead, undisturb
     run.until(lambda: run.step() > 0)
     run.kill(2)
     run.end()
-    run.begin("dp=2")
+    run.fill_up("dp=2")
     run.until(lambda: run.step() > 0)
-    run.start(1)
     run.end()
-    run.begin("dp=3")
+    run.fill_up("dp=3")
     run.lead()
     assert losses(run) == pytest.approx(undisturbed, rel=1e-5), run.story()
     worlds = [record["topology"]["dp"] for record in run.attempt.events(0, "generation")]
     assert worlds == [3, 2, 3]
     assert {source for _, source in restored(run)[1:]} <= {"memory", "replicas"}
+
+
+SHARDED = LOOPS / "fsdp2.py"
+
+
+@pytest.fixture(scope="module")
+def undisturbed_shards(lead: Lead) -> dict[int, float]:
+    run = lead(loop=SHARDED)
+    run.lead()
+    return losses(run)
+
+
+def test_parts_of_lost_ranks_come_from_buddies(lead: Lead, undisturbed_shards: dict[int, float]) -> None:
+    """As for replicas. A step whose parts had not arrived at the buddies is done again, with the same loss."""
+    run = lead({0: "loop-step:4:die", 1: "loop-commit:9:die", 2: "loop-update:14:raise"}, SHARDED)
+    run.lead({}, {0: "loop-manifest:1:die"})
+    assert {step for step, _ in printed(run)} == set(range(1, STEPS + 1)), run.story()
+    assert all(loss == pytest.approx(undisturbed_shards[step], rel=1e-6) for step, loss in printed(run)), run.story()
+    assert (run.number, run.stuck) == (4, []), run.story()
+    assert "buddies" in {source for _, source in restored(run)[1:]} <= {"memory", "buddies"}
+
+
+def test_fewer_ranks_cut_the_same_parameters_again(lead: Lead, undisturbed_shards: dict[int, float]) -> None:
+    run = lead(loop=SHARDED)
+    run.until(lambda: run.step() > 0)
+    run.kill(2)
+    run.end()
+    run.fill_up("dp=2")
+    run.until(lambda: run.step() > 0)
+    run.end()
+    run.fill_up("dp=3")
+    run.lead()
+    assert all(loss == pytest.approx(undisturbed_shards[step], rel=1e-5) for step, loss in printed(run)), run.story()
+    # Rank 0 has more rows when ranks are fewer.
+    assert [source for _, source in restored(run)[1:]] == ["buddies", "memory"]
+
+
+def test_parts_that_no_rank_holds_are_lost_aloud(lead: Lead, undisturbed_shards: dict[int, float]) -> None:
+    """A rank and its buddy die together: without a checkpoint, the run begins again, and says why."""
+    run = lead(loop=SHARDED)
+    run.until(lambda: run.step() > 0)
+    run.replace(0, 1)
+    run.lead()
+    assert restored(run)[1] == (0, "start")
+    assert "no rank holds" in run.attempt.events(0, "restored")[1]["why"]
+    assert dict(printed(run)) == pytest.approx(undisturbed_shards, rel=1e-6)
+
+
+def test_parameters_that_are_cut_by_columns_are_refused() -> None:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        weight = distribute_tensor(torch.zeros(2, 2), init_device_mesh("cpu", (1,)), [Shard(1)])
+        with pytest.raises(BslError) as raised:
+            rows_of(weight, TensorForm(0, (2, 2), torch.float32, is_cut=True), "model.weight")
+    finally:
+        forget_groups()
+    assert has_parts(raised.value.message, "model.weight")
+
+
+def test_parts_come_from_the_other_replica(lead: Lead) -> None:
+    """HSDP: two ranks at once, which hold different parts. No copies are sent during steps."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("REPLICAS", "2")
+        sound = lead(loop=SHARDED, ranks=4)
+        sound.lead()
+        run = lead(loop=SHARDED, ranks=4)
+        run.until(lambda: run.step() > 0)
+        run.replace(1, 2)
+        run.lead()
+    assert dict(printed(run)) == pytest.approx(losses(sound), rel=1e-6), run.story()
+    assert [run.attempt.events(rank, "restored")[-1]["source"] for rank in (1, 2)] == ["replicas"] * 2
+
+
+def test_a_rank_leaves_a_reduction_that_gloo_has_forgotten(lead: Lead) -> None:
+    """gloo never reports a message that was partly there when its connection broke, and the reducer waits in C++."""
+    run = lead(loop=PROGRAMS / "forgetting_loop.py", ranks=2)
+    run.until(lambda: "waits" in run.rank(0).log.read_text())
+    assert run.end() == [], run.story()
+    run.begin()
+    run.lead()
+    assert restored(run)[1:] == [(1, "memory")]
+
+
+def test_a_reduction_ends_with_its_result_or_error_or_is_given_up() -> None:
+    reductions = Reductions(Waits(lambda: True))
+    works: list[Future[torch.Tensor]] = [Future() for _ in range(3)]
+    ends = [reductions.follow(work) for work in works]
+    works[0].set_result(torch.ones(1))
+    works[1].set_exception(ValueError("a peer is gone"))
+    reductions.give_up()
+    assert [end.done() for end in ends] == [True, True, False]
+    time.sleep(SLICE_S)
+    reductions.give_up()
+    works[2].set_result(torch.ones(1))
+    assert ends[0].wait().item() == 1
+    for end, error in ((ends[1], "a peer is gone"), (ends[2], "gloo")):
+        with pytest.raises(Exception, match=error):
+            end.wait()
+
+
+def test_a_call_of_torch_that_waits_is_given_up() -> None:
+    waits = Waits(lambda: True)
+    with waits.for_gloo(), pytest.raises(GivenUpError):
+        waits.endable(threading.Event().wait)()
+    assert waits.endable(abs)(-2) == 2
 
 
 def test_a_process_whose_groups_were_never_formed_meets_new_ones(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -121,7 +235,7 @@ def test_the_example_changes_fifteen_lines_at_most() -> None:
     assert (LOOPS / "ddp.py").read_text() in (ROOT / "docs" / "how-to" / "survivor.md").read_text()
 
 
-class Sharded(nn.Module):
+class MarkedAsCut(nn.Module):
     """As DeepSpeed's ZeRO marks parameters that are cut."""
 
     def __init__(self) -> None:
@@ -130,7 +244,7 @@ class Sharded(nn.Module):
         self.weight.ds_id = 1  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize("wrong", [Sharded(), torch.optim.SGD(Sharded().parameters()), object()])
+@pytest.mark.parametrize("wrong", [MarkedAsCut(), torch.optim.SGD(MarkedAsCut().parameters()), object()])
 def test_what_is_not_whole_on_each_rank_is_refused(wrong: Any) -> None:
     with pytest.raises(BslError) as raised:
         KeptObjects({"thing": wrong})

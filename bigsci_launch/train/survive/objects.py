@@ -7,6 +7,7 @@ pass, and differ between ranks; they are small, and are copied with each commit.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -25,11 +26,16 @@ _PLAIN = (bool, int, float, str, type(None))
 
 @dataclass(frozen=True, slots=True)
 class TensorForm:
-    """The place of a tensor in a tree of values."""
+    """The place of a tensor in a tree of values. `is_cut`: it is a DTensor, and `shape` that of the whole."""
 
     number: int
     shape: tuple[int, ...]
     dtype: torch.dtype
+    is_cut: bool = False
+
+    @property
+    def num_bytes(self) -> int:
+        return math.prod(self.shape) * self.dtype.itemsize
 
     def empty(self) -> Tensor:
         return torch.empty(self.shape, dtype=self.dtype)
@@ -54,6 +60,14 @@ class KeptObjects:
     def _require_update(self, *_arguments: Any) -> None:
         if not self.is_updating:
             raise BslError("the optimizer's step is outside `with step.update():`", hint="docs/how-to/survivor.md")
+
+    @property
+    def holders(self) -> str:
+        """Who sends what a rank does not have."""
+        return "replicas"
+
+    def settle(self) -> None:
+        """Wait until what `commit` has begun is done."""
 
     def begin_update(self) -> None:
         """Note that the state is about to change."""
@@ -159,25 +173,35 @@ def _require_keepable(name: str, each: Any) -> None:
         raise BslError(f"{where}: give the module itself, before DistributedDataParallel has it", hint=hint)
     if not callable(getattr(each, "state_dict", None)) or not callable(getattr(each, "load_state_dict", None)):
         raise BslError(f"{where}: {type(each).__name__} has no state_dict and load_state_dict")
-    if _is_sharded(each):
+    if type(each).__module__.startswith(("deepspeed.", "torch.distributed.optim.")) or any(
+        hasattr(tensor, "ds_id") for tensor in _tensors_of(each)
+    ):
         hint = "survive without in_place starts the program again, from its checkpoint"
-        raise BslError(f"{where}: it is sharded, and Survivor only keeps what each rank has whole", hint=hint)
+        raise BslError(f"{where}: it is sharded in a way that Survivor does not know", hint=hint)
+    if type(each).__name__ == "FullyShardedDataParallel":
+        raise BslError(f"{where}: FSDP1 flattens its parameters", hint="use fully_shard (FSDP2)")
 
 
-def _is_sharded(each: Any) -> bool:
-    """Whether tensors of an object are parts, as with FSDP, DeepSpeed's ZeRO or torch's tensor parallelism."""
-    if type(each).__module__.startswith(("deepspeed.", "torch.distributed.optim.", "torch.distributed.fsdp.")):
-        return True
-    tensors = list(each.parameters()) if isinstance(each, nn.Module) else []
+def is_cut(tensor: Tensor) -> bool:
+    """Whether a tensor is torch's DTensor, a part of one on this rank."""
+    return type(tensor.data).__name__ == "DTensor"
+
+
+def has_cut_tensors(objects: Mapping[str, Any]) -> bool:
+    """Whether the parameters of an object are cut over the ranks, as with FSDP2."""
+    return any(is_cut(tensor) for each in objects.values() for tensor in _tensors_of(each))
+
+
+def _tensors_of(each: Any) -> list[Tensor]:
     if isinstance(each, Optimizer):
-        tensors = [tensor for group in each.param_groups for tensor in group["params"]]
-    return any(type(tensor.data).__name__ == "DTensor" or hasattr(tensor, "ds_id") for tensor in tensors)
+        return [tensor for group in each.param_groups for tensor in group["params"]]
+    return list(each.parameters()) if isinstance(each, nn.Module) else []
 
 
 def _split(tree: Any, tensors: list[Tensor]) -> Any:
     if isinstance(tree, Tensor):
         tensors.append(tree.detach())
-        return TensorForm(len(tensors) - 1, tuple(tree.shape), tree.dtype)
+        return TensorForm(len(tensors) - 1, tuple(tree.shape), tree.dtype, is_cut(tree))
     if isinstance(tree, Mapping):
         return {key: _split(value, tensors) for key, value in tree.items()}
     if isinstance(tree, (list, tuple)):

@@ -51,6 +51,10 @@ class Shape:
         """What a copy of this shape holds."""
         return Shard(self.document, 0, DOCUMENT_BYTES), *(part.shard for part in self.parts)
 
+    def make_copy(self) -> Copy:
+        """Return an empty copy of this shape."""
+        return Copy(self)
+
 
 class Copy:
     """The state of one rank after one step, if `is_complete`."""
@@ -146,7 +150,7 @@ class Memory:
                 copy.whole = whole
                 return copy
         if len(usable) < 2:
-            copies.append(Copy(shape))
+            copies.append(shape.make_copy())
             chosen = copies[-1]
         else:
             chosen = min(usable, key=lambda copy: (copy.is_complete, copy.version))

@@ -4,7 +4,8 @@ Shut-down sockets end nearly all waits, but gloo forgets some: if a part of a me
 connection broke, the message is never reported as failed, and its receiver waits for the time-out, half an
 hour. The same happens inside collectives. So a rank of `survive` waits in slices, and looks between them whether its
 generation is over. A collective can be waited for again; a message cannot, because the first time-out closes all
-connections of its group, so a helper thread waits for it and is left behind if it must be.
+connections of its group, so a helper thread waits for it and is left behind if it must be. So it is with functions of
+torch that wait in C++. Gradients that DistributedDataParallel reduces are in `reducer.py`.
 
 Waits for NCCL end when its communicators are aborted. What ranks exchange through host memory goes over gloo there too.
 """
@@ -15,17 +16,26 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from functools import partial
 from queue import SimpleQueue
 from typing import Any
 
+import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import OpType, Work  # type: ignore[attr-defined]
-from torch.distributed import distributed_c10d
+from torch._C._distributed_c10d import OpType, Reducer, Work  # type: ignore[attr-defined]
+from torch.distributed import _functional_collectives, distributed_c10d
 
 SLICE_S = 0.25
 _SLICE = timedelta(seconds=SLICE_S)
 _MESSAGES = {OpType.SEND, OpType.RECV, OpType.RECVANYSOURCE}
 _TIMED_OUT = "Operation timed out"
+_BLOCKING = (
+    (dist, "_broadcast_coalesced"),
+    (dist, "_verify_params_across_processes"),
+    (Reducer, "_rebuild_buckets"),
+    (_functional_collectives, "wait_tensor"),
+)
+"""What waits in C++ for small messages: DistributedDataParallel when it is made and before a forward pass, DTensor."""
 
 
 class GivenUpError(Exception):
@@ -38,7 +48,7 @@ class Waits:
     def __init__(self, is_over: Callable[[], bool]) -> None:
         self._is_over = is_over
         self._wait = Work.wait
-        self._helper: SimpleQueue[_Wait] | None = None
+        self._helper: SimpleQueue[_Call] | None = None
         self._is_left_behind = False
         self._is_gloo = False
         self._kept: list[Any] = []
@@ -54,6 +64,16 @@ class Waits:
             return self._wait(work, *timeout) if is_plain else self.wait(work)
 
         Work.wait = wait  # type: ignore[method-assign,assignment]
+        for owner, name in _BLOCKING:
+            setattr(owner, name, self.endable(getattr(owner, name)))
+
+    def endable(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a function that waits for gloo in C++ as one that can be given up."""
+
+        def run(*arguments: Any) -> Any:
+            return self._by_helper(partial(function, *arguments)) if self._is_gloo else function(*arguments)
+
+        return run
 
     @contextmanager
     def for_gloo(self) -> Iterator[None]:
@@ -71,7 +91,13 @@ class Waits:
             GivenUpError: the generation was over, and the wait did not end by itself.
             RuntimeError: as `work.wait()`.
         """
-        return self._by_helper(work) if OpType(work._get_op_type()) in _MESSAGES else self._in_slices(work)
+        if OpType(work._get_op_type()) in _MESSAGES:
+            return bool(self._by_helper(partial(self._wait, work)))
+        return self._in_slices(work)
+
+    def leave_behind(self) -> None:
+        """Note that something is left behind that waits for a group."""
+        self._is_left_behind = True
 
     def keep_groups(self) -> None:
         """Keep the present groups for ever if a wait was given up: their destructors would wait for it."""
@@ -90,18 +116,18 @@ class Waits:
             was_over = self._require_worthwhile(was_over)
         return bool(self._wait(work))
 
-    def _by_helper(self, work: Any) -> bool:
+    def _by_helper(self, function: Callable[[], Any]) -> Any:
         if self._helper is None:
             self._helper = SimpleQueue()
-            threading.Thread(target=_serve, args=(self._helper, self._wait), name="bsl-wait", daemon=True).start()
-        mine = _Wait(work)
+            threading.Thread(target=_serve, args=(self._helper,), name="bsl-wait", daemon=True).start()
+        mine = _Call(function)
         self._helper.put(mine)
         was_over = False
         while not mine.done.acquire(timeout=SLICE_S):
             was_over = self._require_worthwhile(was_over)
         if mine.error is not None:
             raise mine.error
-        return True
+        return mine.result
 
     def _require_worthwhile(self, was_over: bool) -> bool:
         """Give up if the generation was over a slice ago, too: its sockets were shut down since. Return if it is."""
@@ -112,19 +138,22 @@ class Waits:
         return is_over
 
 
-class _Wait:
-    def __init__(self, work: Any) -> None:
-        self.work = work
+class _Call:
+    def __init__(self, function: Callable[[], Any]) -> None:
+        self.function = function
+        self.has_gradients = torch.is_grad_enabled()
+        self.result: Any = None
         self.error: BaseException | None = None
         self.done = threading.Lock()
         self.done.acquire()
 
 
-def _serve(todo: SimpleQueue[_Wait], wait: Callable[[Any], Any]) -> None:
+def _serve(todo: SimpleQueue[_Call]) -> None:
     while True:
         each = todo.get()
         try:
-            wait(each.work)
+            with torch.set_grad_enabled(each.has_gradients):
+                each.result = each.function()
         except BaseException as error:
             each.error = error
         each.done.release()

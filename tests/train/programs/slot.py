@@ -39,6 +39,7 @@ POINTS = {
     "loop-step": ("bigsci_launch.train.survivor", "Survivor._micro_batches"),
     "loop-update": ("bigsci_launch.train.survivor", "Survivor._begin_update"),
     "loop-commit": ("bigsci_launch.train.survivor", "Survivor._commit"),
+    "loop-manifest": ("bigsci_launch.train.survive.snapshot", "Memory.manifest"),
     "loop-holding": ("bigsci_launch.train.survive.objects", "KeptObjects.holding"),
     "forward": ("bigsci_launch.train.uneven.stage", "UnevenStage.forward"),
     "backward": ("torch.distributed.pipelining.stage", "PipelineStage.backward_one_chunk"),
