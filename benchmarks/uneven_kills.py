@@ -1,25 +1,26 @@
-"""Kills ranks of uneven pipelines at random moments, and compares each run with one process on DeepSpeed.
+"""Kills ranks of uneven pipelines at each phase, and compares each run with one process on DeepSpeed.
 
     python benchmarks/uneven_kills.py [--seeds 0:100] [--held-out] [--folder DIR] [--page PAGE]
 
-A seed decides which ranks of 2 + 3 stages are killed (SIGKILL), when, and whether two die at once. The runs are
-started with `bsl submit --local` and `survive`: a standby takes the place of each victim, and the pipelines are made
-again. A run must end with exit code 0, and every step must have the loss and the gradient norm of the one process, to
-1e-6 relative, and its samples once; `bsl diff-weights` compares the last checkpoints. `--held-out` adds seeds that
-nothing was tuned to.
+A seed decides which rank of 2 + 3 stages is killed (SIGKILL), in which step, and at which phase of it; a third of the
+seeds kill another rank while the first kill is recovered from. The runs are started with `bsl submit --local` and
+`survive`: a standby takes the place of each victim, and the pipelines are made again. A run must end with exit code 0,
+and every step must have the loss and the gradient norm of the one process, to 1e-6 relative, and its samples once;
+`bsl diff-weights` compares the last checkpoints. `--held-out` adds seeds that nothing was tuned to.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
+import os
 import random
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,15 +28,19 @@ from typing import Any
 
 from ranks import draw_corpus
 from recovering.cases import Layout
-from recovering.injured_run import BSL, LIMIT_S, run_undisturbed, write_run_file
+from recovering.injured_run import BSL, run_undisturbed, write_run_file
 from recovery_chaos import parse_seeds
 
 from bigsci_launch.runs.events import read_events
-from bigsci_launch.runs.layout import AttemptDir, RunDir, rank_files, read_json
+from bigsci_launch.runs.layout import AttemptDir, RunDir
 
 RANKS, STEPS = 5, 40
+PHASES = Path(__file__).parent / "uneven_phases"
+PER_STEP = {"forward": 4, "backward": 4, "reduce": 2, "barrier": 1, "apply": 1, "applied": 1, "anywhere": 0}
+"""How often a rank passes each phase in a step, at least."""
 LOSSES, WEIGHTS = 1e-6, 1e-5
-HELD_OUT = range(1000, 1020)
+LIMIT_S = 1200.0
+HELD_OUT = range(1000, 1005)
 BEGIN, END = "<!-- kills -->", "<!-- /kills -->"
 SETTINGS: dict[str, Any] = {
     "model": {"biases": False},
@@ -44,16 +49,20 @@ SETTINGS: dict[str, Any] = {
     "monitor": {"watch": "off", "eval_interval": None},
     "guards": {"interval": "off"},
 }
-UNEVEN = {"engine": "uneven", "pipeline_parallel_size": 2, "data_parallel_size": None, "zero_stage": 0}
+UNEVEN = {"engine": "uneven", "pipeline_parallel_size": 2, "data_parallel_size": None, "zero_stage": 1}
 
 
 @dataclass(frozen=True, slots=True)
 class Kill:
-    """After `step`, and `delay_s` more, these ranks die."""
+    """In a generation, a rank dies at the `count`-th passage of a phase; see `uneven_phases/sitecustomize.py`."""
 
-    step: int
-    delay_s: float
-    ranks: tuple[int, ...]
+    generation: int
+    rank: int
+    phase: str
+    count: int
+
+    def __str__(self) -> str:
+        return f"{self.generation}:{self.rank}:{self.phase}:{self.count}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,12 +79,21 @@ class KilledRun:
 
 
 def draw_kills(seed: int) -> list[Kill]:
+    """Return the kills of a seed; each phase is that of every seventh seed."""
     draw = random.Random(seed)
-    steps = sorted(draw.sample(range(2, STEPS - 6), draw.choice((1, 1, 2))))
-    return [
-        Kill(step, draw.uniform(0, 0.1), tuple(draw.sample(range(RANKS), draw.choice((1, 1, 1, 1, 2)))))
-        for step in steps
-    ]
+    phase, step = list(PER_STEP)[seed % len(PER_STEP)], draw.randrange(2, STEPS - 6)
+    first, second = draw.sample(range(RANKS), 2)
+    count = draw.randrange(500, 8000) if phase == "anywhere" else (step - 1) * PER_STEP[phase] + 1
+    kills = [Kill(0, first, phase, count)]
+    if seed % 3 == 0:
+        # In the recovery: while the ranks meet, while they copy, or in the first step after it.
+        kills.append(Kill(1, second, draw.choice(("meeting", "copy", "forward")), 1))
+    return kills
+
+
+def path_of_ranks() -> str:
+    """Return PYTHONPATH with the module that kills first."""
+    return os.pathsep.join(filter(None, (str(PHASES), os.environ.get("PYTHONPATH"))))
 
 
 class KilledRuns:
@@ -98,17 +116,18 @@ class KilledRuns:
         """Run a seed, and judge it."""
         run, kills = RunDir(self._folder / "runs" / f"case-{seed}"), draw_kills(seed)
         path = self._file(f"case-{seed}", {}, {**SETTINGS, "parallelism": UNEVEN, "slurm": {"site": "five"}})
+        environment = {**os.environ, "PYTHONPATH": path_of_ranks(), "UNEVEN_KILLS": ",".join(map(str, kills))}
         with path.with_suffix(".out").open("wb") as output:
             command = [sys.executable, "-c", BSL, "submit", str(path), "--local"]
-            process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
-        done = sum(_kill(process, run, each) for each in kills)
-        found = self._judge(seed, done, run, _end_of(process))
-        print(json.dumps({"seed": seed, "kills": done, "problems": found.problems, "worst": found.worst}), flush=True)
+            process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=environment)
+        found = self._judge(seed, run, _end_of(process))
+        said = {"seed": seed, "wanted": list(map(str, kills)), "kills": found.kills, "problems": found.problems}
+        print(json.dumps({**said, "sources": found.sources, "worst": found.worst}), flush=True)
         if not found.problems:
             shutil.rmtree(run.path, ignore_errors=True)
         return found
 
-    def _judge(self, seed: int, kills: int, run: RunDir, code: int) -> KilledRun:
+    def _judge(self, seed: int, run: RunDir, code: int) -> KilledRun:
         attempt = run.latest_attempt()
         assert attempt is not None
         problems = [f"exit code {code}"] if code else []
@@ -130,6 +149,8 @@ class KilledRuns:
             problems.append("the weights differ")
         records = [json.loads(line) for line in attempt.generations.read_text().splitlines()]
         restored = [each for each in records if each.get("phase") == "restored"]
+        kills = sum(each["event"] == "failed" and each.get("signal") == "SIGKILL" for each in records)
+        problems += [] if kills else ["no rank was killed"]
         sources = tuple(str(each["source"]) for each in restored[1:])
         return KilledRun(seed, kills, len(restored), sources, tuple(recoveries(records)), worst, tuple(problems))
 
@@ -154,28 +175,13 @@ def steps_of(attempt: AttemptDir) -> dict[int, dict[str, Any]]:
 
 def _end_of(process: subprocess.Popen[bytes]) -> int:
     """Return the exit code; 124 for a run that did not end in time."""
-    try:
-        return process.wait(LIMIT_S)
-    except subprocess.TimeoutExpired:
-        process.send_signal(signal.SIGINT)
-        process.wait(60)
-        return 124
-
-
-def _kill(process: subprocess.Popen[bytes], run: RunDir, kill: Kill) -> int:
-    """Wait for the moment of a kill, and return how many processes were killed."""
-    until = time.monotonic() + LIMIT_S
-    while process.poll() is None and time.monotonic() < until:
-        attempt = run.latest_attempt()
-        if attempt is not None and max(steps_of(attempt), default=0) >= kill.step:
-            time.sleep(kill.delay_s)
-            files = rank_files(attempt.pids, ".json")
-            victims = [int(read_json(files[rank])["pid"]) for rank in kill.ranks if rank in files]
-            for pid in victims:
-                subprocess.run(["kill", "-9", str(pid)], capture_output=True)
-            return len(victims)
-        time.sleep(0.005)
-    return 0
+    for signum, limit_s in ((None, LIMIT_S), (signal.SIGINT, 120.0), (signal.SIGKILL, 120.0)):
+        if signum is not None:
+            process.send_signal(signum)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            code = process.wait(limit_s)
+            return code if signum is None else 124
+    return 124
 
 
 def page_of(outcomes: Sequence[KilledRun], held_out: Sequence[KilledRun]) -> str:

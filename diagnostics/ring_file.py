@@ -199,9 +199,12 @@ class Ring:
             0,
             now,
         )
-        self._map[TOPOLOGY_AT : TOPOLOGY_AT + TOPOLOGY_BYTES] = topology.encode()[:TOPOLOGY_BYTES].ljust(
-            TOPOLOGY_BYTES, b"\0"
-        )
+        self.place(topology)
+
+    def place(self, topology: str) -> None:
+        """Write where each rank is; of a text that is too long, its first bytes."""
+        text = topology.encode()[:TOPOLOGY_BYTES]
+        self._map[TOPOLOGY_AT : TOPOLOGY_AT + TOPOLOGY_BYTES] = text.ljust(TOPOLOGY_BYTES, b"\0")
 
     def lane(self) -> Lane | None:
         """Return a new lane for this thread, or None if all are taken: then the ring notes that calls are missing."""

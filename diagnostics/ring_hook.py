@@ -85,6 +85,14 @@ def mark(step: int, phase: str) -> None:
         reach(step)
 
 
+def place(topology: str) -> None:
+    """Write where each rank is into the ring of this process, now or when it begins."""
+    os.environ["BSL_TOPOLOGY"] = topology
+    found = opened()
+    if found is not None:
+        found.place(topology)
+
+
 def each_batch(batches: Iterator[Any]) -> Iterator[Any]:
     """Yield the batches of a program that has no `DataLoader`; write how long it takes to get each of them."""
     while True:

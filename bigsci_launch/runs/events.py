@@ -16,8 +16,8 @@ whose gradients were not finite: skipped_step, how many in_a_row, the first of t
 began), `dropped` (how many records were lost), `end` (reason). With `training.micro_batch_size: auto`: `trial` (size,
 whether it fits, seconds of a micro-batch, used_bytes of the fullest device), `micro_batch` (why, size, was, words; or
 evaluation_size). With `parallelism.engine: uneven`: `pipeline` (pipeline, stage, layers and micro_batches of this rank;
-the ranks of all pipelines, the means by which they were formed, how many failures they tolerate, and planned_s, the
-planned seconds of a step). With `survive`: `generation` (this rank enters it: its
+the ranks of all pipelines, the means by which they were formed, how many failures they tolerate, how many of them were
+wanted, and planned_s, the planned seconds of a step). With `survive`: `generation` (this rank enters it: its
 number, topology), `restored` (the state that it begins with: restored_step, source, path, why), `left` (this rank has
 left it). Steps after restored_step are done again, so a reader takes the last record of a step.
 `time` is wall clock seconds, `mono` the monotonic clock of that host, `step` the optimizer step in progress.
@@ -48,6 +48,7 @@ class EventWriter:
         self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NONBLOCK, 0o644)
         self._queue: queue.Queue[dict[str, Any] | None] = queue.Queue(QUEUE_SIZE)
         self._num_dropped = 0
+        self._counting = threading.Lock()
         self._thread = threading.Thread(target=self._drain, name="bsl-events", daemon=True)
         self._thread.start()
         atexit.register(self.close)
@@ -58,7 +59,7 @@ class EventWriter:
         try:
             self._queue.put_nowait(record)
         except queue.Full:
-            self._num_dropped += 1
+            self._drop()
 
     def close(self, timeout_s: float = 5.0) -> None:
         """Write what is queued, waiting at most `timeout_s`, and stop. Idempotent."""
@@ -71,18 +72,25 @@ class EventWriter:
 
     def _drain(self) -> None:
         while (record := self._queue.get()) is not None:
-            if self._num_dropped:
-                lost, self._num_dropped = self._num_dropped, 0
-                self._append({"kind": "dropped", "time": time.time(), "mono": time.monotonic(), "num_records": lost})
-            self._append(record)
+            lost = self._num_dropped
+            said = {"kind": "dropped", "time": time.time(), "mono": time.monotonic(), "num_records": lost}
+            if lost and self._append(said):
+                self._drop(-lost)
+            if not self._append(record):
+                self._drop()
         os.close(self._descriptor)
 
-    def _append(self, record: dict[str, Any]) -> None:
+    def _append(self, record: dict[str, Any]) -> bool:
+        """Write a record; False if the disk refuses it: a full or unreachable one must not end the training."""
         try:
             os.write(self._descriptor, (json.dumps(record, default=str) + "\n").encode())
         except OSError:
-            # A full or unreachable disk must not end the training.
-            self._num_dropped += 1
+            return False
+        return True
+
+    def _drop(self, number: int = 1) -> None:
+        with self._counting:
+            self._num_dropped += number
 
 
 def read_events(path: Path) -> Iterator[dict[str, Any]]:

@@ -30,6 +30,7 @@ RUN/
     bad_nodes.json            nodes that the attempt has shown to be bad, and whether that is final
     steps.json                how long each rank worked in the newest steps that the watcher has looked at
     recover/                  what the controller of `survive` writes: generations.jsonl, strangers.json
+    layouts.jsonl             the pipelines of each generation, with `parallelism.engine: uneven`
     pids/rank-0003.json       where rank 3 runs: host, PID, coordinate
     logs/rank-0003.log        output of rank 3, each line with its time
     events/rank-0003.jsonl    heartbeats and events of rank 3
@@ -260,6 +261,10 @@ class AttemptDir:
     @property
     def generations(self) -> Path:
         return self.recover / "generations.jsonl"
+
+    @property
+    def layouts(self) -> Path:
+        return self.path / "layouts.jsonl"
 
     @property
     def strangers(self) -> Path:

@@ -31,6 +31,7 @@ def status_document(status: RunStatus) -> dict[str, Any]:
         "job": job_document(status.job),
         "topology": status.topology.as_dict() if status.topology else None,
         "world_size": status.topology.world_size if status.topology else None,
+        "pipelines": status.pipelines,
         "num_ranks_started": status.num_started,
         "step": _step_document(status),
         "slowest_rank": _slowest_document(status),

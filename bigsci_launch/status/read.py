@@ -7,7 +7,7 @@ rank is the one whose newest record is the oldest. Where Slurm does not answer, 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,7 +33,7 @@ from bigsci_launch.runs.chain.carry import Carry, read_carry
 from bigsci_launch.runs.chain.records import read_next
 from bigsci_launch.runs.ending.reconstruct import reconstruct_exit
 from bigsci_launch.runs.find import find_attempt
-from bigsci_launch.runs.generations.read import present_topology, read_generations
+from bigsci_launch.runs.generations.read import present_layout, present_topology, read_generations
 from bigsci_launch.runs.generations.records import Generations
 from bigsci_launch.runs.generations.samples import RecordedStep, read_recorded_steps
 from bigsci_launch.runs.generations.strangers import NO_STRANGERS, Strangers, read_strangers
@@ -90,6 +90,8 @@ class RunStatus:
     """How the attempt continued the run; None if it began at step 1, or if nothing shows where it began."""
     watching: Watching = UNWATCHED
     generations: Generations | None = None
+    pipelines: Mapping[str, Any] | None = None
+    """The record of the pipelines that train now, of different depths; None for any other run."""
     """Those of an attempt with `survive`; `topology` and the ranks are then those of the newest."""
     recorded_steps: tuple[RecordedStep, ...] = ()
     """The newest steps with their samples, where there was more than one generation."""
@@ -115,7 +117,7 @@ def read_status(run: RunDir, name: str | None = None) -> RunStatus:
     """
     attempt = find_attempt(run, name)
     generations = read_generations(attempt)
-    job, topology = query_attempt(attempt), present_topology(run, generations)
+    job, topology = query_attempt(attempt), present_topology(run, attempt, generations)
     events = read_rank_events(attempt)
     signs = read_signs(attempt, events)
     ended = read_exit(attempt) or reconstructed_exit(run, attempt, job, topology)
@@ -142,6 +144,7 @@ def read_status(run: RunDir, name: str | None = None) -> RunStatus:
         watching=read_watching(run, attempt, time.time()),
         refused_saves=read_refused_saves(attempt),
         generations=generations,
+        pipelines=present_layout(attempt, generations),
         recorded_steps=tuple(read_recorded_steps(attempt)) if generations and len(generations.all) > 1 else (),
         strangers=read_strangers(attempt),
         next_start=find_next_start(run, attempt) if ended is not None or job.is_gone else "unknown",
@@ -269,7 +272,7 @@ def _summary(entry: _Opened, attempt: AttemptDir, answer: SlurmAnswer) -> RunSum
     if not times and (printed := find_last_output(attempt, signs)) is not None:
         times = [printed.time]
     state = attempt_state(attempt, record, answer)
-    topology = present_topology(entry.run, read_generations(attempt)) if state.is_gone else None
+    topology = present_topology(entry.run, attempt, read_generations(attempt)) if state.is_gone else None
     worked_out = reconstructed_exit(entry.run, attempt, state, topology) if state.is_gone else None
     known = worked_out and worked_out["reason"] != "unknown"
     return RunSummary(

@@ -7,6 +7,7 @@ import time
 from bigsci_launch.runs.ending.job_output import last_own_line
 from bigsci_launch.runs.ending.source import source_facts, unknown_end
 from bigsci_launch.runs.find import run_argument
+from bigsci_launch.runs.generations.read import layout_text
 from bigsci_launch.runs.generations.recovery_text import LONG_RECOVERY_S
 from bigsci_launch.runs.generations.strangers import stranger_facts
 from bigsci_launch.runs.signs import FRESH_S, LastOutput, RankSign, StepRecord, UnreachableNode
@@ -31,7 +32,7 @@ def status_lines(status: RunStatus) -> list[str]:
     submitted = status.record.submitted if status.record else None
     waiting = _waiting(status.job, submitted, status.asked)
     progress = [*_progress(status), *size_facts(status.found_size), *restart_facts(status.restart)]
-    facts = [*_identity(status), *waiting, *progress, *_ranks(status), *_generations(status)]
+    facts = [*_identity(status), *waiting, *progress, *_ranks(status), *_pipelines(status), *_generations(status)]
     facts += [*stranger_facts(status.strangers, status.asked), *_ending(status)]
     facts += next_lines(status)
     facts += watching_facts(status.watching, status.asked, may_run=_may_run(status))
@@ -113,6 +114,10 @@ def _progress(status: RunStatus) -> list[tuple[str, str]]:
 
 def _planned(last: StepRecord) -> str:
     return f" (planned: {last.planned_s:.3g} s)" if last.planned_s is not None else ""
+
+
+def _pipelines(status: RunStatus) -> list[tuple[str, str]]:
+    return [("pipelines", layout_text(status.pipelines))] if status.pipelines is not None else []
 
 
 def _may_run(status: RunStatus) -> bool:

@@ -10,10 +10,14 @@ import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from bigsci_launch.topology.axes import AXIS_NAMES, WRITTEN
+from bigsci_launch.topology.ranks import compress_ranks, expand_ranks
 
 _ALWAYS_WRITTEN = tuple(axis.name for axis in reversed(WRITTEN) if axis.is_always_written)
+PIPELINES = "pipelines="
+"""What the text of an `UnevenTopology` begins with."""
 _POSITIONS = {axis: position for position, axis in enumerate(AXIS_NAMES)}
 
 
@@ -86,11 +90,13 @@ class Topology:
 
     @classmethod
     def parse(cls, text: str) -> Topology:
-        """A topology from `tp=2,pp=2,dp=2` (any order, missing axes are 1).
+        """A topology from `tp=2,pp=2,dp=2` (any order, missing axes are 1), or the text of an `UnevenTopology`.
 
         Raises:
             ValueError: an unknown axis, an axis given twice, or a size that is not a positive integer.
         """
+        if text.startswith(PIPELINES):
+            return UnevenTopology.parse_pipelines(text)
         sizes: dict[str, int] = {}
         for part in text.split(","):
             match = re.fullmatch(r"\s*([a-z]+)\s*=\s*([1-9][0-9]*)\s*", part)
@@ -122,8 +128,17 @@ class Topology:
         return self["dp"]
 
     @property
+    def is_grid(self) -> bool:
+        """Whether there is a rank at each product of indices, and ranks of one stage do the same work."""
+        return True
+
+    @property
     def world_size(self) -> int:
         return math.prod(self.sizes)
+
+    def kind_of(self, rank: int) -> int:
+        """A number that ranks share if they do the same work: the stage."""
+        return self.coordinate(rank).pp_rank
 
     def coordinate(self, rank: int) -> Coordinate:
         if not 0 <= rank < self.world_size:
@@ -184,6 +199,78 @@ class Topology:
 
     def __repr__(self) -> str:
         return f"Topology({self})"
+
+
+class UnevenPlaces(NamedTuple):
+    """The ranks of a pipeline, stage by stage, and its micro-batches of a step."""
+
+    ranks: tuple[int, ...]
+    micro_batches: int
+
+    def __str__(self) -> str:
+        return f"{compress_ranks(self.ranks)}x{self.micro_batches}"
+
+
+@dataclass(frozen=True, slots=True, init=False, repr=False)
+class UnevenTopology(Topology):
+    """Pipelines of different depths side by side. A pipeline is an index on dp, a stage one on pp; no grid is full.
+
+    The ranks of a pipeline ascend from stage to stage. Printed `pipelines=0-1x4/2-4x4`: ranks, and micro-batches.
+    """
+
+    pipelines: tuple[UnevenPlaces, ...]
+    _places: Mapping[int, tuple[int, int]] = field(compare=False)
+
+    def __init__(self, pipelines: Iterable[tuple[Iterable[int], int]]) -> None:
+        found = tuple(UnevenPlaces(tuple(ranks), count) for ranks, count in pipelines)
+        places = {rank: (index, stage) for index, each in enumerate(found) for stage, rank in enumerate(each.ranks)}
+        if not places or sorted(places) != list(range(sum(len(each.ranks) for each in found))):
+            raise ValueError("pipelines must hold each rank from 0 on once")
+        Topology.__init__(self, pp=max(len(each.ranks) for each in found), dp=len(found))
+        object.__setattr__(self, "pipelines", found)
+        object.__setattr__(self, "_places", places)
+
+    @classmethod
+    def parse_pipelines(cls, text: str) -> UnevenTopology:
+        """The topology that is printed as `text`.
+
+        Raises:
+            ValueError: it is no such text.
+        """
+        parts = [part.partition("x") for part in text.removeprefix(PIPELINES).split("/")]
+        return cls((expand_ranks(ranks), int(count)) for ranks, _, count in parts)
+
+    @property
+    def is_grid(self) -> bool:
+        return False
+
+    @property
+    def world_size(self) -> int:
+        return len(self._places)
+
+    def kind_of(self, rank: int) -> int:
+        """The first rank at this stage of a pipeline of this depth, with as many micro-batches."""
+        pipeline, stage = self._places[rank]
+        alike = self._kind(self.pipelines[pipeline])
+        return min(each.ranks[stage] for each in self.pipelines if self._kind(each) == alike)
+
+    def _kind(self, pipeline: UnevenPlaces) -> tuple[int, int]:
+        return len(pipeline.ranks), pipeline.micro_batches
+
+    def group(self, axis: str, rank: int) -> tuple[int, ...]:
+        """The pipeline of `rank`; on the other axes, no group follows from where ranks are."""
+        if axis != "pp":
+            raise ValueError(f"pipelines of different depths have no groups of {axis}")
+        return self.pipelines[self._places[rank][0]].ranks
+
+    def coordinate(self, rank: int) -> Coordinate:
+        if rank not in self._places:
+            raise ValueError(f"rank {rank} is outside 0..{self.world_size - 1}")
+        pipeline, stage = self._places[rank]
+        return Coordinate.at(dp=pipeline, pp=stage)
+
+    def __str__(self) -> str:
+        return PIPELINES + "/".join(map(str, self.pipelines))
 
 
 def _document(values: Mapping[str, int], first: tuple[str, ...]) -> dict[str, int]:

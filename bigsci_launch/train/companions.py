@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from bigsci_launch.train.guards.engine.companion import Checks
+from bigsci_launch.train.guards.engine.watch import EngineGuards
 from bigsci_launch.train.microbatch.automatic import AutoSize
 from bigsci_launch.train.state.checkpoint import Origin
 from bigsci_launch.train.steps.companion import Companion, RankSetup
@@ -24,7 +25,7 @@ def companions_of(setup: RankSetup, origin: Origin) -> list[Companion]:
       ranks exchange their words.
     """
     config = setup.config
-    checks = Checks(setup)
+    checks = Checks(setup, _guards_of(setup))
     return [
         *([Dumps(setup)] if config.monitor.dump_weights_steps else []),
         checks,
@@ -34,6 +35,14 @@ def companions_of(setup: RankSetup, origin: Origin) -> list[Companion]:
         *([AutoSize(setup, checks)] if config.training.micro_batch_size == "auto" else []),
         origin,
     ]
+
+
+def _guards_of(setup: RankSetup) -> type[EngineGuards]:
+    if setup.config.parallelism.engine == "deepspeed":
+        return EngineGuards
+    from bigsci_launch.train.uneven.guards import UnevenGuards
+
+    return UnevenGuards
 
 
 def _fault_injection(setup: RankSetup) -> Sequence[Companion]:

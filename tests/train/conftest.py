@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-import random
 import signal
-import socket
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
@@ -22,23 +20,13 @@ from bigsci_launch.data.indexed import IndexedWriter
 from bigsci_launch.runs.events import read_events
 from bigsci_launch.runs.layout import AttemptDir, RunDir, read_json
 from bigsci_launch.topology import Topology
+from tests.support.ports import find_port
+from tests.support.waiting import wait_until
 
 from .rank_processes import RankProcess, StartRank, rank_starter
 
 VOCABULARY = 300
 LIMIT_S = 240
-
-
-def free_port() -> int:
-    """Return a free port outside the range from which gloo takes ports for its own connections."""
-    while True:
-        port = random.randrange(20000, 30000)
-        with socket.socket() as probe:
-            try:
-                probe.bind(("127.0.0.1", port))
-            except OSError:
-                continue
-            return port
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,14 +80,15 @@ class Attempt:
             if process.poll() is None:
                 process.send_signal(signal.SIGKILL)
         for process in self.processes:
-            process.wait(10)
+            process.wait(180)
 
-    def until(self, condition: Callable[[], bool], limit_s: float = 120) -> None:
-        """Wait until `condition()` is true."""
-        end = time.monotonic() + limit_s
-        while not condition():
-            assert time.monotonic() < end, f"not within {limit_s} s:\n{self.logs()}"
-            time.sleep(0.05)
+    def until(self, condition: Callable[[], bool], limit_s: float = 180) -> None:
+        wait_until(condition, limit_s, evidence=self.logs)
+
+
+def losses(attempt: Attempt) -> dict[int, str]:
+    """Return the loss of each step, bit for bit."""
+    return {step: record["loss_hex"] for step, record in attempt.steps().items()}
 
 
 @pytest.fixture(scope="session")
@@ -143,7 +132,7 @@ def start(dataset: Path, start_rank: StartRank) -> Iterator[Start]:
         attempt = run.attempt(run.next_attempt_name())
         attempt.make()
         attempt.config.write_text(dump_resolved(make_config(shape, dataset, sections)))
-        port = free_port()
+        port = find_port()
         processes = tuple(
             start_in(start_rank, run, attempt, rank, shape.world_size, port, (module,))
             for rank in range(shape.world_size)
@@ -203,7 +192,7 @@ def train_several(dataset: Path, start_rank: StartRank) -> Callable[..., dict[st
         run = RunDir(folder / "ranks")
         first = run.attempt("0001")
         first.make()
-        port, program = free_port(), (module, *(str(each.path) for _, each in found.values()))
+        port, program = find_port(), (module, *(str(each.path) for _, each in found.values()))
         processes = tuple(
             start_in(start_rank, run, first, rank, shape.world_size, port, program) for rank in range(shape.world_size)
         )

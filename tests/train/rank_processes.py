@@ -17,7 +17,7 @@ from typing import Protocol
 SERVER = Path(__file__).parent / "programs" / "forked_ranks.py"
 SHARED = 0o002
 """The umask of ranks, as where a project shares its files."""
-START_TIMEOUT_S = 120.0
+START_TIMEOUT_S = 600.0
 
 
 class RankProcess(Protocol):

@@ -11,7 +11,7 @@ from bigsci_launch.runs.control.request import Request, put_request
 
 from .conftest import Start
 
-pytestmark = [pytest.mark.torch, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.torch
 RANKS = range(2)
 
 

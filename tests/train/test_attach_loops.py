@@ -19,9 +19,9 @@ pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
 
 from bigsci_launch.runs.events import read_events  # noqa: E402
+from tests.support.ports import find_port  # noqa: E402
 from tests.support.texts import has_parts  # noqa: E402
 
-from .conftest import free_port  # noqa: E402
 from .rank_processes import StartRank  # noqa: E402
 
 ROOT, PROGRAMS = Path(__file__).parents[2], Path(__file__).parent / "programs"
@@ -59,7 +59,7 @@ def run(start_rank: StartRank, tmp_path: Path) -> Run:
 
 def run_program(start: StartRank, program: list[str], folder: Path, size: int = 2) -> tuple[list[str], list[int]]:
     """Return what each of `size` ranks printed, and their exit codes."""
-    common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(size)}
+    common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(find_port()), "WORLD_SIZE": str(size)}
     processes = []
     for rank in range(size):
         place = {"RANK": str(rank), "LOCAL_RANK": str(rank), "OMP_NUM_THREADS": "1"}

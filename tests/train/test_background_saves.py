@@ -13,16 +13,12 @@ from bigsci_launch.checkpoints.folder import CheckpointsDir
 from bigsci_launch.checkpoints.verify import verify_checkpoint
 from bigsci_launch.runs.control.request import Request, put_request
 
-from .conftest import Attempt, Start
+from .conftest import Attempt, Start, losses
 
-pytestmark = [pytest.mark.torch, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.torch
 SLOW = "slow_saves"
 IN_BACKGROUND = {"save_interval": 2, "background": True}
 RUN: dict[str, Any] = {"model": {"dropout": 0.1}, "training": {"steps": 6, "precision": "bf16"}}
-
-
-def losses(attempt: Attempt) -> dict[int, str]:
-    return {step: record["loss_hex"] for step, record in attempt.steps().items()}
 
 
 def contents(folder: Path) -> dict[str, bytes]:

@@ -12,9 +12,10 @@ import pytest
 from bigsci_launch.config.load import dump_resolved
 from bigsci_launch.runs.layout import RunDir, read_json
 from bigsci_launch.topology import Topology
+from tests.support.ports import find_port
 from tests.support.texts import has_parts
 
-from .conftest import free_port, make_config
+from .conftest import make_config
 from .rank_processes import StartRank
 
 pytestmark = pytest.mark.torch
@@ -29,7 +30,7 @@ def test_a_node_whose_gpus_are_invisible_ends_all_ranks_in_words(
     attempt.config.write_text(
         dump_resolved(make_config(Topology(tp=1, pp=1, dp=2), dataset, {"training": {"device": "auto"}}))
     )
-    port, processes = free_port(), []
+    port, processes = find_port(), []
     for rank in range(2):
         environment = {
             **os.environ,
@@ -39,7 +40,7 @@ def test_a_node_whose_gpus_are_invisible_ends_all_ranks_in_words(
             **({"SLURM_STEP_GPUS": "0"} if rank == 1 else {}),
         }
         processes.append(start_rank(["-m", "bigsci_launch.train"], environment, attempt.log_file(rank)))
-    assert [process.wait(100) for process in processes] == [1, 1]
+    assert [process.wait(180) for process in processes] == [1, 1]
     messages = {read_json(attempt.error_file(rank))["message"] for rank in range(2)}
     assert all(has_parts(message, "rank 1 on node-1", "SLURM_STEP_GPUS=0") for message in messages)
     assert len(messages) == 1
@@ -47,7 +48,7 @@ def test_a_node_whose_gpus_are_invisible_ends_all_ranks_in_words(
 
 def test_a_gpu_that_is_asked_for_and_not_there_is_refused(start: Any, tmp_path: Path) -> None:
     attempt = start(tmp_path, training={"device": "cuda"})
-    assert attempt.wait(100) == [1]
+    assert attempt.wait(180) == [1]
     assert "training.device is cuda" in attempt.error(0)["message"]
 
 

@@ -180,7 +180,7 @@ def test_a_universal_checkpoint_equals_its_origin(two_tp: Path, tmp_path: Path) 
     origin = two_tp / "healthy/checkpoints/global_step12"
     command = [sys.executable, "-m", "deepspeed.checkpoint.ds_to_universal", "--input_folder", str(origin)]
     command += ["--output_folder", str(tmp_path / "u"), "--num_extract_workers", "1", "--num_merge_workers", "1"]
-    subprocess.run(command, check=True, capture_output=True, timeout=120)
+    subprocess.run(command, check=True, capture_output=True, timeout=300)
     for sides in ((origin, tmp_path / "u"), (tmp_path / "u", origin)):
         code, text = diff(*sides)
         assert code == 0, text

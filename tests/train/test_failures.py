@@ -21,7 +21,7 @@ def faults_of(attempt: Any, rank: int) -> list[tuple[str, int]]:
 
 def test_a_rank_that_dies_is_told_from_those_that_lost_it(start: Any, tmp_path: Path) -> None:
     attempt = start(tmp_path, "pp=2", faults=[{"kind": "die", "rank": 1, "step": 2}])
-    codes = attempt.wait(120)
+    codes = attempt.wait(180)
     assert codes == [1, -signal.SIGKILL]
     assert faults_of(attempt, 1) == [("die", 2)]
     error = attempt.error(0)
@@ -57,7 +57,7 @@ def test_skip_without_tensor_parallelism_leaves_out_the_data_parallel_collective
 def refused(start: Any, folder: Path, topology: str = "tp=1", **sections: Any) -> Any:
     """Run an attempt that must fail on every rank, and return rank 0's error record."""
     attempt = start(folder, topology, **sections)
-    codes = attempt.wait(120)
+    codes = attempt.wait(180)
     assert all(code > 0 for code in codes), attempt.logs()
     return attempt, codes[0], attempt.error(0)
 

@@ -16,16 +16,12 @@ from bigsci_launch.checkpoints.folder import CheckpointsDir, read_record, requir
 from bigsci_launch.checkpoints.refused_saves import read_refused_saves
 from bigsci_launch.runs.layout import RunDir
 
-from .conftest import Attempt, Start
+from .conftest import Attempt, Start, losses
 
-pytestmark = [pytest.mark.torch, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.torch
 SLOW = {"kind": "slow", "rank": 1, "step": 1, "seconds": 0.15}
 RUN: dict[str, Any] = {"training": {"steps": 20}, "checkpoint": {"save_interval": 10}, "faults": [SLOW]}
 HASTY = "hasty"
-
-
-def losses(attempt: Attempt) -> dict[int, str]:
-    return {step: record["loss_hex"] for step, record in attempt.steps().items()}
 
 
 def limit_files(attempt: Attempt, rank: int, size: int) -> None:

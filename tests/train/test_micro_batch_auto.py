@@ -333,7 +333,7 @@ def test_a_first_step_that_one_rank_cannot_apply_leaves_nothing_behind(
     remember(RunDir(tmp_path / "run"), "pp=2,dp=2", dataset, first)
     for size in (2, 1):
         attempt = start(tmp_path / "run", "pp=2,dp=2", **first)
-        assert all(attempt.wait(60))
+        assert all(attempt.wait(180))
         assert found(attempt).size == size
         assert not attempt.run.checkpoints.exists()
     run = finish(tmp_path / "run", "pp=2,dp=2", **first)
@@ -352,7 +352,7 @@ def test_what_cannot_be_discarded_ends_the_attempt_and_the_next_one_takes_a_smal
     late["checkpoint"] = {"save_interval": 2}
     remember(RunDir(tmp_path / "run"), "pp=2,dp=2", dataset, late)
     attempt, ended = start(tmp_path / "run", "pp=2,dp=2", **late), 0
-    while any(attempt.wait(60)):
+    while any(attempt.wait(180)):
         error, (*_, before) = attempt.error(2), attempt.events(0, "micro_batch")
         assert error is not None
         assert (error["type"], error["step"]) == ("OutOfMemoryError", LATE), error["traceback"]
@@ -365,7 +365,7 @@ def test_what_cannot_be_discarded_ends_the_attempt_and_the_next_one_takes_a_smal
 
 def test_an_engine_that_does_not_fit_says_what_it_needs(start: Start, tmp_path: Path) -> None:
     attempt = start(tmp_path / "run", "dp=2", **sections(Shortage("build", 1)))
-    assert attempt.processes[1].wait(60)
+    assert attempt.processes[1].wait(180)
     error = attempt.error(1)
     assert error is not None
     assert "expected to need" in error["message"]

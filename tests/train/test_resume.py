@@ -31,14 +31,12 @@ from bigsci_launch.cli.main import bsl
 from bigsci_launch.errors import CheckpointError
 from tests.support.texts import has_parts
 
+from .conftest import losses
+
 pytestmark = pytest.mark.torch
 
 STEPS = 8
 BF16 = {"steps": STEPS, "precision": "bf16"}
-
-
-def losses(attempt: Any) -> dict[int, str]:
-    return {step: record["loss_hex"] for step, record in attempt.steps().items()}
 
 
 @pytest.fixture(scope="module")
@@ -198,7 +196,7 @@ def test_deepspeeds_own_converter_finds_the_same_parameters(saved: Path, on_one_
         "--output_folder",
         str(tmp_path / "universal"),
     ]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     compared = diff_weights(on_one_rank.run.checkpoints / saved.name, tmp_path / "universal")
     assert compared.exit_code == 0, compared.output

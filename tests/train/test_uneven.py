@@ -33,8 +33,9 @@ def alone(finish: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 @pytest.fixture(scope="module")
 def five(finish: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """Pipelines of 2 and 3 stages, stopped after `SAVED` steps."""
-    return finish(tmp_path_factory.mktemp("five"), "dp=5", parallelism=UNEVEN, **settings(stop_after_steps=SAVED))
+    """Pipelines of 2 and 3 stages, with ZeRO-1: no rank has the whole state. They stop after `SAVED` steps."""
+    parallelism = {**UNEVEN, "zero_stage": 1}
+    return finish(tmp_path_factory.mktemp("five"), "dp=5", parallelism=parallelism, **settings(stop_after_steps=SAVED))
 
 
 def assert_same(one: Any, other: Any, steps: Iterable[int]) -> None:
@@ -65,7 +66,8 @@ def test_two_and_three_stages_train_as_one_process(alone: Any, five: Any) -> Non
         (1, 1),
         (1, 2),
     ]
-    assert pipelines[0]["failures"] == 1
+    # Nothing asks for a second copy of a shard.
+    assert pipelines[0]["failures"] == 0
     assert five.steps()[1]["planned_s"] == pipelines[0]["planned_s"] > 0
 
 

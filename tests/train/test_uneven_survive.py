@@ -21,6 +21,8 @@ pytestmark = pytest.mark.torch
 STEPS = 12
 TOLERANCE = 1e-6
 SETTINGS: dict[str, Any] = {"training": {"steps": STEPS}, "checkpoint": {"save_interval": STEPS}, **OFF}
+SHARDED: dict[str, Any] = {**UNEVEN, "zero_stage": 1}
+"""The tied embedding has four owners, so no rank has its whole state."""
 Lead = Callable[[dict[int, str]], Generations]
 
 
@@ -35,7 +37,7 @@ def lead(start_rank: StartRank, dataset: Path, tmp_path: Path) -> Iterator[Lead]
     led: list[Generations] = []
 
     def begin(suffering: dict[int, str]) -> Generations:
-        run = Generations(start_rank, tmp_path / f"led{len(led)}", dataset, "dp=5", parallelism=UNEVEN, **SETTINGS)
+        run = Generations(start_rank, tmp_path / f"led{len(led)}", dataset, "dp=5", parallelism=SHARDED, **SETTINGS)
         led.append(run)
         run.start(5, suffering)
         run.begin()
@@ -109,6 +111,46 @@ def test_a_kill_at_any_moment_changes_nothing(lead: Lead, alone: Attempt, moment
     until_lost(run)
     run.begin("dp=4")
     finish_as(run, alone)
+
+
+@pytest.mark.long
+def test_two_lost_ranks_at_once_leave_a_copy_if_f_is_2(
+    start_rank: StartRank, dataset: Path, tmp_path: Path, alone: Attempt
+) -> None:
+    """Three pipelines lose two of their first stages, and continue from memory; that f = 2 is lost is said."""
+    sections = {**SETTINGS, "parallelism": UNEVEN, "survive": {"failures": 2}}
+    run = Generations(start_rank, tmp_path, dataset, "dp=6", **sections)
+    try:
+        run.start(6)
+        run.begin()
+        run.until_step(3)
+        run.kill(0, 2)
+        run.end()
+        run.begin("dp=4")
+        finish_as(run, alone)
+    finally:
+        run.close()
+    (first, second) = run.attempt.events(1, "pipeline")
+    assert (first["failures"], second["failures"], second["wanted_failures"]) == (2, 1, 2)
+    assert run.attempt.events(1, "restored")[-1]["source"] in ("memory", "buddies")
+    assert "f = 2 cannot be kept" in run.story()
+
+
+@pytest.mark.long
+def test_shards_of_three_pipelines_outlive_a_rank(
+    start_rank: StartRank, dataset: Path, tmp_path: Path, alone: Attempt
+) -> None:
+    """No rank has the whole state of any layer. One dies after its step, before the new weights are put together."""
+    run = Generations(start_rank, tmp_path, dataset, "dp=6", parallelism=SHARDED, **SETTINGS)
+    try:
+        run.start(6, {3: "apply:3:die"})
+        run.begin()
+        until_lost(run)
+        run.begin("dp=5")
+        finish_as(run, alone)
+    finally:
+        run.close()
+    assert run.attempt.events(0, "restored")[-1]["source"] in ("memory", "buddies")
 
 
 @pytest.mark.long

@@ -11,6 +11,8 @@ from bigsci_launch.config.site import Site
 from bigsci_launch.errors import ConfigError
 
 ENGINE = "parallelism.engine"
+FAULTS = ("hang", "die", "slow")
+"""Those that stand in front of a step; the others change what DeepSpeed does."""
 
 
 def unsupported(config: RunConfig) -> dict[str, str]:
@@ -21,7 +23,7 @@ def unsupported(config: RunConfig) -> dict[str, str]:
         "parallelism.context_parallel_size": (parallelism.context_parallel_size == 1, "1"),
         "parallelism.expert_parallel_size": (parallelism.expert_parallel_size == 1, "1"),
         "parallelism.sequence_parallel": (not parallelism.sequence_parallel, "false"),
-        "parallelism.zero_stage": (parallelism.zero_stage == 0, "0, since every owner of a layer has its whole state"),
+        "parallelism.zero_stage": (parallelism.zero_stage in (0, 1), "0 or 1"),
         "parallelism.overlap": (not parallelism.overlap, "nothing"),
         "parallelism.partition_method": (
             parallelism.partition_method == "type:transformer|embedding",
@@ -35,8 +37,7 @@ def unsupported(config: RunConfig) -> dict[str, str]:
         "checkpoint.background": (not config.checkpoint.background, "false"),
         "monitor.eval_interval": (config.monitor.eval_interval is None, "nothing"),
         "monitor.watch": (config.monitor.watch == "off", "off, since a watcher would take all ranks for replicas"),
-        "guards.interval": (config.guards.interval == "off", "off (what is not finite still stops the run)"),
-        "faults": (not config.faults, "nothing"),
+        "faults": (all(each.kind in FAULTS for each in config.faults), f"no other kinds than {', '.join(FAULTS)}"),
     }
     return {key: remedy for key, (is_supported, remedy) in wanted.items() if not is_supported}
 
@@ -60,6 +61,7 @@ def check_uneven(config: RunConfig, site: Site) -> Iterator[Finding]:
     if found:
         yield Finding("uneven", "error", (ENGINE, *found), unsupported_text(found))
     yield from _check_sizes(config)
+    yield from _check_failures(config, DescribedLayout.of_run(config, site).topology.world_size)
 
 
 def _check_sizes(config: RunConfig) -> Iterator[Finding]:
@@ -76,6 +78,17 @@ def _check_sizes(config: RunConfig) -> Iterator[Finding]:
         size = training.micro_batch_size
         text = f"{training.global_batch_size} samples are not a multiple of micro batches of {size}"
         yield Finding("uneven", "error", ("training.global_batch_size", "training.micro_batch_size"), text)
+
+
+def _check_failures(config: RunConfig, num_ranks: int) -> Iterator[Finding]:
+    """f + 1 pipelines of n0 stages need so many ranks."""
+    key, fewest = "parallelism.pipeline_parallel_size", config.parallelism.pipeline_parallel_size
+    if config.survive is not None and (config.survive.failures + 1) * fewest > num_ranks:
+        kept = max(0, num_ranks // fewest - 1)
+        text = (
+            f"{num_ranks} ranks form at most {num_ranks // fewest} pipelines, so f = {kept} is what the run begins with"
+        )
+        yield Finding("uneven", "warning", ("survive.failures", key), text)
 
 
 def require_supported(config: RunConfig) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import PositiveInt
+from pydantic import NonNegativeInt, PositiveInt
 
 from bigsci_launch.config.schema.section import Section
 
@@ -31,6 +31,10 @@ class SurviveSection(Section):
     shrink: bool = True
     """Whether the run continues with fewer data-parallel replicas when no spare node is left. The global batch size is
     kept."""
+
+    failures: NonNegativeInt = 1
+    """How many ranks may be lost at the same time, so that all state is still in memory: with `parallelism.engine:
+    uneven`, which forms one pipeline more if there are enough ranks, and else says which number it keeps."""
 
     on_unexplained_hang: Literal["wait", "restart"] = "wait"
     """What a watcher with `monitor.watch: act` does with a hang for which no rank can be blamed. `restart`: all ranks

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from bigsci_launch.runs.events import read_events
@@ -21,7 +22,7 @@ from bigsci_launch.runs.generations.records import (
 )
 from bigsci_launch.runs.layout import AttemptDir, RunDir, read_json
 from bigsci_launch.safe_files import parse_json
-from bigsci_launch.topology import Topology
+from bigsci_launch.topology import Topology, UnevenTopology
 
 GenerationRecord = Mapping[str, Any]
 EVENTS = ("began", "phase", "failed", "ended", "left_out", "finished", "gave_up")
@@ -38,7 +39,11 @@ class GenerationLine(NamedTuple):
 
 def read_generations(attempt: AttemptDir) -> Generations | None:
     """Return the generations of an attempt; None without `survive`, and until the first one has begun."""
-    return parse_generations(read_events(attempt.generations))
+    found, layouts = parse_generations(read_events(attempt.generations)), read_layouts(attempt)
+    if found is None or not layouts:
+        return found
+    topologies = {record.get("generation"): uneven_topology(record) for record in layouts}
+    return replace(found, all=tuple(replace(each, topology=topologies.get(each.number)) for each in found.all))
 
 
 def parse_line(line: str) -> GenerationLine | None:
@@ -64,9 +69,46 @@ def read_topology(run: RunDir) -> Topology | None:
         return None
 
 
-def present_topology(run: RunDir, generations: Generations | None) -> Topology | None:
-    """Return the topology of the newest generation: it may have fewer replicas than the run was submitted with."""
-    return (generations.newest.topology if generations else None) or read_topology(run)
+def present_topology(run: RunDir, attempt: AttemptDir | None, generations: Generations | None) -> Topology | None:
+    """Return the topology of the newest generation: it may have fewer replicas than the run was submitted with.
+
+    None if its ranks have not formed their pipelines yet, which may have different depths.
+    """
+    records = read_layouts(attempt) if attempt is not None else []
+    if not records:
+        return (generations.newest.topology if generations else None) or read_topology(run)
+    return generations.newest.topology if generations else uneven_topology(records[-1])
+
+
+def read_layouts(attempt: AttemptDir) -> list[Mapping[str, Any]]:
+    """Return the pipelines of each generation of an uneven run, the oldest first; nothing for any other run."""
+    return list(read_events(attempt.layouts))
+
+
+def present_layout(attempt: AttemptDir, generations: Generations | None) -> Mapping[str, Any] | None:
+    """Return the record of the pipelines that train now; None for a run whose ranks have formed none."""
+    records = read_layouts(attempt)
+    is_present = records and (generations is None or records[-1].get("generation") == generations.newest.number)
+    return records[-1] if is_present else None
+
+
+def layout_text(record: Mapping[str, Any]) -> str:
+    """Return how many pipelines there are, how they were formed, and how many lost ranks they tolerate."""
+    topology = uneven_topology(record)
+    if topology is None:
+        return "unknown"
+    failures, wanted = (whole_in(record.get(key)) or 0 for key in ("failures", "wanted_failures"))
+    kept = "" if failures >= wanted else f"; f = {wanted} cannot be kept with so few ranks"
+    count = f"{topology.dp} pipeline{'s' if topology.dp > 1 else ''} ({record.get('means')})"
+    return f"{count}, f = {failures}: so many ranks may be lost at the same time{kept}"
+
+
+def uneven_topology(record: Mapping[str, Any]) -> UnevenTopology | None:
+    """Return the topology that a record of `read_layouts` names; None for one that is not understood."""
+    try:
+        return UnevenTopology.parse_pipelines(str(record["topology"]))
+    except (KeyError, ValueError):
+        return None
 
 
 def parse_generations(records: Iterable[GenerationRecord]) -> Generations | None:

@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import lru_cache
 
 from bigsci_launch.spy.evidence.kernel import Connections
-from bigsci_launch.topology import AXES, AXIS_NAMES, Topology, compress_ranks
+from bigsci_launch.topology import AXES, AXIS_NAMES, Topology, UnevenTopology, compress_ranks
 
 WEIGHT_COPIES = "dp-cp"
 """The ranks that hold copies of the same weights, over which gradients are reduced: replicas, and their cp ranks."""
@@ -37,11 +37,22 @@ def group_members(scope: str, rank: int, world_size: int, topology: Topology | N
         return _first_ranks(world_size)
     if topology is None or rank >= topology.world_size:
         return None
+    if isinstance(topology, UnevenTopology):
+        return _in_pipeline(scope, rank, topology.group("pp", rank))
     if scope in AXIS_NAMES:
         return share(topology.group(scope, rank))
     if scope in _OVER:
         return share(topology.group_over(_OVER[scope], rank))
     return _stage_partners(scope, rank, topology)
+
+
+def _in_pipeline(scope: str, rank: int, pipeline: tuple[int, ...]) -> tuple[int, ...] | None:
+    """Among pipelines of different depths: gradients are summed over the owners of a layer, which no place shows."""
+    at = pipeline.index(rank)
+    first = {"next stage": at, "previous stage": at - 1}.get(scope)
+    if first is not None:
+        return pipeline[first : first + 2] if 0 <= first < len(pipeline) - 1 else None
+    return share(pipeline) if scope in ("pp", "model") else None
 
 
 def _stage_partners(scope: str, rank: int, topology: Topology) -> tuple[int, ...] | None:

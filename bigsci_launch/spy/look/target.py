@@ -274,7 +274,7 @@ def _is_running_here(run: RunDir) -> bool:
 
 def _topology_text(run: RunDir | None, attempt: AttemptDir | None) -> str | None:
     try:
-        topology = present_topology(run, read_generations(attempt) if attempt else None) if run else None
+        topology = present_topology(run, attempt, read_generations(attempt) if attempt else None) if run else None
     except RunDirError:
         return None
     return str(topology) if topology else None

@@ -41,7 +41,7 @@ def make_text_grid(
 ) -> TextGrid:
     """Return a grid of at most `max_rows` rows; ranks that share a place show the most unusual of their marks, which is
     the last of them in `order`."""
-    if topology is None or topology.world_size != len(marks):
+    if topology is None or not topology.is_grid or topology.world_size != len(marks):
         return _in_order(marks, columns, max_rows, order)
     width, in_block = topology.stride("pp"), topology.stride("dp")
     per_mark = 1 if width + topology.dp - 1 <= columns else in_block

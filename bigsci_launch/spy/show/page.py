@@ -142,7 +142,7 @@ def make_grid(evidence: Evidence, conclusion: Conclusion, classes: Sequence[Stac
     cells = {seen.rank: _cell(seen, evidence, number.get(seen.rank), suspects) for seen in evidence.ranks}
     size: Size = "small" if len(cells) <= SMALL_GRID else "medium" if len(cells) < LARGE_GRID else "large"
     sizes = evidence.topology
-    if sizes is None or sizes.world_size != evidence.world_size:
+    if sizes is None or not sizes.is_grid or sizes.world_size != evidence.world_size:
         return Grid("Rows are nodes.", (), tuple(_node_rows(evidence, cells)), size)
     rows, in_block = [], sizes.stride("dp")
     for stage in range(sizes.pp):

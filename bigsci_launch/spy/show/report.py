@@ -247,7 +247,7 @@ def _frame(frame: Frame) -> str:
 
 
 def _unreadable(evidence: Evidence, page: _Folder) -> Items:
-    """Return the silent nodes and the ranks that could not be read, each with the reason."""
+    """Return the silent nodes and the ranks that could not be read or have just ended, each with the reason."""
     lines = [f"node {node} is silent: {why}" for node, why in evidence.nodes_silent[:MAX_ITEMS]]
     if len(evidence.nodes_silent) > MAX_ITEMS:
         lines.append(f"and {len(evidence.nodes_silent) - MAX_ITEMS} more silent nodes")
@@ -257,11 +257,22 @@ def _unreadable(evidence: Evidence, page: _Folder) -> Items:
             reasons.setdefault(seen.why_unreadable, []).append(seen.rank)
     by_number = sorted(reasons.items(), key=lambda item: -len(item[1]))[:MAX_ITEMS]
     lines += [f"not read: {name_group(evidence, tuple(ranks))}: {why}" for why, ranks in by_number]
+    lines += [f"ended: {name_group(evidence, tuple(ranks))}: {how}" for how, ranks in _ended(evidence)][:MAX_ITEMS]
     strangers = [other for other in evidence.others if other.role == "unknown"]
     if strangers:
         pids = list_processes([other.pid for other in strangers])
         lines.append(f"not identified: {'process' if len(strangers) == 1 else 'processes'} {pids}: {strangers[0].why}")
     return [[Line(page.cut(line), "bad")] for line in lines]
+
+
+def _ended(evidence: Evidence) -> list[tuple[str, list[int]]]:
+    """Return the ranks that ended between two looks, which are in no class, by what is known of their ends."""
+    found: dict[str, list[int]] = {}
+    for seen in evidence.ranks:
+        if seen.is_gone and seen.threads:
+            how = str(seen.exit or seen.failure or seen.error or "no record shows how")
+            found.setdefault(f"{how}; seen last in {seen.place}", []).append(seen.rank)
+    return sorted(found.items(), key=lambda item: -len(item[1]))
 
 
 def _grid(evidence: Evidence, conclusion: Conclusion, classes: Sequence[StackClass], width: int) -> list[Line]:

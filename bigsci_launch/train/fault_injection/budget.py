@@ -48,6 +48,8 @@ class MemoryBudget:
         self._engine = engine
         self._step = 0
         self._num_calls: dict[tuple[str, int], int] = {}
+        if not self._specs:
+            return
         for name in ("train_batch", "eval_batch"):
             # Each try of a step counts from zero, and so does an evaluation after it.
             setattr(engine, name, _after(self._num_calls.clear, getattr(engine, name)))

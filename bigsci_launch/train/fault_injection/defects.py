@@ -60,6 +60,8 @@ class Defects:
         What a load may lose is taken from the engine as it was built.
         """
         self._engine, self._generators = engine, capture_generators()
+        if not self._flips:
+            return
         files = engine.checkpoint_engine
         original, shard = files.write, Path(engine._get_zero_ckpt_name("", "")).name
         tags = [checkpoint_tag(spec.step) for spec in self._flips]

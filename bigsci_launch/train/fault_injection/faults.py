@@ -41,8 +41,8 @@ class Faults(Companion):
         self._budget = MemoryBudget(self._all, self._rank, built.engine)
         kinds = ("hang", "skip", "die", "slow")
         self._specs = [each for each in self._all if each.rank == self._rank and each.kind in kinds]
-        has_partner = built.engine.is_model_parallel or built.engine.is_data_parallel
-        if not has_partner and any(spec.kind == "skip" for spec in self._specs):
+        skips = any(spec.kind == "skip" for spec in self._specs)
+        if skips and not (built.engine.is_model_parallel or built.engine.is_data_parallel):
             raise ConfigError("faults: skip: with tp 1 and dp 1 there is no collective to leave out")
 
     def prepare(self, start: Start) -> None:

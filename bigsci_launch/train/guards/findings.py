@@ -27,6 +27,10 @@ class Findings:
         self._places, self._records = places, records
         self._announces, self._stops, self._hint = announces, stops, hint
 
+    def name_by(self, places: Places) -> None:
+        """Name ranks by other places than those that the run was submitted with."""
+        self._places = places
+
     def gather(self, found: Sequence[Violation]) -> list[Violation]:
         """Return what all ranks have found, one finding per check and tensor; a collective call."""
         return merge(violation for each in gather([*found]) for violation in each)

@@ -47,6 +47,8 @@ class Places:
 
     def coordinate(self, rank: int) -> Coordinate:
         """The index of `rank` on each axis that the loop has named, 0 on the others."""
+        if self.topology is not None and not self.topology.is_grid:
+            return self.topology.coordinate(rank)
         return Coordinate.at(**{axis: ranks.index(rank) for axis, ranks in self.members[rank].items()})
 
     def describe(self, ranks: Collection[int]) -> str:

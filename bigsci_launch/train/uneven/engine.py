@@ -5,7 +5,7 @@ It has the part of DeepSpeed's interface that the training loop and its companio
 1. forward and backward passes of the micro batches of this pipeline,
 2. sums of the gradients of each unit over its owners,
 3. one sum over all ranks: the loss, and the squares of all gradients,
-4. the optimizer's step, alone.
+4. the optimizer's step, alone; with ZeRO-1, the weights are then put together.
 
 So whoever has the result of 3 knows that every rank has its summed gradients: then the step counts, and a rank that has
 not taken it yet can still take it, with the same result. Before that, it does not count anywhere.
@@ -33,6 +33,7 @@ from bigsci_launch.train.state.durable import RankCheckpointEngine
 from bigsci_launch.train.uneven.layout import UnevenLayout, micro_batches_of
 from bigsci_launch.train.uneven.optimizer import MasterAdamW, ReducedStep, square_norm
 from bigsci_launch.train.uneven.reduction import OwnerGroups
+from bigsci_launch.train.uneven.shards import OwnerShards
 from bigsci_launch.train.uneven.stage import UnevenStage, bounds_of, owners_of
 
 
@@ -47,9 +48,10 @@ class UnevenEngine:
         self.bounds = bounds_of(self.specs, self.pipeline.counts)
         self.device = torch.device("cuda", torch.cuda.current_device()) if computes_on_gpu() else torch.device("cpu")
         self.module = self._build(config)
-        self.optimizer = MasterAdamW(self.module, config.optimizer)
         self.owners = owners_of(self.specs, layout)
         self.groups = OwnerGroups(layout, self.owners, rank)
+        self.shards = OwnerShards(self.groups, self.owners, rank, layout.copies)
+        self.optimizer = MasterAdamW(self.module, config.optimizer, self.shards)
         self._loss = VocabularyParallelLoss(sizes.vocab, ranks)
         self._total, self.num_samples = micro_batches_of(config), config.training.global_batch_size
         assert config.training.micro_batch_size != "auto"
@@ -141,8 +143,11 @@ class UnevenEngine:
         return float(torch.stack(losses).detach().sum()) if losses else 0.0
 
     def take_step(self, reduced: ReducedStep) -> None:
-        """Take the optimizer's step with the gradients that are summed; no peer can interrupt it."""
+        """Take the optimizer's step with the gradients that are summed; no peer can interrupt that. Then share the
+        weights: the masters have them, whatever happens to a peer."""
         self.optimizer.take(reduced)
+        if math.isfinite(reduced.norm):
+            self.optimizer.share_weights(self.shards)
 
     def get_global_grad_norm(self) -> float:
         return self.optimizer.taken.norm

@@ -30,7 +30,7 @@ from bigsci_launch.train.rank.rng import capture_generators
 from bigsci_launch.train.state.reshard import SavedShards, layer_name, shard_name, states_name
 from bigsci_launch.train.uneven.engine import UnevenEngine
 from bigsci_launch.train.uneven.layout import UnevenLayout
-from bigsci_launch.train.uneven.optimizer import MOMENTS, ReducedStep, UnitState
+from bigsci_launch.train.uneven.optimizer import MOMENTS, ROLES, ReducedStep, UnitState
 
 
 def saved_record(record: CheckpointRecord, layout: UnevenLayout) -> CheckpointRecord:
@@ -43,7 +43,7 @@ def saved_record(record: CheckpointRecord, layout: UnevenLayout) -> CheckpointRe
 class StageFiles:
     """What a rank of the first pipeline saves."""
 
-    def __init__(self, engine: UnevenEngine, config: RunConfig) -> None:
+    def __init__(self, engine: UnevenEngine, config: RunConfig, states: Mapping[str, UnitState]) -> None:
         self._engine, self._optimizer = engine, engine.optimizer
         self._is_bf16 = config.training.weight_format == "bf16"
         topology = Topology(pp=len(engine.pipeline.ranks))
@@ -51,10 +51,7 @@ class StageFiles:
         self._settings = engine_settings(config, topology, config.training.global_batch_size)
         self._groups = self._optimizer.names_by_group()
         self._flats = [
-            {
-                role: torch.cat([getattr(self._optimizer.state_of(name), role).reshape(-1) for name in group])
-                for role in ("master", *MOMENTS)
-            }
+            {role: torch.cat([getattr(states[name], role) for name in group]) for role in ROLES}
             for group in self._groups
         ]
 
@@ -171,7 +168,7 @@ def _read(saved: SavedShards, name: str, weight: Tensor, rows: int) -> UnitState
     parameter = saved.parameters.get(name)
     if parameter is None:
         raise CheckpointError(f"{saved.folder}: has no parameter {name}", hint=OTHER_CHECKPOINT)
-    found = UnitState(*(saved.cut(role, parameter, 0, 1, rows) for role in ("master", *MOMENTS)))
+    found = UnitState(*(saved.cut(role, parameter, 0, 1, rows) for role in ROLES))
     if found.master.shape != weight.shape:
         sizes = f"{tuple(found.master.shape)} in the checkpoint and {tuple(weight.shape)} in the run"
         raise CheckpointError(f"{saved.folder}: {name} is {sizes}", hint=OTHER_CHECKPOINT)

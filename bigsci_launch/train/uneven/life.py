@@ -1,7 +1,7 @@
 """An uneven run under `survive`, on one rank in one generation: its pipelines are made of the ranks that are left.
 
-Every owner of a unit has the whole state of it, so nothing is copied while training runs. After a loss, the ranks agree
-on the step that counts (`past`), on the pipelines (`layout`), and send each other the units that they lack.
+As many owners compute each part of the state as must hold it, so nothing is copied while training runs. After a loss,
+the ranks agree on the step that counts (`past`), on the pipelines (`layout`), and send each other what they lack.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from bigsci_launch.train.survive.waits import Waits
 from bigsci_launch.train.survive.words import LifeWords
 from bigsci_launch.train.uneven.engine import UnevenEngine
 from bigsci_launch.train.uneven.layout import UnevenLayout, first_layout, next_layout
-from bigsci_launch.train.uneven.optimizer import MasterAdamW, UnitState
+from bigsci_launch.train.uneven.optimizer import ROLES, MasterAdamW, UnitState
 from bigsci_launch.train.uneven.origin import UnevenOrigin
-from bigsci_launch.train.uneven.past import CommonPast, Past, common_past, shards_of
+from bigsci_launch.train.uneven.past import CommonPast, Past, common_past, of_roles, wanted_by
 
 
 @dataclass(slots=True)
@@ -63,7 +63,7 @@ class KeptStage:
             self.began.consumed_samples + (taken.step - self.began.step) * self.num_samples,
             self.began.step,
             self.told,
-            self.optimizer.lengths,
+            tuple(self.optimizer.masters),
             self.whole,
         )
 
@@ -117,8 +117,8 @@ class UnevenLife(UnevenOrigin):
         memory.reached = max(reached for _, _, reached in everywhere)
         past = common_past([each for each, _, _ in everywhere])
         if past is None or past.missing:
-            what = "a state" if past is None else f"{past.missing} after step {past.taken.step}"
-            self._why = f"no rank holds {what}" if self._begin.generation else None
+            why = "no rank holds a state" if past is None else past.missing
+            self._why = why if self._begin.generation else None
             return
         if self._begin.rank in past.pasts and memory.kept and memory.kept.optimizer.taken.step < past.taken.step:
             memory.kept.optimizer.take(past.taken)
@@ -128,12 +128,12 @@ class UnevenLife(UnevenOrigin):
         """Continue with this state if the copies of each parameter are equal; a collective call."""
         kept = self._memory.kept
         holds = self._begin.rank in past.pasts and kept is not None
-        digests = {name: _digests(kept.optimizer, name) for name in kept.optimizer.weights} if holds and kept else {}
+        digests = {shard: _digests(kept.optimizer, shard) for shard in kept.optimizer.masters} if holds and kept else {}
         apart = find_apart(digests, self._group)
         if apart is None:
             self._past = past
         else:
-            self._why = f"the copies of {apart} after step {past.taken.step} differ between ranks"
+            self._why = f"the copies of {apart.unit} after step {past.taken.step} differ between ranks"
 
     def layout(self, config: RunConfig, num_ranks: int) -> UnevenLayout:
         if self._past is None:
@@ -183,19 +183,20 @@ class UnevenLife(UnevenOrigin):
         """
         group, rank, kept = self._group, self._begin.rank, self._memory.kept
         version = StateVersion(past.taken.step, 0)
-        wanted = group.gather(shards_of(target.lengths))
+        wanted = group.gather(wanted_by(target.lengths, target.masters))
         manifests = [
-            [Holding(version, tuple(shards_of(past.pasts[each].lengths)), {})] if each in past.pasts else []
+            [Holding(version, tuple(of_roles(past.pasts[each].held)), {})] if each in past.pasts else []
             for each in range(len(wanted))
         ]
         plan = plan_transfers(manifests, version, wanted)
-        found = {name: _empty(target, name) for name in target.weights}
+        found = {f"{role} {name}": torch.empty(size) for name, size in target.lengths.items() for role in ROLES}
         held = kept.optimizer if kept is not None and rank in past.pasts else None
         sent, got = _carry_out(plan, held, found, group)
         require_equal(plan, sent, got, group)
         self._source = "buddies" if got else "memory"
         facts = next(each for _, each in sorted(past.pasts.items()) if each.taken.step == past.taken.step)
-        target.load(found, past.taken, facts.num_skipped, facts.num_steps)
+        states = {name: UnitState(*(found[f"{role} {name}"] for role in ROLES)) for name in target.weights}
+        target.load(states, past.taken, facts.num_skipped, facts.num_steps)
 
     def begin(self, start: Start) -> None:
         step, path = start.progress.step, str(start.folder) if start.folder else None
@@ -218,42 +219,46 @@ class UnevenLife(UnevenOrigin):
         """Nothing is on its way."""
 
 
-def _digests(optimizer: MasterAdamW, name: str) -> list[int]:
-    return [digest64(tensor) for tensor in optimizer.state_of(name).tensors]
+def _digests(optimizer: MasterAdamW, shard: Shard) -> list[int]:
+    return [digest64(tensor) for tensor in optimizer.state_of(shard).tensors]
 
 
-def _empty(target: MasterAdamW, name: str) -> UnitState:
-    return UnitState(*(torch.empty_like(tensor, device="cpu").view(-1) for tensor in target.state_of(name).tensors))
-
-
-def _parts(state: UnitState, shard: Shard) -> list[Tensor]:
-    return [tensor.reshape(-1)[shard.start : shard.stop] for tensor in state.tensors]
+def _held_part(optimizer: MasterAdamW, wanted: Shard) -> Tensor:
+    """Return elements that this rank holds, in host memory; `wanted.unit` names a role and a parameter."""
+    role, _, name = wanted.unit.partition(" ")
+    around = next(
+        shard
+        for shard in optimizer.masters
+        if shard.unit == name and shard.start <= wanted.start and wanted.stop <= shard.stop
+    )
+    tensor: Tensor = getattr(optimizer.state_of(around), role)
+    return tensor[wanted.start - around.start : wanted.stop - around.start].cpu()
 
 
 @torch.no_grad()
 def _carry_out(
-    plan: Sequence[Transfer], held: MasterAdamW | None, found: dict[str, UnitState], group: HostGroup
+    plan: Sequence[Transfer], held: MasterAdamW | None, found: dict[str, Tensor], group: HostGroup
 ) -> tuple[dict[int, list[int]], dict[int, list[int]]]:
     """Send and receive this rank's part of a plan, and return the digests of what it has sent and got."""
     works: list[Any] = []
-    outgoing: dict[int, list[Tensor]] = {}
-    incoming: dict[int, list[Tensor]] = {}
+    outgoing: dict[int, Tensor] = {}
+    incoming: dict[int, Tensor] = {}
     for tag, each in enumerate(plan):
+        place = found.get(each.shard.unit, torch.empty(0))[each.shard.start : each.shard.stop]
         if each.source == group.rank:
             assert held is not None
-            parts = [part.cpu() for part in _parts(held.state_of(each.shard.unit), each.shard)]
+            part = _held_part(held, each.shard)
             if each.destination == group.rank:
-                for own, part in zip(_parts(found[each.shard.unit], each.shard), parts, strict=True):
-                    own.copy_(part)
+                place.copy_(part)
             else:
-                outgoing[tag] = parts
-                works += [group.send(part, each.destination, tag) for part in parts]
+                outgoing[tag] = part
+                works.append(group.send(part, each.destination, tag))
         elif each.destination == group.rank:
-            incoming[tag] = _parts(found[each.shard.unit], each.shard)
-            works += [group.receive(part, each.source, tag) for part in incoming[tag]]
+            incoming[tag] = place
+            works.append(group.receive(place, each.source, tag))
     group.wait(works)
     return _all_digests(outgoing), _all_digests(incoming)
 
 
-def _all_digests(tensors: dict[int, list[Tensor]]) -> dict[int, list[int]]:
-    return {tag: [digest64(each) for each in parts] for tag, parts in tensors.items()}
+def _all_digests(tensors: dict[int, Tensor]) -> dict[int, list[int]]:
+    return {tag: [digest64(each)] for tag, each in tensors.items()}

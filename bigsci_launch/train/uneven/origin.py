@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
+import os
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +14,7 @@ from bigsci_launch.checkpoints.folder import CheckpointRecord, CheckpointsDir
 from bigsci_launch.config.checks.uneven import require_supported
 from bigsci_launch.config.schema.run import RunConfig
 from bigsci_launch.file_names import checkpoint_tag
+from bigsci_launch.safe_files import append_line
 from bigsci_launch.topology import Coordinate
 from bigsci_launch.train.parallel.attention import prefer_fastest_attention
 from bigsci_launch.train.parallel.pipeline import Build, require_precision
@@ -48,6 +54,7 @@ class UnevenOrigin(Origin):
         layout = self.layout(build.config, setup.identity.world_size)
         engine = UnevenEngine(build.config, layout, setup.identity.rank, ranks)
         setup.batches.begin_at(engine.pipeline.first)
+        say_layout(setup, layout)
         layers = (engine.module.numbers.start, engine.module.numbers.stop)
         setup.report.event(
             "pipeline",
@@ -58,6 +65,7 @@ class UnevenOrigin(Origin):
             pipelines=[list(each.ranks) for each in layout.pipelines],
             means=layout.means,
             failures=layout.failures,
+            wanted_failures=layout.wanted,
             planned_s=layout.seconds,
         )
         return engine
@@ -68,6 +76,17 @@ class UnevenOrigin(Origin):
 
     def save(self, *save: Any) -> Path:
         return save_uneven(self._config, *save)
+
+
+def say_layout(setup: RankSetup, layout: UnevenLayout) -> None:
+    """Write for `bsl spy`, `slow` and `status` where each rank is."""
+    setup.report.coordinate = layout.topology.coordinate(setup.identity.rank)
+    if (hook := sys.modules.get("ring_hook")) is not None:
+        hook.place(str(layout.topology))
+    if setup.identity.rank == 0:
+        record = {"time": time.time(), "generation": int(os.environ.get("BSL_GENERATION", 0)), **layout.record()}
+        with contextlib.suppress(OSError):
+            append_line(setup.identity.attempt.layouts, json.dumps(record))
 
 
 def save_uneven(
@@ -91,10 +110,10 @@ def save_uneven(
     )
     files.begin()
     staged = on_first_rank(lambda: begin_staging(checkpoints, tag, identity)) / tag
-    part = part_of(engine)
+    states, part = engine.optimizer.whole_states(engine.shards), part_of(engine)
     if part is not None:
         rank, coordinate = part
-        mine = StageFiles(engine, config)
+        mine = StageFiles(engine, config, states)
         mine.write(staged, client_state(record))
         held = mine.held()
         files.save(held.random, str(generators_path(staged, rank)))

@@ -6,12 +6,12 @@ take it now. If none has, it is done again: its result is lost with those who ha
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from bigsci_launch.recover.holding import Shard
+from bigsci_launch.recover.holding import Holding, Shard, StateVersion, choose_version
 from bigsci_launch.train.uneven.layout import UnevenLayout
-from bigsci_launch.train.uneven.optimizer import ReducedStep
+from bigsci_launch.train.uneven.optimizer import ROLES, ReducedStep
 
 CHUNK = 1 << 22
 """Elements of a parameter that one owner sends: a large one comes from several."""
@@ -22,8 +22,8 @@ class Past:
     """What a process has kept: the layout of generation `line`, in which it was `rank`, and its state there.
 
     `consumed_samples` belong to `taken`; a step has `num_samples`. `began_after` is the step with which the generation
-    began, `told` the last one that this rank has said to be done. `lengths` are those of the parameters that it holds,
-    `whole` has those of the model.
+    began, `told` the last one that this rank has said to be done. `held` are the shards of parameters that it
+    holds, `whole` has the lengths of the model's.
     """
 
     line: int
@@ -36,7 +36,7 @@ class Past:
     consumed_samples: int
     began_after: int
     told: int
-    lengths: Mapping[str, int]
+    held: tuple[Shard, ...]
     whole: Mapping[str, int]
 
     def reaches(self, step: int) -> bool:
@@ -70,9 +70,10 @@ class CommonPast:
 
     @property
     def missing(self) -> str | None:
-        """A parameter of the model that no rank holds."""
-        held = {name for past in self.pasts.values() for name in past.lengths}
-        return next((name for name in self.newest.whole if name not in held), None)
+        """Why the state cannot be restored: elements of a parameter that no rank holds."""
+        version, whole = StateVersion(self.taken.step, 0), self.newest.whole
+        found = choose_version([[Holding(version, past.held, whole)] for past in self.pasts.values()])
+        return found.why if found.version is None else None
 
 
 def common_past(everywhere: Sequence[Past | None]) -> CommonPast | None:
@@ -84,10 +85,17 @@ def common_past(everywhere: Sequence[Past | None]) -> CommonPast | None:
     return CommonPast(taken, {rank: past for rank, past in known.items() if past.reaches(taken.step)})
 
 
-def shards_of(lengths: Mapping[str, int]) -> list[Shard]:
-    """Return the parts in which parameters travel."""
+def of_roles(shards: Iterable[Shard], roles: Sequence[str] = ROLES) -> list[Shard]:
+    """Return the master and the moments of shards of parameters, as they travel: apart, and in chunks."""
     return [
-        Shard(name, start, min(start + CHUNK, length))
-        for name, length in lengths.items()
-        for start in range(0, length, CHUNK)
+        Shard(f"{role} {shard.unit}", start, min(start + CHUNK, shard.stop))
+        for shard in shards
+        for role in roles
+        for start in range(shard.start, shard.stop, CHUNK)
     ]
+
+
+def wanted_by(lengths: Mapping[str, int], held: Iterable[Shard]) -> list[Shard]:
+    """Return what a rank needs to begin: the masters of all its parameters, and the moments of what it holds."""
+    masters = of_roles((Shard(name, 0, length) for name, length in lengths.items()), ROLES[:1])
+    return masters + of_roles(held, ROLES[1:])

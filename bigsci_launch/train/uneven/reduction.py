@@ -6,7 +6,7 @@ the same owners share a buffer. A set of ranks has one process group, whatever i
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import torch
 import torch.distributed as dist
@@ -36,12 +36,17 @@ class OwnerGroups:
         """Return the group of the ranks of a pipeline."""
         return self._groups[pipeline]
 
-    def sum(self, gradients: Mapping[Unit, Sequence[Tensor]]) -> None:
-        """Sum the gradients of this rank's units over their owners, in place; a collective call."""
+    def shared(self) -> Iterator[tuple[dist.ProcessGroup, list[Unit]]]:
+        """Yield the group and the units of each set of several owners with this rank, in the order of all ranks."""
         for ranks, units in self._units.items():
             if self._rank in ranks and len(ranks) > 1:
-                for bucket in _buckets(tensor for unit in units for tensor in gradients[unit]):
-                    _sum_together(bucket, self._groups[ranks])
+                yield self._groups[ranks], units
+
+    def sum(self, gradients: Mapping[Unit, Sequence[Tensor]]) -> None:
+        """Sum the gradients of this rank's units over their owners, in place; a collective call."""
+        for group, units in self.shared():
+            for bucket in _buckets(tensor for unit in units for tensor in gradients[unit]):
+                _sum_together(bucket, group)
 
     def counted(self) -> list[Unit]:
         """Return the units that this rank counts where each must count once."""

@@ -29,5 +29,5 @@ os._exit(0)
 def test_a_server_that_has_just_started_can_be_ended(tmp_path: Path) -> None:
     """torch's own `shutdown` waits for ever, with the GIL held, until the server's thread listens."""
     command = [sys.executable, "-c", STARTED_AND_ENDED, str(tmp_path / "socket")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.stdout == "all ended\n", done.stderr[-500:]

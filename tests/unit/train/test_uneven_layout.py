@@ -61,6 +61,14 @@ def test_the_rest_of_a_broken_pipeline_is_used(config: RunConfig, lost: int) -> 
     assert (after.failures, after.means) == (1, "simple" if lost > 1 else "borrow")
 
 
+@pytest.mark.parametrize(("failures", "num_ranks", "kept"), [(0, 5, 1), (2, 7, 2), (2, 5, 1), (3, 4, 1)])
+def test_f_is_that_of_the_run_file(failures: int, num_ranks: int, kept: int) -> None:
+    sections = {"parallelism": UNEVEN, "survive": {"failures": failures}}
+    layout = first_layout(make_config(Topology(), Path("tokens"), sections), num_ranks)
+    assert layout.failures == kept and layout.record()["wanted_failures"] == failures
+    assert ("cannot be kept" in layout.lines()[0]) == (kept < failures)
+
+
 def test_f_is_lowered_where_it_cannot_be_kept(config: RunConfig) -> None:
     four = first_layout(config, 4)
     three = next_layout(config, four, {0: 0, 1: 1, 3: 2}, 3)

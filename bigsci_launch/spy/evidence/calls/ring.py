@@ -15,6 +15,7 @@ from bigsci_launch.spy.evidence.calls.flight_recorder import Recorder, parse_rec
 from bigsci_launch.spy.evidence.calls.written_stacks import WrittenStacks, parse_written_stacks
 from bigsci_launch.spy.evidence.known_code import POINT_TO_POINT
 from bigsci_launch.topology import Topology
+from bigsci_launch.topology.coordinates import PIPELINES
 
 LOCAL = ("torch.save", "torch.load", "next batch")
 """Recorded calls that wait for no other rank."""
@@ -99,6 +100,8 @@ class Ring:
     thread_names: Mapping[int, str] = field(default_factory=dict)
     topology: Topology | None = None
     """Where each rank of its world is; None if the program has made another world than it was started for."""
+    is_uneven: bool = False
+    """Whether its pipelines have different depths, even where `topology` is not known."""
     stacks: WrittenStacks | None = None
     """What the process wrote of itself when none of its Python threads could run; None if that was not so."""
     steps: Mapping[str, Mapping[int, int]] = field(default_factory=dict)
@@ -170,6 +173,7 @@ def parse_ring(document: Mapping[str, Any]) -> Ring:
         set_keys=tuple(words.removeprefix("key ") for words in document["set_keys"]),
         thread_names={int(thread["tid"]): str(thread.get("name") or "") for thread in document["threads"]},
         topology=_topology_of(document),
+        is_uneven=str(document.get("topology") or "").startswith(PIPELINES),
         stacks=parse_written_stacks(document),
         steps={group: _parse_steps(runs) for group, runs in document.get("steps", {}).items()},
         are_blocking=bool(document.get("are_blocking")),

@@ -72,8 +72,10 @@ def find_shared_randomness(
     """Find replicas that would drop the same elements; `digests` has the shape (ranks, columns)."""
     first: dict[tuple[int, int, int], int] = {}
     for rank, mine in enumerate(columns):
-        at = topology.coordinate(rank)
-        number = [column.name for column in mine].index(RANDOM)
+        at, names = topology.coordinate(rank), [column.name for column in mine]
+        if RANDOM not in names:
+            continue  # random numbers of layers, and not of ranks
+        number = names.index(RANDOM)
         key = (at.pp_rank, at.tp_rank, int(digests[rank, number]))
         other = first.setdefault(key, rank)
         if other != rank:

@@ -17,17 +17,18 @@ from bigsci_launch.train.steps.word import StepWord
 
 
 class Checks(Companion):
-    """The checks of a run on this rank. `guards` is None where `guards.interval` is `off`."""
+    """The checks of a run on this rank, by its engine's guards. `guards` is None where `guards.interval` is `off`."""
 
-    def __init__(self, setup: RankSetup) -> None:
+    def __init__(self, setup: RankSetup, guards: type[EngineGuards]) -> None:
         self._setup = setup
+        self._guards = guards
         self._judge = Judge(setup.config, setup.topology, setup.identity.rank, setup.report)
         self.guards: EngineGuards | None = None
 
     def after_build(self, built: Built) -> None:
         setup = self._setup
         if setup.config.guards.interval != "off":
-            self.guards = EngineGuards(setup, built, self._judge)
+            self.guards = self._guards(setup, built, self._judge)
         self._finite = FiniteWatch(built.engine, setup.config, setup.topology, setup.identity.rank, self._judge)
 
     def begin(self, start: Start) -> None:

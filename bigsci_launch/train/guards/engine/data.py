@@ -67,7 +67,11 @@ class DataWatch:
         if not self._num_read:
             return DataWord()
         neighbour = self._due(1) if self._batches.dp > 1 else 0
-        return DataWord(signed(self._read.intdigest()), self._probed, self._due(0), neighbour)
+        return DataWord(self.digest(), self._probed, self._due(0), neighbour)
+
+    def digest(self) -> int:
+        """Return the digest of all that was read in the step."""
+        return signed(self._read.intdigest())
 
     def _due(self, further: int) -> int:
         """Return the digest of the probed sample that is due `further` data-parallel ranks from this one."""
@@ -92,13 +96,13 @@ def find_wrong_data(words: Sequence[DataWord], topology: Topology) -> list[Viola
     strayed = [rank for rank, word in enumerate(words) if word.probe != word.own]
     found = [Violation(CHECK, "samples", (rank,), text) for rank in strayed]
     # A rank that is known to be wrong explains what ranks at its place and its neighbours see.
-    for others in (_find_apart(words, topology), _find_strangers(words, topology)):
+    for others in (find_other_tokens(words, topology), _find_strangers(words, topology)):
         known = {rank for violation in found for rank in violation.ranks}
         found += [each for each in others if not known & set(each.ranks)]
     return found
 
 
-def _find_apart(words: Sequence[DataWord], topology: Topology) -> Iterator[Violation]:
+def find_other_tokens(words: Sequence[DataWord], topology: Topology) -> Iterator[Violation]:
     """Find ranks whose tokens or labels are not those of the ranks at the same place of dp."""
     readers: dict[int, list[int]] = defaultdict(list)
     for rank, word in enumerate(words):

@@ -70,8 +70,7 @@ class EngineGuards:
         self.judge = judge
         self.data = DataWatch(batches)
         self._batches = batches
-        self._gradients = GradientWatch(engine, built.ranks.group, rank)
-        self._optimizer = OptimizerWatch(engine, config, rank)
+        self._gradients, self._optimizer = self._watches(setup, built)
         self._exchanges = Exchange(engine.device)
         self._watched = gather(self._watched_here(Places.of_topology(topology, rank)))
         self._copies = CopyChecker(self._watched)
@@ -84,6 +83,11 @@ class EngineGuards:
         self._alarming: list[Violation] = []
         self._checked: list[Violation] = []
         self._weights = StateFingerprint("memory", rank)
+
+    def _watches(self, setup: RankSetup, built: Built) -> tuple[GradientWatch, OptimizerWatch]:
+        rank = setup.identity.rank
+        gradients = GradientWatch(built.engine, built.ranks.group, rank)
+        return gradients, OptimizerWatch(built.engine, setup.config, rank)
 
     def _watched_here(self, places: Places) -> list[Watched]:
         stages = places.copies("pp")
@@ -211,6 +215,17 @@ class EngineGuards:
         if self._is_timed:
             finish_queued_work()
         started = time.monotonic()
+        violations = self._check_whole(step)
+        watched = self._gradients.seconds
+        self._gradients.clear()
+        if self._is_timed:
+            finish_queued_work()
+            self._choose_interval(time.monotonic() - started + watched, seconds - watched)
+        self._due_early = max(0, self._due_early - 1)
+        return violations
+
+    def _check_whole(self, step: int) -> list[Violation]:
+        """Return what all ranks find in the step just done."""
         norm, lost = self._independent_norm()
         used, clip = gradient_norm(self._engine), self._config.optimizer.clip_grad
         found = [
@@ -224,14 +239,7 @@ class EngineGuards:
         found += self._gradients.find_wrong_feed(self.data.taken)
         found += self._gradients.find_wrong_clipping(used if clip > 0 else norm, clip)
         found += self._optimizer.find_in_check(step)
-        violations = self._exchange(found, self._digests(with_gradients=True))
-        watched = self._gradients.seconds
-        self._gradients.clear()
-        if self._is_timed:
-            finish_queued_work()
-            self._choose_interval(time.monotonic() - started + watched, seconds - watched)
-        self._due_early = max(0, self._due_early - 1)
-        return violations
+        return self._exchange(found, self._digests(with_gradients=True))
 
     def before_save(self, step: int) -> None:
         """Check the state about to be saved."""
