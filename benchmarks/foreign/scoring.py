@@ -107,6 +107,7 @@ def figures(truth: Truth, answer: Answer) -> Row:
     ranks_right = bool(found) and found <= truth.culprits if truth.culprits else not found
     guilty = truth.culprits or truth.involved
     is_pointed = is_bad and bool(guilty)
+    first = answer.suspects or answer.look_first[:1]
     return {
         "state_right": is_state_right,
         "ranks_right": ranks_right and is_state_right if is_bad else None,
@@ -114,6 +115,7 @@ def figures(truth: Truth, answer: Answer) -> Row:
         "top1": bool(guilty & set(answer.look_first[:1])) if is_pointed else None,
         "top3": bool(guilty & set(answer.look_first[:3])) if is_pointed else None,
         "unnamed": not found if truth.culprits and answer.state in FAILURES else None,
+        "astray": guilty.isdisjoint(first) if truth.culprits and answer.state in FAILURES else None,
         "unpointed": not found and not answer.look_first if is_bad and truth.culprits else None,
     }
 
@@ -128,6 +130,7 @@ def summary(rows: Sequence[Row]) -> str:
         ("state_right", "state right"), ("ranks_right", "ranks right (of hangs and crashes)"),
         ("class_right", "exact class"), ("top1", "look_first: the first is guilty"),
         ("top3", "look_first: one of the first three"), ("unnamed", "called a hang or a crash, and no rank is accused"),
+        ("astray", "called a hang or a crash, and neither an accused rank nor the first pointer is guilty"),
         ("unpointed", "of hangs, no rank is accused or pointed at"),
     ):  # fmt: skip
         lines.append("  " + _share(words, [row["figures"][name] for row in scored if row.get("figures")]))

@@ -16,7 +16,7 @@ from bigsci_launch.spy.judge.facts import (
     may_wait_for_store,
     outer_frames_moved,
 )
-from bigsci_launch.spy.judge.rules.messages import sides_of
+from bigsci_launch.spy.judge.rules.messages import core_of, sides_of
 from bigsci_launch.spy.judge.rules.process import OUTSIDE, explain_stall
 from bigsci_launch.spy.judge.waits import ROOTED
 from bigsci_launch.spy.taxonomy import State
@@ -65,14 +65,18 @@ def _pointers(case: JobCase, conclusion: Conclusion) -> Iterator[Pointer]:
 
 def _departed(case: JobCase) -> Iterator[Pointer]:
     """Ranks whose recorder shows that they left their own schedule, then those that did what they never did before,
-    also where most did so, then those that left that of their peers."""
+    also where most did so, then those that left that of their peers. Ranks that only wait for a circle have no part
+    in it, whatever is new to them."""
     if not case.graph.endless and case.mismatch is None:
         return
     found = case.departed.departures
+    circle = set(core_of(case.graph.certain_part())) or found.compared
     for rank in found.from_past:
         yield Pointer(rank, "its recorded collectives differ from its own past", Reason.DEPARTED)
-    for rank in sorted(found.surprised) if found.surprised < found.compared else ():
+    for rank in sorted(found.surprised & circle) if found.surprised < found.compared else ():
         yield Pointer(rank, "its recorded collectives never followed each other like this before", Reason.DEPARTED)
+    for rank in sorted(found.unlike_once & circle) if found.unlike_once < found.compared else ():
+        yield Pointer(rank, "its recorded collectives differ from the only time before", Reason.DEPARTED_PEERS)
     for rank in found.from_peers:
         yield Pointer(rank, "its recorded collectives differ from its peers'", Reason.DEPARTED_PEERS)
 

@@ -23,8 +23,8 @@ STALL = "stall:"
 """What the keys of findings about a silence begin with."""
 BACK_OFF = 1.25
 """Ranks in doubt are looked at again each time that the silence has become so many times as long."""
-DECISIVE_S = tuple(period.asleep_s + 0.5 for period in GracePeriod if period.asleep_s)
-"""They are looked at, too, when ranks that stand still may have done so for long enough to be called hung."""
+DECISIVE_S = tuple(period.asleep_s + 0.5 - LEAST_SETTLE_S for period in GracePeriod if period.asleep_s)
+"""They are looked at, too, so that the look ends when ranks that stand still may be called hung."""
 MOVING_PART, LEAST_MOVING_S, MOST_MOVING_S = 0.25, 30.0, 120.0
 """After a look that found progress, the next one comes after this part of the silence, within these bounds."""
 CERTAIN = 0.95
@@ -36,15 +36,19 @@ TakeLook = Callable[[float, bool], Look]
 
 
 def again_s(lasted_s: float) -> float:
-    """Return how long a silence lasts when its ranks are looked at again, if they were in doubt after `lasted_s`."""
+    """Return how long ranks have stood still when they are looked at again, if they were in doubt after `lasted_s`."""
     return min([BACK_OFF * lasted_s, *(moment for moment in DECISIVE_S if moment > lasted_s)])
 
 
 @dataclass(frozen=True, slots=True)
 class _Taken:
+    """`still_s` is how long the ranks may have stood still: since the silence began, their last call, or a look that
+    saw them move."""
+
     look: Look
     at: float
     lasts_s: float
+    still_s: float
 
 
 class StallWatch:
@@ -60,6 +64,7 @@ class StallWatch:
         self._confirm_s = confirm_s
         self._taken: list[_Taken] = []
         self._lasted_s = 0.0
+        self._moved_at: float | None = None
 
     def consider(self, silence: Silence, now: float) -> None:
         """Look at the ranks if that is due. `now` is the watcher's monotonic clock."""
@@ -71,10 +76,13 @@ class StallWatch:
 
     def look_now(self, silence: Silence, now: float) -> None:
         """Look at the ranks, for about as long as a step takes."""
-        usual_s = silence.usual_s if silence.usual_s is not None else silence.lasts_s / 10
+        since_moved_s = now - self._moved_at if self._moved_at is not None else silence.lasts_s
+        still_s = min(silence.lasts_s, since_moved_s, *(() if silence.quiet_s is None else (silence.quiet_s,)))
+        usual_s = silence.usual_s if silence.usual_s is not None else still_s / 10
         settle_s = min(max(usual_s, LEAST_SETTLE_S), MOST_SETTLE_S)
         look = self._take_look(settle_s, silence.pace is not Pace.USUAL)
-        self._taken.append(_Taken(look, now, silence.lasts_s))
+        self._taken.append(_Taken(look, now, silence.lasts_s, still_s))
+        self._moved_at = now if look.is_moving else self._moved_at
 
     def _is_due(self, silence: Silence, now: float) -> bool:
         if silence.look_in_s > 0:
@@ -86,7 +94,7 @@ class StallWatch:
             return silence.lasts_s >= 2 * last.lasts_s if self.is_confirmed else now - last.at >= self._confirm_s
         if last.look.is_moving:
             return now - last.at >= min(max(MOVING_PART * silence.lasts_s, LEAST_MOVING_S), MOST_MOVING_S)
-        return now - last.at >= self._gap_s and silence.lasts_s >= again_s(last.lasts_s)
+        return now - last.at >= max(self._gap_s, again_s(last.still_s) - last.still_s)
 
     @property
     def look(self) -> Look | None:

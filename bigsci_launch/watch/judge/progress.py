@@ -193,6 +193,7 @@ class ProgressTracker:
             sentence=self._sentence(lasts, candidates, pace),
             look_in_s=look_in(lasts, self._look_after(candidates), self._calls, now),
             has_shown=self._has_shown,
+            quiet_s=self._calls.silent_s(now),
         )
 
     def _look_after(self, candidates: Sequence[Candidate]) -> float:

@@ -24,6 +24,7 @@ class Silence:
     `unknown`; `step` the last finished step, None if none was seen. `lasts_s` is how long nothing new was seen,
     `usual_s` the median of the phase; None if it is not known. `sentence` is the whole for readers. In `look_in_s`
     seconds the ranks are worth a look, 0 or less: now. `has_shown`: something new has come since this watch began.
+    `quiet_s` is how long the ranks have issued no call either; None if no ring shows their calls.
     """
 
     pace: Pace
@@ -34,6 +35,7 @@ class Silence:
     sentence: str
     look_in_s: float = 0.0
     has_shown: bool = True
+    quiet_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

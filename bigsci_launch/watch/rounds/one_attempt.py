@@ -130,7 +130,7 @@ class AttemptWatch:
         if view.is_running:
             stall = self.stalls.finding(silence, self.name)
             standing += [*self._stragglers.standing, *([stall] if stall is not None else [])]
-            blind += [text] if (text := self.stalls.blindness(silence)) else []
+            blind += [text for text in (self.stalls.blindness(silence), self._stragglers.trouble) if text]
             remarks += [text] if (text := self.stalls.remark(silence)) else []
             if generations is not None:
                 standing += generations.long_recovery(now)

@@ -99,7 +99,7 @@ def read_live_view(run: RunDir, job: JobInfo | None = None) -> LiveView:
         attempt=attempt.name,
         label=record.label if record else "no job",
         job=job or query_attempts([attempt], ask_slurm=False)[attempt.name],
-        topology=present_topology(run, generations),
+        topology=present_topology(run, attempt, generations),
         generations=generations,
         signs=tuple(read_signs(attempt, events)),
         step=step,

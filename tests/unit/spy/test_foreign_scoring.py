@@ -70,6 +70,15 @@ def test_who_stands_first_is_counted_apart_from_who_is_accused() -> None:
     found = figures(HANG, said("hang", first=(0, 2), hang_class="H34"))
     assert (found["state_right"], found["ranks_right"], found["class_right"]) == (True, False, True)
     assert (found["top1"], found["top3"], found["unnamed"]) == (False, True, True)
+    assert [
+        figures(HANG, answer)["astray"]
+        for answer in (
+            said("hang", first=(0, 2)),
+            said("hang", first=(2,)),
+            said("hang", 2),
+            said("waiting", first=(0,)),
+        )
+    ] == [True, False, False, None]
     assert figures(SYMMETRIC, said("hang", first=(3,)))["top1"] is True
     assert figures(HEALTHY, said("progressing"))["ranks_right"] is None
 

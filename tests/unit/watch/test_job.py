@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import time
 from pathlib import Path
 
 import pytest
@@ -14,6 +13,7 @@ from bigsci_launch.runs.layout import RunDir
 from bigsci_launch.watch.facts import job
 from bigsci_launch.watch.facts.job import JobPoller
 from bigsci_launch.watch.watched import watched_run
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -50,11 +50,14 @@ def test_no_command_comes_sooner_than_it_may(
 ) -> None:
     monkeypatch.setattr(poller, "_every_s", 0.3)
     poller.start()
-    time.sleep(2.5)
+
+    def calls() -> list[list[str]]:
+        return [line.split() for line in (tmp_path / "called").read_text().splitlines()]
+
+    wait_until(lambda: len(calls()) > 8 and poller.view.maintenance is not None)
     poller.stop()
-    calls = [line.split() for line in (tmp_path / "called").read_text().splitlines()]
-    times = [float(moment) for _, moment in calls]
-    assert {name for name, _ in calls} == {"squeue", "sinfo", "scontrol"}
+    times = [float(moment) for _, moment in calls()]
+    assert {name for name, _ in calls()} == {"squeue", "sinfo", "scontrol"}
     assert all(later - earlier >= 0.28 for earlier, later in itertools.pairwise(times)), times
     assert poller.view.is_running
     assert poller.view.maintenance == ()

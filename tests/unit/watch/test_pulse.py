@@ -50,9 +50,11 @@ def test_a_known_step_is_looked_at_after_twice_its_length_and_a_phase_that_is_du
 def test_calls_bring_a_look_forward_and_never_put_it_off(watch: Watch) -> None:
     watched = watch()
     watched.steps(1, 8)
+    assert watched.silent(0.0).quiet_s is None
     for _ in range(8):
         watched.see(CALL, after=2.0)
     assert look_in(watched, 4.0) == 1.0, "steps of 100 s, but calls every other second"
+    assert (watched.silent(0.0).lasts_s, watched.silent(0.0).quiet_s) == (16.0, 0.0)
     for _ in range(8):
         watched.see(CALL, after=30.0)
     assert look_in(watched, 1.0) < 0, "calls continue, but the step is late"

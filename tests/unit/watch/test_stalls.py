@@ -65,9 +65,27 @@ def test_ranks_are_left_alone_until_a_silence_is_worth_a_look() -> None:
 
 def test_looks_back_off_with_the_silence() -> None:
     assert looked(WAITING, 90, 6.0) == [6, 16, 26, 36, 46, 58, 73]
-    assert [again_s(lasted_s) for lasted_s in (6.0, 10.0, 26.0, 40.0, 110.0)] == [7.5, 10.5, 30.5, 50.0, 120.5]
+    assert [again_s(lasted_s) for lasted_s in (6.0, 10.0, 26.0, 40.0, 110.0)] == [7.5, 12.5, 28.5, 50.0, 118.5]
     assert looked(MOVING, 500) == [30, 60, 90, 120, 160, 214, 286, 382]
     assert looked(MOVING, 4000)[-1] - looked(MOVING, 4000)[-2] == 120
+
+
+@pytest.mark.parametrize("shows_calls", [True, False])
+def test_looks_back_off_from_when_the_ranks_last_moved_and_not_from_their_last_output(shows_calls: bool) -> None:
+    stalls, ranks = watched(*(() if shows_calls else (MOVING,)), WAITING)
+    at = []
+    for second in range(7000, 7060):
+        quiet_s = second - 6994.0 if shows_calls else None
+        told = replace(silence(second, Pace.UNKNOWN, None, 30.0), quiet_s=quiet_s, look_in_s=0.0)
+        stalls.consider(told, second)
+        at += [second] * (len(ranks.settled) - len(at))
+    # After a look that found progress the next one comes in two minutes.
+    assert at == ([7000, 7010, 7020, 7030, 7040, 7052] if shows_calls else [7000])
+    assert ranks.settled[0] == (2.0 if shows_calls else 30.0)
+    if not shows_calls:
+        stalls.consider(silence(7125.0, Pace.UNKNOWN, None, 30.0), 7125.0)
+        stalls.consider(silence(7157.0, Pace.UNKNOWN, None, 30.0), 7157.0)
+        assert ranks.settled[1:] == [12.5, 15.7], "a second look comes when 125 s have become a quarter longer"
 
 
 def test_nothing_is_done_and_no_doubt_is_kept_while_the_clock_calls_a_silence_usual() -> None:

@@ -155,7 +155,7 @@ def conclude_norm(evidence: Evidence, graph: WaitGraph, sides: Sequence[Side]) -
 
 
 def _are_whole_stages(ranks: Collection[int], topology: Topology | None) -> bool:
-    part = part_of(ranks, topology) if topology else None
+    part = part_of(ranks, topology) if topology and topology.is_grid else None
     return part is not None and set(part) == {"pp"}
 
 

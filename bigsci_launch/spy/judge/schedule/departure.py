@@ -60,13 +60,15 @@ class Departure:
 class Departures:
     """Departures from a rank's own past, and from its peers, by rank. `compared` are the ranks with a recorder.
 
-    `surprised` ranks did what they had never done at this point, whether or not their peers did so too.
+    `surprised` ranks did what they had never done at this point, whether or not their peers did so too. Where none did,
+    `unlike_once` are those that did otherwise than the only time before: no past to accuse by, but one to look by.
     """
 
     from_past: Mapping[int, Departure]
     from_peers: Mapping[int, Departure]
     compared: frozenset[int]
     surprised: frozenset[int] = frozenset()
+    unlike_once: frozenset[int] = frozenset()
 
     @property
     def ranks(self) -> tuple[int, ...]:
@@ -91,12 +93,21 @@ def find_departures(evidence: Evidence) -> Departures:
     past = [found for view in views for rank in view.group for found in view.unusual(surprises[rank])[-1:]]
     peers = [found for view in views for found in view.odd_ones() if not view.is_due_to_others(found, surprises)]
     differs = partial(_differs_in_kind, evidence=evidence)
+    surprised = frozenset(rank for rank, found in surprises.items() if found)
+    rare = () if surprised else streams
     return Departures(
         from_past={found.rank: _with_groups(found, streams, evidence) for found in filter(differs, past)},
         from_peers={found.rank: _with_groups(found, streams, evidence) for found in filter(differs, peers)},
         compared=frozenset(streams),
-        surprised=frozenset(rank for rank, found in surprises.items() if found),
+        surprised=surprised,
+        unlike_once=frozenset(rank for rank in rare if firsts[rank] == 0 and _is_unlike_once(streams[rank])),
     )
+
+
+def _is_unlike_once(stream: Sequence[Collective]) -> bool:
+    """Whether one of the last rows of equal collectives has another length than the only one before it. `stream` begins
+    with the rank's first collective: else there may have been other rows."""
+    return any(_broken_rows(stream, _text_of(stream), is_whole=True, least=1))
 
 
 def _differs_in_kind(found: Departure, evidence: Evidence) -> bool:
@@ -150,11 +161,11 @@ def _order(group: str) -> tuple[int, str]:
 
 def peer_groups(ranks: Iterable[int], evidence: Evidence) -> list[tuple[int, ...]]:
     """Group ranks that should issue the same collectives: those of one pipeline stage; without a topology, all."""
-    stages: dict[int, list[int]] = {}
+    kinds: dict[int, list[int]] = {}
     for rank in ranks:
-        coordinate = evidence.coordinate(rank)
-        stages.setdefault(coordinate.pp_rank if coordinate else -1, []).append(rank)
-    return [tuple(sorted(group)) for group in stages.values()]
+        kind = evidence.topology.kind_of(rank) if evidence.topology and evidence.coordinate(rank) else -1
+        kinds.setdefault(kind, []).append(rank)
+    return [tuple(sorted(group)) for group in kinds.values()]
 
 
 def find_surprises(rank: int, stream: Sequence[Collective], *, is_whole: bool = False) -> list[Departure]:
@@ -163,8 +174,7 @@ def find_surprises(rank: int, stream: Sequence[Collective], *, is_whole: bool = 
     The longest context that occurred at least twice decides: within a run of equal collectives, only a long one tells
     the last but one from the last. Only what happened shortly before the end counts. `is_whole`: nothing came before.
     """
-    letters = {each: chr(number) for number, each in enumerate(dict.fromkeys(stream))}
-    text = "".join(letters[each] for each in stream)
+    text = _text_of(stream)
     found = []
     for at, length, places in _new_followers(text):
         due = [stream[place : place + LOOK_AHEAD] for place in places if place < at]
@@ -175,17 +185,23 @@ def find_surprises(rank: int, stream: Sequence[Collective], *, is_whole: bool = 
     return sorted((*found, *rows), key=lambda each: each.position)
 
 
+def _text_of(stream: Sequence[Collective]) -> str:
+    """A letter for each collective."""
+    letters = {each: chr(number) for number, each in enumerate(dict.fromkeys(stream))}
+    return "".join(letters[each] for each in stream)
+
+
 def _broken_rows(
-    stream: Sequence[Collective], text: str, *, is_whole: bool
+    stream: Sequence[Collective], text: str, *, is_whole: bool, least: int = MIN_TIMES
 ) -> Iterator[tuple[int, list[Sequence[Collective]]]]:
     """Yield (position, what followed there before) where one of the last rows of equal collectives has another length
-    than all before it had, at least two of them: it ended too early, or went on."""
+    than all before it had, at least `least` of them: it ended too early, or went on."""
     ends = [match.span() for match in re.finditer(r"(.)\1*", text, re.DOTALL)]
     for number in range(max(0, len(ends) - LAST_ROWS), len(ends)):
         start, end = ends[number]
         past = [row for row in ends[0 if is_whole else 1 : number] if text[row[0]] == text[start]]
         lengths = {row_end - row_start for row_start, row_end in past}
-        if len(past) < MIN_TIMES or len(lengths) > 1:
+        if len(past) < least or len(lengths) > 1:
             continue
         at = start + min(lengths.pop(), end - start)
         follows = {text[row_end] for _, row_end in past}

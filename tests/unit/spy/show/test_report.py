@@ -169,3 +169,10 @@ def test_a_folded_command_can_be_copied_and_run(width: int, tmp_path: Path) -> N
         ["sh", "-c", "\n".join(shown)], env={"PATH": f"{tmp_path}:/bin"}, capture_output=True, text=True, check=True
     )
     assert ran.stdout.splitlines() == words[1:]
+
+
+def test_a_rank_that_ended_between_two_looks_is_listed_with_its_last_place() -> None:
+    ranks = [rank_of(rank, "wait_for_data@train.py:3") for rank in range(3)]
+    ranks[2]["samples"][1] = {"mono": 1.0, "state": "gone", "why": "it has ended"}
+    text = report(make_evidence(ranks))
+    assert has_parts(text, "\nended: rank 2", "no record shows how", "wait_for_data (train.py:3)"), text

@@ -32,15 +32,27 @@ def node(ranks: list[Document], **facts: object) -> Evidence:
     return Bundle({}, ({"node": "n0", "clock_ticks_per_s": 100, "ranks": ranks, **facts},)).evidence()
 
 
-@pytest.mark.parametrize("odd", [0, 2])
-def test_the_odd_one_of_recorded_collectives_may_be_the_one_that_is_right(odd: int) -> None:
-    """After one finished round of `16 R r`, three leave out an R: the fourth does what is due."""
+@pytest.mark.parametrize("wrong", [(1, 2, 3), (0, 1, 3), (2,)])
+def test_after_one_round_the_past_accuses_no_rank_and_points_at_those_that_left_it(wrong: tuple[int, ...]) -> None:
+    """After one finished round of `16 R r`, the many or one leave out an R: the others do what is due."""
     round_of, short = "w " * 16 + "w:reduce ", "w " * 15 + "w:reduce! "
-    calls = [round_of + ("w " * 15 + "w!" if rank == odd else short) for rank in range(4)]
+    calls = [round_of + (short if rank in wrong else "w " * 15 + "w!") for rank in range(4)]
     members = {"w": [0, 1, 2, 3]}
     conclusion = judge(job([rank_of(rank, WAITING, calls=calls[rank], members=members) for rank in range(4)]))
     assert (conclusion.state, accused(conclusion)) == (State.HANG, [])
     assert set(range(4)) == {rank for side in conclusion.sides for rank in side.ranks}
+    assert {pointer.rank for pointer in conclusion.look_first[: len(wrong)]} == set(wrong)
+
+
+def test_ranks_that_only_wait_for_a_circle_are_not_pointed_at_first_for_what_is_new_to_them() -> None:
+    """Ranks 0 and 1 send to each other, which no recorder lists; ranks 2 and 3 are in a barrier that is new to them."""
+    before, members = ("w " * 12 + "w:reduce ") * 2 + "w " * 12, {"w": [0, 1, 2, 3]}
+    ranks = [rank_of(rank, "send@c10d:1 < swap@/src/loop.py:4", calls=before, members=members) for rank in (0, 1)]
+    for number, rank in enumerate(ranks):
+        for sample in rank["samples"]:
+            sample["stack"]["threads"][0]["frames"][0]["arguments"] = {"dst": 1 - number}
+    ranks += [rank_of(rank, END, calls=before + "w:barrier!", members=members) for rank in (2, 3)]
+    assert [pointer.rank for pointer in judge(job(ranks)).look_first[:2]] == [0, 1]
 
 
 @pytest.mark.parametrize(("wrong", "suspects"), [((2,), [2]), ((0, 1, 3), [])])
