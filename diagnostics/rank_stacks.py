@@ -62,7 +62,9 @@ def look(path: Path, seen: dict[Path, Standstill]) -> None:
     found.count = found.count + 1 if thread else 0
     if thread and found.count >= NUM_LOOKS and not found.is_asked:
         found.is_asked = True
-        send(pid, thread)
+        # The process empties the file as soon as it runs: what is in it was asked for before looks came too late.
+        if not path.with_suffix(".stacks").stat().st_size:
+            send(pid, thread)
 
 
 def waiting_thread(pid: int, ticks: int) -> int | None:

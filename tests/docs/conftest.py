@@ -308,7 +308,7 @@ def bsl_in(home: Path, words: str) -> str:
         env=environment(home),
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
         check=False,
     )
     return done.stdout

@@ -20,7 +20,7 @@ NEEDS_THEME = pytest.mark.skipif(
 def build(project: Path, site: Path) -> subprocess.CompletedProcess[str]:
     argv = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(site)]
     variables = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
-    return subprocess.run(argv, cwd=project, env=variables, capture_output=True, text=True, timeout=120, check=False)
+    return subprocess.run(argv, cwd=project, env=variables, capture_output=True, text=True, timeout=300, check=False)
 
 
 @pytest.fixture

@@ -5,9 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import random
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -18,7 +16,9 @@ from typing import Any
 
 import pytest
 
+from bigsci_launch.hang_lab.nursery import Nursery, open_nursery
 from bigsci_launch.spy.look.collect import unpack
+from tests.support.ports import find_port
 from tests.support.waiting import wait_until
 
 from .attempt_records import Attempt
@@ -82,8 +82,8 @@ def _end(launched: Launched) -> None:
             os.kill(pid, signal.SIGKILL)
         except ProcessLookupError:
             continue
-    launched.process.wait(60)
-    wait_until(lambda: all(state_of(pid) in ("", "Z") for pid in pids), 60)
+    launched.process.wait(180)
+    wait_until(lambda: all(state_of(pid) in ("", "Z") for pid in pids))
 
 
 Launch = Callable[..., Launched]
@@ -98,7 +98,7 @@ def launch(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Launch]:
     started: list[Launched] = []
 
     def start(
-        program: str, arguments: list[str], *, numbered: bool = True, limit_s: float = 60.0, **environment: str
+        program: str, arguments: list[str], *, numbered: bool = True, limit_s: float = 180.0, **environment: str
     ) -> Launched:
         fifo = tmp_path_factory.mktemp("ready") / "ready"
         os.mkfifo(fifo)
@@ -130,6 +130,14 @@ def _await_lines(reader: int, count: int, limit_s: float) -> None:
 
 
 @pytest.fixture(scope="session")
+def nursery() -> Iterator[Nursery]:
+    """A process that has imported torch, from which ranks are forked."""
+    pytest.importorskip("torch")
+    with open_nursery() as opened:
+        yield opened
+
+
+@pytest.fixture(scope="session")
 def agent_path() -> Path:
     return Path(__file__).parents[2] / "diagnostics" / "node_agent.py"
 
@@ -138,7 +146,7 @@ def agent_path() -> Path:
 def ask_agent(agent_path: Path) -> Callable[..., dict[str, Any]]:
     """`ask_agent(launcher_pid=.., ...)` runs the agent as a program and returns its document."""
 
-    def ask(limit_s: float = 30.0, **request: Any) -> dict[str, Any]:
+    def ask(limit_s: float = 180.0, **request: Any) -> dict[str, Any]:
         argv = [sys.executable, "-I", "-S", str(agent_path), json.dumps(request)]
         done = subprocess.run(argv, capture_output=True, text=True, timeout=limit_s, check=False)
         assert (done.returncode, done.stderr) == (0, "")
@@ -149,15 +157,7 @@ def ask_agent(agent_path: Path) -> Callable[..., dict[str, Any]]:
 
 @pytest.fixture
 def free_port() -> int:
-    """A port outside the range from which gloo takes ports for its own connections."""
-    while True:
-        port = random.randrange(20000, 30000)
-        with socket.socket() as probe:
-            try:
-                probe.bind(("127.0.0.1", port))
-            except OSError:
-                continue
-            return port
+    return find_port()
 
 
 @pytest.fixture

@@ -101,7 +101,7 @@ class Traced:
             env=given,
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=300,
             check=False,
         )
         assert done.returncode == rc, done.stderr
@@ -366,6 +366,8 @@ def test_a_running_run_is_traced_from_a_step_on_until_it_is_switched_off(
         return [call for call in each["calls"] if str(call["operation"]).startswith(package)]
 
     try:
+        logs = [attempt.log_file(rank) for rank in (0, 1)]
+        wait_until(lambda: all(log.exists() and "up" in log.read_text() for log in logs))
         both = {"wanted.utils.work", "all_reduce"}
         wait_until(lambda: sum({call["operation"] for call in each["calls"]} >= both for each in ranks()) == 2)
         assert [each["traced"] for each in living] == ["wanted", "wanted"]

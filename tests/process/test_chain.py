@@ -57,7 +57,7 @@ class Carried:
     def call(self, moment: str, attempt: AttemptDir, restarts: int = 0) -> NextRecord | None:
         argv = [*program_argv(), moment, "--attempt-dir", str(attempt.path), "--job-id", "12"]
         done = subprocess.run(
-            [*argv, "--restart-count", str(restarts)], capture_output=True, text=True, timeout=60, check=False
+            [*argv, "--restart-count", str(restarts)], capture_output=True, text=True, timeout=300, check=False
         )
         self.rc, self.said = done.returncode, done.stderr
         return read_next(attempt)

@@ -77,7 +77,7 @@ while True:
 
 def test_kill_at_every_moment_of_a_save(tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, tmp_path / "checkpoints"], capture_output=True, text=True, timeout=120
+        [sys.executable, "-c", PROGRAM, tmp_path / "checkpoints"], capture_output=True, text=True, timeout=300
     )
     assert done.returncode == 0, done.stderr
     outcomes = [json.loads(line) for line in done.stdout.splitlines()]

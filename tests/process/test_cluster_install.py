@@ -24,7 +24,7 @@ def poor_path(tmp_path: Path) -> str:
 
 def run(path: str, stdin: int = subprocess.DEVNULL, **more: str) -> subprocess.CompletedProcess[str]:
     argv, environment = ["bash", str(MINICLUSTER / "install.sh")], {"PATH": path, **more}
-    return subprocess.run(argv, env=environment, stdin=stdin, capture_output=True, text=True, timeout=30)
+    return subprocess.run(argv, env=environment, stdin=stdin, capture_output=True, text=True, timeout=300)
 
 
 def test_where_nothing_may_be_installed_it_says_why(poor_path: str, check_text: CheckText) -> None:

@@ -20,10 +20,11 @@ from bigsci_launch.runs.events import read_events
 from bigsci_launch.runs.layout import RunDir
 from bigsci_launch.runs.signs import find_last_step, read_rank_events
 from bigsci_launch.runs.watching.ledger import Act, read_acts
+from tests.support.command import run_bsl
 from tests.support.texts import has_parts
 from tests.support.waiting import wait_until
 
-pytestmark = [pytest.mark.torch, pytest.mark.timeout(180)]
+pytestmark = pytest.mark.torch
 HANDLER = Path(__file__).parent / "programs" / "serve_requests.py"
 RANKS = range(2)
 CONFIG = {
@@ -46,9 +47,7 @@ class Asked:
         self.processes: list[subprocess.Popen[str]] = []
 
     def bsl(self, *words: str, rc: int = 0) -> str:
-        argv = [sys.executable, "-m", "bigsci_launch", *words]
-        done = subprocess.run(argv, cwd=self.folder, capture_output=True, text=True, timeout=60, check=False)
-        assert done.returncode == rc, (done.returncode, done.stdout, done.stderr)
+        done = run_bsl(self.folder, *words, rc=rc)
         return done.stdout + done.stderr
 
     def begin(self, *faults: dict[str, Any]) -> None:
@@ -94,7 +93,7 @@ def asked(tmp_path: Path) -> Iterator[Asked]:
     yield asked
     for process in asked.processes:
         process.terminate()
-        process.wait(30)
+        process.wait(180)
 
 
 def test_ranks_save_as_asked_and_are_ended_when_they_hang_while_the_watcher_is_killed_again_and_again(
@@ -102,7 +101,7 @@ def test_ranks_save_as_asked_and_are_ended_when_they_hang_while_the_watcher_is_k
 ) -> None:
     asked.begin(SLOW)
     assert "no watcher runs for run" in asked.bsl("control", "run", "save", "--why", "before the upgrade")
-    assert asked.handler("100", "1").wait(30) == -signal.SIGKILL
+    assert asked.handler("100", "1").wait(180) == -signal.SIGKILL
     assert [act.stage for act in asked.lines("save")] == ["", "asked"], "it died before the save was seen"
     watcher = asked.handler("100")
     stranger = is_left_by_a_stranger(asked.run.control / "kill")
@@ -115,10 +114,10 @@ def test_ranks_save_as_asked_and_are_ended_when_they_hang_while_the_watcher_is_k
 
     os.kill(json.loads(asked.run.attempt("0001").pid_file(1).read_text())["pid"], signal.SIGSTOP)
     (asked.run.control / "exit").write_text("it hangs\x1b[31m,\nand nobody is here\n")
-    assert asked.handler("5", "8").wait(30) == -signal.SIGKILL, "killed while it looks, or waits for the ranks"
+    assert asked.handler("5", "8").wait(180) == -signal.SIGKILL, "killed while it looks, or waits for the ranks"
     watcher = asked.handler("5")
     ended = asked.wait_for_end("0001")
-    assert watcher.wait(30) == 0
+    assert watcher.wait(180) == 0
     assert ended["reason"] == "cancelled" and has_parts(ended["evidence"][0], "root", "hangs?[31m, and nobody")
     lines = asked.lines("exit")
     assert len({act.key for act in lines}) == 1 and lines[-1].state == "done"

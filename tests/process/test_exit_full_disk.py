@@ -22,7 +22,7 @@ RUNNER = Path(bigsci_launch.__file__).parent / "assets" / "diagnostics" / "rank_
 def run_rank(attempt: Attempt, rank: int, program: str) -> subprocess.CompletedProcess[str]:
     argv = [sys.executable, "-I", "-S", str(RUNNER), "--attempt-dir", str(attempt.dir.path), "--topology"]
     argv += ["tp=2,pp=2,dp=2", "--ranks-per-node", "2", "--rank", str(rank), "--", sys.executable, "-c", program]
-    return subprocess.run(argv, capture_output=True, text=True, timeout=20, check=False)
+    return subprocess.run(argv, capture_output=True, text=True, timeout=300, check=False)
 
 
 def test_the_rank_that_failed_and_its_code_are_known(small_disk: Path, tmp_path: Path) -> None:
@@ -71,7 +71,7 @@ def test_output_that_cannot_be_written_changes_neither_code_nor_record(tmp_path:
     argv = [*program_argv(), "exit-reason", "--attempt-dir", str(attempt.dir.path), "--world-size", "8"]
     argv += ["--started", "10", "--exit-code", "143"]
     with Path("/dev/full").open("w") as full:
-        done = subprocess.run(argv, stdout=subprocess.PIPE, stderr=full, text=True, timeout=20, check=False)
+        done = subprocess.run(argv, stdout=subprocess.PIPE, stderr=full, text=True, timeout=300, check=False)
     assert (done.stdout, done.returncode) == ("7\n", 0)
     assert json.loads(attempt.dir.exit.read_text())["exit_code"] == 7
 

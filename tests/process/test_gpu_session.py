@@ -79,7 +79,7 @@ def run_broken(program: str, folder: Path, limit_s: int = 50) -> tuple[dict[str,
     (copy / "gpu_session.py").write_text(session.replace('Phase("speed", 150)', f'Phase("speed", {limit_s})'))
     (copy / "on_gpu" / "speed.py").write_text(program)
     command = [sys.executable, str(copy / "gpu_session.py"), str(folder / "out"), "--only", "speed"]
-    done = subprocess.run(command, env={**os.environ, "PYTHONPATH": f"{ROOT}:{copy}"}, timeout=60)
+    done = subprocess.run(command, env={**os.environ, "PYTHONPATH": f"{ROOT}:{copy}"}, timeout=300)
     return document(folder / "out", "speed"), done.returncode
 
 

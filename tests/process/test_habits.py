@@ -19,7 +19,7 @@ from bigsci_launch.runs.layout import RunDir, find_runs
 from tests.support.waiting import wait_until
 
 ARGUMENTS = "import os, sys; print(sys.argv[1:], os.environ['DEPTH'], flush=True)"
-SLEEP = "import time; print('up', flush=True); time.sleep(100)"
+SLEEP = "import time; print('up', flush=True); time.sleep(600)"
 
 
 class Shell:
@@ -30,7 +30,7 @@ class Shell:
 
     def __call__(self, *words: str, stdin: str = "", code: int = 0) -> str:
         command = [sys.executable, "-m", "bigsci_launch", *words]
-        done = subprocess.run(command, cwd=self.folder, input=stdin, capture_output=True, text=True, timeout=100)
+        done = subprocess.run(command, cwd=self.folder, input=stdin, capture_output=True, text=True, timeout=300)
         assert done.returncode == code, done.stdout + done.stderr
         return done.stdout if code == 0 else done.stderr
 
@@ -160,7 +160,7 @@ def test_tab_completes(shell: Shell, words: str, completed: list[str]) -> None:
         env={**os.environ, **variables},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
     )
     assert [line.removeprefix("plain,") for line in done.stdout.splitlines()] == completed
 

@@ -20,7 +20,7 @@ from bigsci_launch.hang_lab.catalogue import Reproduction, Stand
 from bigsci_launch.hang_lab.comparison import compare
 from bigsci_launch.hang_lab.judgement import Judgement
 from bigsci_launch.hang_lab.needs import missing_need
-from bigsci_launch.hang_lab.nursery import Nursery, open_nursery
+from bigsci_launch.hang_lab.nursery import Nursery
 from bigsci_launch.hang_lab.processes import members
 from bigsci_launch.hang_lab.runner import Standing, Trial, reproduce
 from bigsci_launch.hang_lab.stand import Job, wait_for_stand
@@ -129,12 +129,6 @@ LOOKS = {
 CODES = {"H00-finished": {"0"}, "H04": {"1", "SIGABRT"}, "H70": {"1", "SIGKILL"}, "H71": {"1", "SIGSEGV"}}
 
 
-@pytest.fixture(scope="module")
-def nursery() -> Iterator[Nursery]:
-    with open_nursery() as opened:
-        yield opened
-
-
 def culprit_of(reproduction: Reproduction) -> int:
     """Return the culprit: another place for each class, so that all places are tested."""
     place = REPRODUCTIONS.index(reproduction) % NUM_RANKS
@@ -176,7 +170,7 @@ def test_a_reproduction_is_what_it_says(
 def require_steps(standing: Standing) -> None:
     """Check that every rank makes progress and none ends."""
     before = standing.job.steps()
-    wait_until(lambda: all(now > before[rank] for rank, now in standing.job.steps().items()), 30)
+    wait_until(lambda: all(now > before[rank] for rank, now in standing.job.steps().items()))
     assert not standing.job.ended()
 
 
@@ -218,14 +212,14 @@ def kernel_state(pid: int) -> tuple[str, str]:
 
 def require_function(pid: int, name: str) -> None:
     """Check that `name` is on a stack. If the process moves, reading without a pause may catch only part of a stack."""
-    wait_until(lambda: name in functions_of(pid), 10, evidence=lambda: functions_of(pid))
+    wait_until(lambda: name in functions_of(pid), evidence=lambda: functions_of(pid))
 
 
 def functions_of(pid: int) -> set[str]:
     """Return the names of the functions on all stacks of a process, without their classes."""
     for _ in range(3):  # a moving process is occasionally misread
         argv = [PY_SPY, "dump", "--json", "--nonblocking", "--pid", str(pid)]
-        done = subprocess.run(argv, capture_output=True, text=True, timeout=10, check=False)
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=300, check=False)
         if done.returncode == 0:
             threads = json.loads(done.stdout)
             return {frame["name"].rpartition(".")[2] for thread in threads for frame in thread["frames"]}

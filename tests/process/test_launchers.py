@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
@@ -14,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.command import run_bsl
 from tests.support.texts import has_parts
 from tests.support.waiting import wait_until
 
@@ -24,7 +24,7 @@ import os, signal, sys, time
 RANK = int(os.environ["RANK"])
 os.write(1, b"up %d\\n" % os.getpid())  # two workers may write to one pipe
 """
-WAIT = "time.sleep(60)\n"
+WAIT = "time.sleep(600)\n"
 
 
 class Launched:
@@ -35,10 +35,7 @@ class Launched:
         self.attempt = folder / "runs" / "run" / "attempts" / "0001"
 
     def bsl(self, *words: str, rc: int = 0) -> str:
-        argv = [sys.executable, "-m", "bigsci_launch", *words]
-        done = subprocess.run(argv, cwd=self.folder, capture_output=True, text=True, timeout=100, check=False)
-        assert done.returncode == rc, (done.returncode, done.stdout, done.stderr)
-        return done.stdout
+        return run_bsl(self.folder, *words, rc=rc).stdout
 
     def submit(self, program: str, *command: str, each: int = 4, rc: int = 0, wait: bool = True) -> None:
         (self.folder / "train.py").write_text(PRELUDE + program)
@@ -67,7 +64,7 @@ class Launched:
         os.kill(self.record("job")["launcher"]["pid"], number)
 
     def wait_for_end(self) -> Any:
-        wait_until(lambda: (self.attempt / "exit.json").exists() and self.record("exit")["exit_code"] is not None, 40)
+        wait_until(lambda: (self.attempt / "exit.json").exists() and self.record("exit")["exit_code"] is not None)
         return self.record("exit")
 
 
@@ -224,7 +221,7 @@ dist.barrier()
 @pytest.mark.torch
 def test_torchrun_needs_no_options_and_a_rank_that_hangs_is_named(run: Launched) -> None:
     run.submit(RING, TORCHRUN, "train.py", wait=False)
-    wait_until(lambda: all("ready" in run.log(f"rank-{rank:04d}") for rank in range(4)), 100)
+    wait_until(lambda: all("ready" in run.log(f"rank-{rank:04d}") for rank in range(4)))
     spied = json.loads(run.bsl("spy", "run", "--json"))
     assert [(each["rank"], each["numbered_by"]) for each in spied["ranks"]] == [(rank, "pid file") for rank in range(4)]
     [first] = spied["verdict"]["look_first"]

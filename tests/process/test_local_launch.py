@@ -10,7 +10,6 @@ import socket
 import stat
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -24,6 +23,7 @@ from bigsci_launch.demo.folder import end_run
 from bigsci_launch.runs.layout import RunDir
 from bigsci_launch.scheduler import local as local_launcher
 from bigsci_launch.scheduler.local import is_free, reserved_port, split_command
+from tests.support.command import run_bsl
 from tests.support.texts import has_parts
 from tests.support.waiting import wait_until
 
@@ -31,7 +31,7 @@ from ..unit.other_users import AS_ROOT, MALLORY, PROJECT, acting_as
 
 MODEL = {"num_layers": 2, "hidden_size": 8, "num_attention_heads": 2, "sequence_length": 8, "vocab_size": 64}
 PRELUDE = "import json, os, signal, sys, time\nRANK = int(os.environ['RANK'])\n"
-WAIT = "print('up', flush=True)\ntime.sleep(60)\n"
+WAIT = "print('up', flush=True)\ntime.sleep(600)\n"
 
 
 class Local:
@@ -59,11 +59,7 @@ class Local:
         return [sys.executable, "-m", "bigsci_launch", *words]
 
     def bsl(self, *words: str, rc: int = 0) -> subprocess.CompletedProcess[str]:
-        done = subprocess.run(
-            self.argv(*words), cwd=self.folder, capture_output=True, text=True, timeout=60, check=False
-        )
-        assert done.returncode == rc, (done.returncode, done.stdout, done.stderr)
-        return done
+        return run_bsl(self.folder, *words, rc=rc)
 
     def submit(self, *words: str, rc: int = 0) -> subprocess.CompletedProcess[str]:
         return self.bsl("submit", "run.yaml", *words, rc=rc)
@@ -179,7 +175,7 @@ def test_what_is_installed_runs_whatever_the_current_directory_has(local: Local)
     del config["run"]["command"]
     (local.folder / "run.yaml").write_text(json.dumps(config))
     bsl = [str(Path(sys.executable).with_name("bsl")), "submit", "run.yaml"]
-    done = subprocess.run(bsl, cwd=local.folder, capture_output=True, text=True, timeout=100, check=False)
+    done = subprocess.run(bsl, cwd=local.folder, capture_output=True, text=True, timeout=300, check=False)
     assert "none.idx: no such file" in local.exit()["first_failure"]["error"], done.stderr
     assert "not the" not in local.log(0) + local.log(1) + done.stderr
     provenance = json.loads((local.attempt / "provenance.json").read_text())
@@ -189,7 +185,7 @@ def test_what_is_installed_runs_whatever_the_current_directory_has(local: Local)
     (local.folder / "mine.py").write_text("import random")
     config["run"] |= {"name": "own", "command": [sys.executable, "-m", "mine"]}
     (local.folder / "run.yaml").write_text(json.dumps(config))
-    subprocess.run(bsl, cwd=local.folder, capture_output=True, timeout=60, check=False)
+    subprocess.run(bsl, cwd=local.folder, capture_output=True, timeout=300, check=False)
     output = (local.folder / "runs" / "own" / "attempts" / "0001" / "logs" / "rank-0000.log").read_text()
     assert "not the random" in output, "a program of one's own is found where Python looks for it"
 
@@ -210,7 +206,7 @@ def test_a_rank_that_does_not_come_to_a_collective_of_gloo_is_named(local: Local
         "import datetime, torch, torch.distributed as dist\n"
         "dist.init_process_group('gloo', timeout=datetime.timedelta(seconds=8))\n"
         "dist.all_reduce(torch.ones(1))\n"
-        "if RANK == 2: time.sleep(60)\n"
+        "if RANK == 2: time.sleep(600)\n"
         "dist.all_reduce(torch.ones(1))\n"
     )
     local.submit(rc=1)
@@ -221,9 +217,7 @@ def test_a_rank_that_does_not_come_to_a_collective_of_gloo_is_named(local: Local
 
 def test_the_exit_code_is_that_of_the_first_rank_that_failed(local: Local) -> None:
     local.write(f"if RANK == 2: time.sleep(0.5); print('KeyError: 7'); sys.exit(41)\n{WAIT}")
-    began = time.monotonic()
     done = local.submit(rc=41)
-    assert time.monotonic() - began < 20
     failure = local.exit()["first_failure"]
     assert (failure["rank"], failure["code"], failure["error"]) == (2, 41, "KeyError: 7")
     assert "first failure: rank 2 (dp1 pp0 tp0)" in done.stderr
@@ -247,7 +241,7 @@ def test_ctrl_c_ends_everything_cleanly(local: Local, number: signal.Signals) ->
     process = local.start()
     local.wait_for_ranks()
     process.send_signal(number)
-    assert process.wait(20) == 130
+    assert process.wait(180) == 130
     assert local.exit()["reason"] == "cancelled"
     assert all("saving" in local.log(rank) for rank in range(4))
     local.wait_for_silence()
@@ -260,7 +254,7 @@ def test_a_second_ctrl_c_kills(local: Local) -> None:
     process.send_signal(signal.SIGINT)
     wait_until(lambda: all("never" in local.log(rank) for rank in range(4)))
     process.send_signal(signal.SIGINT)
-    assert process.wait(20) == 130
+    assert process.wait(180) == 130
     local.wait_for_silence()
 
 

@@ -97,7 +97,7 @@ def submit(runs: Path, name: str, *command: str, check: bool = True) -> None:
 def bsl(runs: Path, *words: str, check: bool = False) -> str:
     environment = {**os.environ, "BSL_RUNS": str(runs)}
     done = subprocess.run(
-        [BSL, *words], cwd=ROOT, env=environment, check=check, capture_output=True, text=True, timeout=120
+        [BSL, *words], cwd=ROOT, env=environment, check=check, capture_output=True, text=True, timeout=300
     )
     return done.stdout
 
@@ -191,11 +191,11 @@ def test_an_act_needs_its_own_token_once_and_is_logged_with_its_author(living: R
 def test_without_the_library_one_error_names_the_extra(tmp_path: Path) -> None:
     (tmp_path / "mcp.py").write_text("raise ModuleNotFoundError(\"No module named 'mcp'\", name='mcp')\n")
     environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
-    done = subprocess.run([BSL, "mcp"], env=environment, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run([BSL, "mcp"], env=environment, capture_output=True, text=True, timeout=300, check=False)
     assert (done.returncode, done.stdout) == (1, "") and "'.[mcp]'" in done.stderr
 
 
 def test_the_skill_names_every_tool() -> None:
-    done = subprocess.run([BSL, "mcp", "--skill"], capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run([BSL, "mcp", "--skill"], capture_output=True, text=True, timeout=300, check=True)
     assert done.stdout.startswith("---\nname: bsl\n")
     assert all(f"`{tool}`" in done.stdout for tool in READ | ACT)

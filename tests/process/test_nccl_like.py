@@ -31,7 +31,7 @@ def end_of_rank_0(case: str, folder: Path, port: int, limit_s: float = 60.0) -> 
             argv = [sys.executable, str(PROGRAM), case]
             ranks.append(subprocess.Popen(argv, env=given, stdout=output, stderr=subprocess.STDOUT))
     try:
-        ranks[1].wait(120)
+        ranks[1].wait(180)
         with suppress(subprocess.TimeoutExpired):
             ranks[0].wait(limit_s)
         return ranks[0].returncode, logs[0].read_text()

@@ -26,7 +26,7 @@ def test_a_browser_draws_the_page_without_complaint(tmp_path: Path, monkeypatch:
         [str(BROWSER), *options, page.as_uri()],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
     )
     assert done.returncode == 0
     assert "CONSOLE" not in done.stderr  # a page logs errors in its style, markup or script

@@ -51,7 +51,7 @@ def rehearse(tmp_path: Path) -> Rehearse:
 
 def finish(process: subprocess.Popen[str]) -> tuple[int, dict[str, Any]]:
     """Return the exit code and the JSON document."""
-    stdout, stderr = process.communicate(timeout=120)
+    stdout, stderr = process.communicate(timeout=300)
     assert stdout, stderr
     document: dict[str, Any] = json.loads(stdout)
     return process.returncode, document
@@ -118,7 +118,7 @@ def test_a_save_on_a_full_disk_is_a_no_go_even_if_the_report_cannot_be_stored(
 ) -> None:
     subprocess.run(["mount", "-o", "remount,size=4m", str(small_disk)], check=True)
     process = rehearse("fills-disk", "--json", "--set", f"run.root={small_disk}")
-    stdout, stderr = process.communicate(timeout=120)
+    stdout, stderr = process.communicate(timeout=300)
     assert stdout, stderr
     document = json.loads(stdout)
     assert (process.returncode, document["verdict"]) == (1, "no-go"), stderr
@@ -138,7 +138,7 @@ def test_an_interrupted_rehearsal_ends_everything_and_says_so(
             break
     assert processes_of(tmp_path)
     process.send_signal(number)
-    stdout, stderr = process.communicate(timeout=60)
+    stdout, stderr = process.communicate(timeout=300)
     assert (process.returncode, stdout) == (130, "")
     assert has_parts(stderr, "attempt 0001, pid", "has ended")
     # The runner of a rank ends what its program has left; `test_kill.py` is about what a dead runner leaves.
@@ -148,7 +148,7 @@ def test_an_interrupted_rehearsal_ends_everything_and_says_so(
 
 def test_a_program_that_would_save_into_the_run_is_refused(rehearse: Rehearse, tmp_path: Path) -> None:
     process = rehearse("", "--set", "run.command=[python3, --save, /big/run]")
-    stderr = process.communicate(timeout=60)[1]
+    stderr = process.communicate(timeout=300)[1]
     assert process.returncode == 2
     assert "run.command: --save /big/run: " in stderr
     assert not (tmp_path / "runs").exists()
@@ -157,7 +157,7 @@ def test_a_program_that_would_save_into_the_run_is_refused(rehearse: Rehearse, t
 def test_a_run_that_cannot_be_written_leaves_nothing(rehearse: Rehearse, tmp_path: Path) -> None:
     (tmp_path / "runs").write_text("not a folder")
     process = rehearse()
-    stderr = process.communicate(timeout=60)[1]
+    stderr = process.communicate(timeout=300)[1]
     assert process.returncode == 2 and "run.root" in stderr, stderr
 
 

@@ -7,12 +7,14 @@ import os
 import signal
 import socket
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
 from bigsci_launch.cli.main import bsl
+from bigsci_launch.hang_lab.nursery import Nursery
 from bigsci_launch.runs.attempts import JobRecord, write_job
 from bigsci_launch.runs.layout import AttemptDir
 from bigsci_launch.scheduler.local import Launcher
@@ -30,7 +32,7 @@ from bigsci_launch.trace.read import NO_COPY, read_copies, read_nodes, with_livi
 from tests.support.texts import has_parts
 from tests.support.waiting import wait_until
 
-from .recorded_ranks import Ranks, read
+from .recorded_ranks import ForkedRanks, read
 from .test_spy_dumps import dump
 
 pytestmark = pytest.mark.torch
@@ -117,7 +119,14 @@ lock.acquire() if rank == 2 else loss.backward()
 LONE = "if rank == 0: dist.recv(torch.zeros(3), 1, tag=8)\n"
 
 
-def start(ranks: Ranks, program: str, size: int, waiting: int) -> None:
+@pytest.fixture
+def ranks(nursery: Nursery, tmp_path: Path) -> Iterator[ForkedRanks]:
+    found = ForkedRanks(tmp_path, nursery)
+    yield found
+    found.end()
+
+
+def start(ranks: ForkedRanks, program: str, size: int, waiting: int) -> None:
     """Start ranks of `program`, and wait until `waiting` of them are in a call of the ring."""
     file = ranks.rings.parent / "train.py"
     file.write_text(START + program)
@@ -126,33 +135,33 @@ def start(ranks: Ranks, program: str, size: int, waiting: int) -> None:
     wait_until(lambda: sum(bool(ring["open"]) for ring in read(*map(ranks.live, range(size)))) >= waiting)
 
 
-def look(ranks: Ranks, **more: object) -> Evidence:
+def look(ranks: ForkedRanks, **more: object) -> Evidence:
     request = {"pid_files": str(ranks.attempt / "pids"), **more}
     return collect(Target(label="rings", request=request, attempt=AttemptDir(ranks.attempt))).evidence()
 
 
-def verdict(ranks: Ranks) -> Conclusion:
+def verdict(ranks: ForkedRanks) -> Conclusion:
     """The verdict, or what it would be if the job were known to hang."""
     found = judge(look(ranks))
     return found.if_hang or found
 
 
 @pytest.mark.long
-def test_the_rank_that_sets_such_keys_is_named(ranks: Ranks) -> None:
+def test_the_rank_that_sets_such_keys_is_named(ranks: ForkedRanks) -> None:
     start(ranks, READY + ROUNDS + BARRIER, 3, waiting=3)
     found = verdict(ranks)
     assert has_parts(found.claim, "rank 1", "'round/2/go'", "rank 0 set 'round/1/go'", "barrier")
     assert found.hang_class is HangClass.STORE_KEY_MISSING and not found.suspects
 
 
-def test_a_key_that_names_a_rank_is_due_from_that_rank(ranks: Ranks) -> None:
+def test_a_key_that_names_a_rank_is_due_from_that_rank(ranks: ForkedRanks) -> None:
     start(ranks, READY + OWN_KEYS + BARRIER, 4, waiting=4)
     found = verdict(ranks)
     assert has_parts(found.claim, "key 'ready-3'", "rank 3", "rank 1 set 'ready-1'")
 
 
 @pytest.mark.long
-def test_nobody_is_named_for_a_key_like_no_other(ranks: Ranks) -> None:
+def test_nobody_is_named_for_a_key_like_no_other(ranks: ForkedRanks) -> None:
     start(ranks, READY + TAG + BARRIER, 3, waiting=3)
     found = verdict(ranks)
     assert "key 'checkpoint/tag'" in found.claim and " set '" not in found.claim
@@ -160,7 +169,7 @@ def test_nobody_is_named_for_a_key_like_no_other(ranks: Ranks) -> None:
     assert [suspect.rank for suspect in found.suspects] == [1], "the rank that waits, and no other"
 
 
-def test_a_rank_that_has_not_come_to_a_new_group_is_named_with_its_place(ranks: Ranks) -> None:
+def test_a_rank_that_has_not_come_to_a_new_group_is_named_with_its_place(ranks: ForkedRanks) -> None:
     start(ranks, READY + GROUP + BARRIER, 3, waiting=3)
     found = verdict(ranks)
     said = next(line for line in found.evidence if "new_group of ranks 0,1,2" in line)
@@ -169,10 +178,10 @@ def test_a_rank_that_has_not_come_to_a_new_group_is_named_with_its_place(ranks: 
     assert missing.startswith("rank 2 ") and "barrier" in missing
 
 
-def test_a_rank_that_left_out_a_step_is_named_with_the_step(ranks: Ranks) -> None:
+def test_a_rank_that_left_out_a_step_is_named_with_the_step(ranks: ForkedRanks) -> None:
     start(ranks, STEPS, 3, waiting=0)
-    found = verdict(ranks)
-    assert found.state is State.PROGRESSING and found.hang_class is HangClass.STEP_DROPPED, found
+    found = wait_until(lambda: (seen := verdict(ranks)).state is State.PROGRESSING and seen)
+    assert found.hang_class is HangClass.STEP_DROPPED, found
     assert has_parts(found.claim, "rank 2", "1 step ", "step 4 ")
     assert not found.suspects
 
@@ -185,7 +194,7 @@ def message(wait: Wait) -> tuple[str, int | None, int | None]:
     ("program", "words"),
     [(BLOCKING, ("recv", "send")), pytest.param(HANDLES, ("irecv", "isend"), marks=pytest.mark.long)],
 )
-def test_tags_that_differ_are_both_named(ranks: Ranks, program: str, words: tuple[str, str]) -> None:
+def test_tags_that_differ_are_both_named(ranks: ForkedRanks, program: str, words: tuple[str, str]) -> None:
     start(ranks, READY + program + BARRIER, 3, waiting=3)
     evidence = look(ranks)
     waits, found = build_graph(evidence).waits, judge(evidence)
@@ -201,34 +210,34 @@ def test_tags_that_differ_are_both_named(ranks: Ranks, program: str, words: tupl
     assert message(build_graph(unread).waits[0]) == (words[0], 1, 8)
 
 
-def test_a_message_that_the_peer_never_sends_is_named(ranks: Ranks) -> None:
+def test_a_message_that_the_peer_never_sends_is_named(ranks: ForkedRanks) -> None:
     start(ranks, READY + LONE + BARRIER, 3, waiting=3)
     said = [fact.words for fact in find_in_rings(look(ranks))]
     assert len(said) == 1 and said[0].count("tag 8") == 2 and "barrier" in said[0]
 
 
 @pytest.mark.long  # tests/unit/spy/judge/test_last_calls.py holds this for the ring of such a rank
-def test_a_rank_that_waits_for_a_lock_of_its_own_is_accused(ranks: Ranks) -> None:
+def test_a_rank_that_waits_for_a_lock_of_its_own_is_accused(ranks: ForkedRanks) -> None:
     start(ranks, ONE_LOCKED, 3, waiting=2)
     assert [suspect.rank for suspect in verdict(ranks).suspects] == [2]
 
 
 @pytest.mark.long  # tests/unit/spy/judge/test_last_calls.py holds this for the frames of such ranks
 @pytest.mark.parametrize("program", [DDP, RAW, OPERATION, FUTURE])
-def test_a_rank_that_waits_for_work_that_python_did_not_begin_is_not_accused(ranks: Ranks, program: str) -> None:
+def test_a_rank_that_waits_for_work_that_python_did_not_begin_is_not_accused(ranks: ForkedRanks, program: str) -> None:
     start(ranks, program + ONE_LEAVES, 3, waiting=1)
     assert {suspect.rank for suspect in verdict(ranks).suspects} <= {2}
 
 
-def test_a_rank_that_others_wait_for_in_their_backward_pass_is_accused(ranks: Ranks) -> None:
+def test_a_rank_that_others_wait_for_in_their_backward_pass_is_accused(ranks: ForkedRanks) -> None:
     start(ranks, DDP + ONE_WITHOUT_GRADIENTS, 3, waiting=2)
     found = verdict(ranks)
     assert [suspect.rank for suspect in found.suspects] == [2]
     assert has_parts(" ".join(found.evidence), "gradient reduction number 4", "rank 2")
 
 
-def test_a_dead_rank_is_known_from_the_ring_that_it_left(ranks: Ranks) -> None:
-    start(ranks, READY + BLOCKING + "time.sleep(100)", 3, waiting=2)
+def test_a_dead_rank_is_known_from_the_ring_that_it_left(ranks: ForkedRanks) -> None:
+    start(ranks, READY + BLOCKING + "time.sleep(600)", 3, waiting=2)
     os.kill(ranks.record(1)["pid"], signal.SIGKILL)
     wait_until(lambda: ranks.kept(1).exists())
     evidence = look(ranks)
@@ -248,8 +257,8 @@ def test_a_dead_rank_is_known_from_the_ring_that_it_left(ranks: Ranks) -> None:
     assert f"rank 1 (dp0 pp0 tp1): step 0, {FROM_RING}" in lines and "rank 2 (dp0 pp0 tp2): step 0" in lines
 
 
-def test_the_commands_answer_for_the_dead_and_the_living(ranks: Ranks) -> None:
-    start(ranks, READY + BLOCKING + "time.sleep(100)", 3, waiting=2)
+def test_the_commands_answer_for_the_dead_and_the_living(ranks: ForkedRanks) -> None:
+    start(ranks, READY + BLOCKING + "time.sleep(600)", 3, waiting=2)
     os.kill(ranks.record(1)["pid"], signal.SIGKILL)
     wait_until(lambda: ranks.kept(1).exists())
     attempt, run = AttemptDir(ranks.attempt), ranks.attempt.parent.parent
@@ -270,11 +279,9 @@ def test_the_commands_answer_for_the_dead_and_the_living(ranks: Ranks) -> None:
     assert said.exit_code == 0 and "all_reduce" in said.stdout, said.output
 
 
-def test_a_run_that_was_ended_shows_why_it_hung(ranks: Ranks) -> None:
+def test_a_run_that_was_ended_shows_why_it_hung(ranks: ForkedRanks) -> None:
     start(ranks, READY + BLOCKING + BARRIER, 3, waiting=3)
-    for runner in ranks.runners:
-        runner.terminate()
-    ranks.wait()
+    ranks.terminate()
     over = Target(label="rings", request={}, attempt=AttemptDir(ranks.attempt), is_over=True)
     first, *_ = what_rings_show(collect(over).evidence())
     for tag, line in ((8, 9), (7, 10)):

@@ -5,11 +5,9 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import signal
 import socket
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +15,7 @@ import pytest
 from click.testing import CliRunner
 
 from bigsci_launch.cli.main import bsl
-from bigsci_launch.hang_lab.nursery import Nursery, open_nursery
+from bigsci_launch.hang_lab.nursery import Nursery
 from bigsci_launch.runs.attempts import JobRecord, write_job
 from bigsci_launch.runs.layout import AttemptDir
 from bigsci_launch.scheduler.local import Launcher
@@ -25,7 +23,7 @@ from bigsci_launch.spy.judge.last_calls import FROM_RING
 from tests.support.waiting import wait_until
 
 from .conftest import state_of
-from .recorded_ranks import DIAGNOSTICS, Ranks, read
+from .recorded_ranks import ForkedRanks, read
 
 pytestmark = pytest.mark.torch
 CULPRIT, PIPE = 2, "shard"
@@ -66,50 +64,12 @@ dist.barrier()
 """
 
 
-@dataclass
-class ForkedRanks:
-    """Ranks that are forked from a process that has imported torch, each with its runner."""
-
-    nursery: Nursery
-    places: Ranks
-    runners: list[int] = field(default_factory=list)
-
-    def start(self, program: Path, words: list[str], size: int) -> None:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
-        for rank in range(size):
-            options = ["--attempt-dir", str(self.places.attempt), "--topology", f"tp={size}", "--ranks-per-node"]
-            options += [str(size), "--rank", str(rank), "--ring", str(self.places.rings), "--"]
-            given = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-            argv = [*options, sys.executable, str(program), *words]
-            self.runners.append(self.nursery.start(argv, given, self.places.rings.parent / "runner.out"))
-
-    def end(self) -> None:
-        with contextlib.suppress(OSError):  # the child of a rank in state D reads from the pipe
-            os.close(os.open(self.places.rings.parent / PIPE, os.O_WRONLY | os.O_NONBLOCK))
-        pids = [json.loads(path.read_text())["pid"] for path in (self.places.attempt / "pids").glob("*.json")]
-        for pid in (*pids, *self.runners):
-            try:
-                os.kill(pid, signal.SIGKILL)
-            except ProcessLookupError:
-                continue
-
-
-@pytest.fixture(scope="module")
-def nursery(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nursery]:
-    pytest.importorskip("torch")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", str(DIAGNOSTICS / "ring_site"))
-        patch.setenv("BSL_RING_DIR", str(tmp_path_factory.mktemp("unused")))
-        with open_nursery() as found:
-            yield found
-
-
 @pytest.fixture
-def forked(nursery: Nursery, tmp_path: Path) -> Iterator[ForkedRanks]:
-    found = ForkedRanks(nursery, Ranks(tmp_path))
+def ranks(nursery: Nursery, tmp_path: Path) -> Iterator[ForkedRanks]:
+    found = ForkedRanks(tmp_path, nursery)
     yield found
+    with contextlib.suppress(OSError):  # the child of a rank in state D reads from the pipe
+        os.close(os.open(tmp_path / PIPE, os.O_WRONLY | os.O_NONBLOCK))
     found.end()
 
 
@@ -117,11 +77,10 @@ def forked(nursery: Nursery, tmp_path: Path) -> Iterator[ForkedRanks]:
 @pytest.mark.parametrize(
     "way", [pytest.param(way, marks=pytest.mark.long) if way == "state-d" else way for way in WAYS]
 )
-def test_the_call_that_ended_a_rank_is_shown(forked: ForkedRanks, tmp_path: Path, way: str, size: int) -> None:
-    ranks = forked.places
+def test_the_call_that_ended_a_rank_is_shown(ranks: ForkedRanks, tmp_path: Path, way: str, size: int) -> None:
     (tmp_path / "train.py").write_text(PROGRAM)
     os.mkfifo(tmp_path / PIPE)
-    forked.start(tmp_path / "train.py", [way, str(tmp_path / PIPE)], size)
+    ranks.start([sys.executable, str(tmp_path / "train.py"), way, str(tmp_path / PIPE)], size)
     wait_until(lambda: all("ready" in ranks.log(rank) for rank in range(size)))
     wait_until(lambda: state_of(ranks.record(CULPRIT)["pid"]) == WAYS[way])
     waiting = [rank for rank in range(size) if rank != CULPRIT]

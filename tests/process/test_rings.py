@@ -175,7 +175,7 @@ def test_what_is_known_of_earlier_calls_is_not_taken_for_another_call(tmp_path: 
     }
     done = subprocess.run(
         [sys.executable, "-c", CALLS], env={**os.environ, **given}, cwd=tmp_path, capture_output=True, text=True,
-        timeout=120, check=True,
+        timeout=300, check=True,
     )  # fmt: skip
     assert done.stdout.endswith(": True\n") and "not recorded" not in done.stderr
     rings = read(*tmp_path.glob("*.ring"), num_last=1000)
@@ -257,7 +257,7 @@ for place in (folder, other):
 
 def test_of_each_worker_the_newest_ring_is_kept(tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", HOOK + RINGS], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", HOOK + RINGS], cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False
     )
     assert done.returncode == 0, done.stderr
     kept = sorted((tmp_path / "run" / "attempts" / "0001" / "rings").iterdir())

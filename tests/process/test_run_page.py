@@ -31,6 +31,6 @@ def test_pointing_at_a_curve_says_which_step_is_there(tmp_path: Path) -> None:
     path.write_text(pages.render_page("run", STYLE, f"{chart}<script>{SCRIPT}</script><script>{POINT}</script>"))
     argv = [str(BROWSER), "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--enable-logging=stderr"]
     argv += [f"--user-data-dir={tmp_path / 'profile'}", "--dump-dom", f"file://{path}"]
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=120, check=True)
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=300, check=True)
     assert re.search(r"<output[^>]*>step 17: 3\.3, attempt 0002<", done.stdout)
     assert "Uncaught" not in done.stderr

@@ -33,7 +33,7 @@ pytestmark = pytest.mark.skipif(not has_other_hosts(), reason="no namespace with
 
 def call(folder: Path, *words: str, elsewhere: bool = False) -> subprocess.CompletedProcess[str]:
     argv = [*(IN_OTHER if elsewhere else []), *BSL, *words]
-    return subprocess.run(argv, cwd=folder, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(argv, cwd=folder, capture_output=True, text=True, timeout=300, check=False)
 
 
 def launcher_of(attempt: AttemptDir) -> int:
@@ -43,7 +43,7 @@ def launcher_of(attempt: AttemptDir) -> int:
 def end(attempt: AttemptDir, number: int) -> None:
     pid = launcher_of(attempt)
     os.kill(pid, number)
-    wait_until(lambda: not Path(f"/proc/{pid}").exists(), 30)
+    wait_until(lambda: not Path(f"/proc/{pid}").exists())
 
 
 @pytest.fixture
@@ -58,7 +58,7 @@ def run(tmp_path: Path) -> Iterator[RunDir]:
     done = call(tmp_path, "submit", "run.yaml", "--detach")
     assert done.returncode == 0, done.stderr
     run = RunDir(tmp_path / "runs" / "trial")
-    wait_until(lambda: renewed_at(run.attempt("0001").lease) is not None, 30)
+    wait_until(lambda: renewed_at(run.attempt("0001").lease) is not None)
     yield run
     for attempt in run.attempts():
         if Path(f"/proc/{launcher_of(attempt)}").exists():

@@ -11,7 +11,6 @@ import json
 import os
 import re
 import signal
-import socket
 import stat
 import subprocess
 import sys
@@ -27,6 +26,7 @@ import pytest
 from bigsci_launch.data.indexed import IndexedWriter
 from bigsci_launch.runs.layout import RunDir
 from tests.support.listening import Listener, allowed_places, listeners, processes_of, table
+from tests.support.ports import find_port
 from tests.support.waiting import wait_until
 from tests.unit.house.conftest import PACKAGE, standalone
 
@@ -86,7 +86,7 @@ class Training:
             "env": {"SECRET_WORD": {"value": SECRET, "reason": "a test looks for it"}},
             "monitor": {
                 "notify": {"webhook": f"http://127.0.0.1:9/{SECRET}"},
-                "metrics": {"port": free_port()},
+                "metrics": {"port": find_port()},
                 "trackers": ["tensorboard"],
             },
             "survive": True,
@@ -155,11 +155,6 @@ class Training:
         return path.relative_to(self.run.path).as_posix()
 
 
-def free_port() -> int:
-    with socket.create_server(("", 0)) as found:
-        return int(found.getsockname()[1])
-
-
 @pytest.fixture(scope="module", params=[0o002, pytest.param(0o022, marks=pytest.mark.long)], ids="umask-{:03o}".format)
 def training(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Training]:
     """A run that was looked at by `bsl spy` in both ways, has lost a rank, and has saved and stopped."""
@@ -177,7 +172,7 @@ def training(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
         yield training
     finally:
         training.process.kill()
-        training.process.wait(10)
+        training.process.wait(180)
         for pid in processes_of(training.folder):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)

@@ -32,7 +32,7 @@ def test_a_command_that_was_just_started_ends_with_its_caller(tmp_path: Path) ->
     (tmp_path / "sinfo").chmod(0o755)
     environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM], env=environment, capture_output=True, text=True, timeout=60, check=True
+        [sys.executable, "-c", PROGRAM], env=environment, capture_output=True, text=True, timeout=300, check=True
     )
     pid, said = done.stdout.split()
     assert said == "interrupted"
@@ -52,6 +52,6 @@ def test_a_signal_that_is_ignored_stays_ignored_in_the_command(tmp_path: Path) -
     (tmp_path / "sinfo").chmod(0o755)
     environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
     done = subprocess.run(
-        [sys.executable, "-c", IGNORED], env=environment, capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", IGNORED], env=environment, capture_output=True, text=True, timeout=300, check=False
     )
     assert done.stdout.strip() == "lives", done.stderr

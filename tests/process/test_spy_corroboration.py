@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from bigsci_launch.hang_lab.judgement import judge, read_verdict
 from bigsci_launch.hang_lab.needs import missing_need
-from bigsci_launch.hang_lab.nursery import Nursery, open_nursery
+from bigsci_launch.hang_lab.nursery import Nursery
 from bigsci_launch.hang_lab.runner import Trial, reproduce
 from bigsci_launch.hang_lab.spying import spy
 from bigsci_launch.hang_lab.zoo import find_reproduction
@@ -17,12 +17,6 @@ from tests.support.texts import has_parts
 
 pytestmark = pytest.mark.torch
 Look = Callable[[str, int], dict[str, Any]]
-
-
-@pytest.fixture(scope="module")
-def nursery() -> Iterator[Nursery]:
-    with open_nursery() as opened:
-        yield opened
 
 
 @pytest.fixture

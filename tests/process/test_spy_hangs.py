@@ -31,7 +31,7 @@ def spy(launch: Any, tmp_path: Path, free_port: int) -> Spy:
         launched = launch("gloo_ranks.py", [arguments] * 4, limit_s=90, **environment)
         argv = [sys.executable, "-m", "bigsci_launch", "spy", "--pid", str(launched.pid), "--topology", "tp=2,dp=2"]
         argv += ["--output", str(tmp_path / "evidence"), "--json", *options]
-        done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=300, check=False)
         assert done.returncode == 0, done.stderr
         document = json.loads(done.stdout)
         assert isinstance(document, dict)

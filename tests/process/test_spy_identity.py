@@ -47,7 +47,7 @@ def start(tmp_path: Path) -> Iterator[Callable[..., int]]:
         for pid in in_session(process.pid):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        process.wait(10)
+        process.wait(180)
 
 
 def in_session(session: int) -> list[int]:
@@ -70,7 +70,7 @@ def reported(folder: Path, count: int = SIZE) -> dict[int, int]:
 def spy(pid: int, folder: Path, *options: str) -> Document:
     argv = [sys.executable, "-m", "bigsci_launch", "spy", "--local", "--pid", str(pid), "--json", *options]
     argv += ["--output", str(folder / "evidence")]
-    done = subprocess.run(argv, cwd=folder, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(argv, cwd=folder, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
     document: Document = json.loads(done.stdout)
     return document
@@ -178,7 +178,7 @@ def test_workers_of_data_loaders_inherit_rank_and_are_none(
 def test_a_shell_that_numbers_ranks_and_runs_something_else(start: Callable[..., int], tmp_path: Path) -> None:
     """A Python program without a number is no rank where others have numbers."""
     ranks = "for number in 2 1 0; do RANK=$number {rank} environment {folder} & done;"
-    pid = start(f"{ranks} {{python}} -c 'import time; time.sleep(60)' &", WORLD_SIZE=str(SIZE))
+    pid = start(f"{ranks} {{python}} -c 'import time; time.sleep(600)' &", WORLD_SIZE=str(SIZE))
     truth = reported(tmp_path)
     document = spy(pid, tmp_path)
     assert numbered(document) == truth

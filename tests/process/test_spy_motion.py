@@ -100,7 +100,7 @@ def test_a_rank_that_polls_is_looked_at_longer_than_one_that_sleeps(ask: AskAgen
 def test_the_command_looks_for_as_long_as_it_is_asked_to(launched: tuple[list[int], float], tmp_path: Path) -> None:
     pid = launched[0][PLACES.index("load_batch")]
     argv = [sys.executable, "-m", "bigsci_launch", "spy", "--pid", str(pid), "--settle", "3.5", "--output", "evidence"]
-    done = subprocess.run(argv, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(argv, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False)
     assert "spy: looking: 1/4 s" in done.stderr
     (path,) = (tmp_path / "evidence" / "nodes").glob("*.json")
     samples = json.loads(path.read_text())["ranks"][0]["samples"]
@@ -111,10 +111,11 @@ def test_how_long_a_thread_has_slept(launched: tuple[list[int], float], ask: Ask
     """It comes last: by then, the threads have slept for most of the time."""
     pids, began = launched
     time.sleep(max(0.0, began + ASLEEP_S - time.monotonic()))
-    found = ask("load_batch", "train_step", more_looks=0)
     slept = time.monotonic() - began
+    found = ask("load_batch", "train_step", more_looks=0)
+    slept_at_last = time.monotonic() - began
     asleep, running = (samples_of(found, rank)[-1].thread_idle_s for rank in (0, 1))
     if asleep is None or running is None:
         pytest.skip("this kernel does not show when a thread last ran")
-    assert abs(asleep[str(pids[PLACES.index("load_batch")])] - slept) < 3.0
+    assert slept - 3.0 < asleep[str(pids[PLACES.index("load_batch")])] < slept_at_last + 3.0
     assert running[str(pids[PLACES.index("train_step")])] < 3.0

@@ -41,7 +41,7 @@ def browse(tmp_path: Path) -> Browse:
             "--dump-dom",
             path.as_uri() + fragment,
         ]
-        done = subprocess.run(argv, capture_output=True, text=True, timeout=120)
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=300)
         assert done.returncode == 0
         assert "CONSOLE" not in done.stderr, done.stderr  # a page logs errors in its style, markup or script
         found = re.search(r'<aside id="detail".*?</aside>', done.stdout, re.DOTALL)

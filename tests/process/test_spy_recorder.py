@@ -138,7 +138,7 @@ def kill_bsl(argv: list[str], step: int) -> list[int]:
         time.sleep(0.02)
     time.sleep(0.5 * step)
     process.kill()
-    process.wait(5)
+    process.wait(180)
     return children
 
 
@@ -153,4 +153,4 @@ def kill_after(argv: list[str], delay_s: float) -> None:
     for pid in [process.pid, *children_of(process.pid)]:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
-    process.wait(5)
+    process.wait(180)

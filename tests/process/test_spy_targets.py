@@ -55,7 +55,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
         line = f"for r in 0 1 2; do RANK=$r WORLD_SIZE=3 {python} rank.py {' '.join(words)} & done; wait"
         process = subprocess.Popen([*before, "sh", "-c", line], cwd=tmp_path, start_new_session=True)
         started.append(process)
-        wait_until(lambda: len(list(tmp_path.glob("ready-*"))) == 3, 30)
+        wait_until(lambda: len(list(tmp_path.glob("ready-*"))) == 3)
         return process.pid
 
     yield start
@@ -67,7 +67,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
 def spy(launcher: int, folder: Path) -> dict[str, Any]:
     words = ["spy", "--local", "--pid", str(launcher), "--output", str(folder / "evidence"), "--json"]
     argv = [sys.executable, "-m", "bigsci_launch", *words]
-    done = subprocess.run(argv, cwd=folder, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(argv, cwd=folder, capture_output=True, text=True, timeout=300, check=False)
     document: dict[str, Any] = json.loads(done.stdout)
     assert document["coverage"]["ranks_read"] == 3, (document["coverage"], document["verdict"])
     return document

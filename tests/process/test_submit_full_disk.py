@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from bigsci_launch.launch.foreground import Ending
+from tests.support.command import run_bsl
 from tests.support.texts import has_parts
 
 from .conftest import fill
@@ -38,8 +38,7 @@ def run_here(path: Path, program: str) -> subprocess.CompletedProcess[str]:
     document = json.loads(path.read_text())
     document["run"]["command"] = ["/bin/sh", "-c", program]
     path.write_text(json.dumps({**document, "monitor": {"watch": "off"}}))
-    argv = [sys.executable, "-m", "bigsci_launch", "submit", str(path)]
-    return subprocess.run(argv, cwd=path.parent, capture_output=True, text=True, timeout=60, check=False)
+    return run_bsl(path.parent, "submit", str(path), rc=None)
 
 
 def test_an_end_that_only_the_output_records_is_said(small_disk: Path, tmp_path: Path) -> None:
@@ -60,8 +59,7 @@ def test_an_end_that_nothing_records_is_said_and_is_no_success(tmp_path: Path) -
 
 
 def submit(path: Path) -> subprocess.CompletedProcess[str]:
-    argv = [sys.executable, "-m", "bigsci_launch", "submit", str(path), "--detach"]
-    return subprocess.run(argv, cwd=path.parent, capture_output=True, text=True, timeout=60, check=False)
+    return run_bsl(path.parent, "submit", str(path), "--detach", rc=None)
 
 
 @pytest.mark.parametrize("num_free_blocks", [0, 1, 4, 12])

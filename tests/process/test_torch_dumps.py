@@ -43,12 +43,12 @@ def test_an_old_torch_is_told_to_record(tmp_path: Path, version: str, kept: str 
     program += "print(os.environ.get('TORCH_NCCL_TRACE_BUFFER_SIZE'))"
     given = {name: value for name, value in os.environ.items() if name != "TORCH_NCCL_TRACE_BUFFER_SIZE"}
     argv = [sys.executable, "-c", program]
-    done = subprocess.run(argv, env=given, capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(argv, env=given, capture_output=True, text=True, timeout=300, check=True)
     assert done.stdout == f"{kept}\n"
 
 
 def test_a_dump_in_the_attempt_is_found(ranks: Ranks) -> None:
-    ranks.start([sys.executable, "-c", "import time; print('ready', flush=True); time.sleep(60)"], 1)
+    ranks.start([sys.executable, "-c", "import time; print('ready', flush=True); time.sleep(600)"], 1)
     wait_until(lambda: "ready" in ranks.log(0))
     time.sleep(0.5)
     Path(ranks.record(0)["recorder_files"][0]).write_bytes(dump())

@@ -18,7 +18,7 @@ def bsl_train(*options: str, **variables: str) -> subprocess.CompletedProcess[st
         env={**os.environ, **variables},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
     )
 
 

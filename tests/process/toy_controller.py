@@ -66,7 +66,7 @@ class ToyController:
             master_port=12345,
         )
 
-    def wait_for(self, what: str, after: int = 0, timeout_s: float = 20, **fields: Any) -> Message:
+    def wait_for(self, what: str, after: int = 0, timeout_s: float = 180, **fields: Any) -> Message:
         """Return the first message with these fields that is not among the first `after`."""
 
         def found() -> list[Message]:

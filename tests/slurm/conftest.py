@@ -35,13 +35,13 @@ class SlurmCluster:
         """The caller's environment, pointing at this cluster."""
         return {**os.environ, "SLURM_CONF": str(self.slurm_conf), "BSL_CLUSTER_DIR": str(self.directory)}
 
-    def run(self, *argv: str, timeout_s: float = 60.0) -> subprocess.CompletedProcess[str]:
+    def run(self, *argv: str, timeout_s: float = 180.0) -> subprocess.CompletedProcess[str]:
         """Run a program against this cluster; the caller checks its status."""
         return subprocess.run(
             argv, env=self.environment(), capture_output=True, text=True, timeout=timeout_s, check=False
         )
 
-    def bsl(self, *argv: str, timeout_s: float = 120.0) -> subprocess.CompletedProcess[str]:
+    def bsl(self, *argv: str, timeout_s: float = 300.0) -> subprocess.CompletedProcess[str]:
         """Run `bsl ARGV` against this cluster."""
         return self.run(sys.executable, "-m", "bigsci_launch", *argv, timeout_s=timeout_s)
 
@@ -55,7 +55,7 @@ def _start(nodes: int, gpus_per_node: int, isolated: bool, may_mount: bool = Tru
     cluster = SlurmCluster(directory, tuple(f"n{i:0{width}d}" for i in range(nodes)), gpus_per_node)
     options = ["--nodes", str(nodes), "--gpus-per-node", str(gpus_per_node), *(["--isolated"] if isolated else [])]
     powerless = [] if may_mount else ["setpriv", "--bounding-set=-sys_admin"]
-    done = cluster.run(*powerless, sys.executable, "-m", "bigsci_launch", "cluster", "up", *options, timeout_s=120)
+    done = cluster.run(*powerless, sys.executable, "-m", "bigsci_launch", "cluster", "up", *options, timeout_s=300)
     if done.returncode != 0:
         cluster.bsl("cluster", "down")
         pytest.fail(f"bsl cluster up: {done.stderr}")

@@ -17,7 +17,7 @@ from .accounting import missing_programs, with_accounting
 from .conftest import SlurmCluster, _start, _stop
 from .test_submit import Run, write_run
 
-pytestmark = [pytest.mark.slurm, pytest.mark.long, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slurm, pytest.mark.long]
 LEFT_S = 200.0
 """From the last end of a job until squeue has forgotten all."""
 

@@ -21,7 +21,7 @@ from tests.support.texts import has_parts
 from .conftest import MakeCluster, SlurmCluster
 from .test_submit import PROGRAM, Run, write_run
 
-pytestmark = [pytest.mark.slurm, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.slurm
 STUCK = Path(__file__).parent / "programs" / "stuck.py"
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 QUEUE = ("--set", "slurm.chain.by=queue")
@@ -66,7 +66,7 @@ def test_a_chain_by_queue_stops_where_no_step_is_made(make_run: Callable[..., Ru
     run = make_run("stuck")
     job_id = submit(run, "3")
     assert f"job {int(job_id) + 1} " in run.stderr
-    run.wait_for(lambda: decision(run, "0002").get("action") == "stop", timeout_s=90)
+    run.wait_for(lambda: decision(run, "0002").get("action") == "stop")
     run.wait_for(lambda: not jobs(run))
     assert decision(run, "0001")["action"] == "continue"
     assert has_parts(decision(run, "0002")["sentence"], "step 3", "start 0002", "crashed")
@@ -77,7 +77,7 @@ def test_a_chain_by_queue_stops_where_no_step_is_made(make_run: Callable[..., Ru
 def test_a_finished_run_leaves_no_successor(make_run: Callable[..., Run]) -> None:
     run = make_run("finishing")
     submit(run, "3", "finish-in=0002")
-    run.wait_for(lambda: decision(run, "0002").get("action") == "finished", timeout_s=90)
+    run.wait_for(lambda: decision(run, "0002").get("action") == "finished")
     run.wait_for(lambda: not jobs(run))
     assert attempts(run) == ["0001", "0002"]
     status = run.status()
@@ -87,7 +87,8 @@ def test_a_finished_run_leaves_no_successor(make_run: Callable[..., Run]) -> Non
 
 def test_two_links_wait_survive_a_hand_in_the_middle_and_are_withdrawn_at_the_end(make_run: Callable[..., Run]) -> None:
     run = make_run("linked")
-    first = int(submit(run, "60", "finish-in=0003", options=("--set", "slurm.chain=2")))
+    seen = run.folder / "seen"
+    first = int(submit(run, "3", "finish-in=0003", str(seen), options=("--set", "slurm.chain=2")))
     second, third = str(first + 1), str(first + 2)
     assert f"jobs {second}, {third} " in run.stderr
     run.wait_for(lambda: "iteration" in run.log(0))
@@ -97,13 +98,14 @@ def test_two_links_wait_survive_a_hand_in_the_middle_and_are_withdrawn_at_the_en
     record.unlink()
     run.cluster.run("scancel", second)
     run.wait_for(lambda: jobs(run) == [third, str(first)])
-    run.wait_for(lambda: bool(decision(run, "0003")), timeout_s=90)
+    seen.touch()
+    run.wait_for(lambda: bool(decision(run, "0003")))
     assert json.loads(record.read_text())["job_id"] == third
     began = json.loads(record.with_name("chain.json").read_text())["started"]
     assert began >= run.exit()["ended"], "it waited for the first one too"
     found = decision(run, "0001")
     assert (found["next_attempt"], found["next_job_id"], found["words"]) == ("0003", third, None)
-    run.wait_for(lambda: decision(run, "0003").get("action") == "finished", timeout_s=90)
+    run.wait_for(lambda: decision(run, "0003").get("action") == "finished")
     output = (run.directory / "attempts" / "0003" / "job.out").read_text()
     assert "(attempts 0004, 0005)" in output
     run.wait_for(lambda: not jobs(run))
@@ -135,7 +137,7 @@ def test_an_attempt_is_queued_from_outside_behind_one_without_a_chain(make_run: 
     assert "waits behind attempt 0001" in run.stderr
     assert (run.directory / "attempts" / "0002" / "queued").exists()
     run.cluster.run("scancel", run.status()["job"]["job_id"])
-    run.wait_for(lambda: decision(run, "0002").get("action") == "finished", timeout_s=90)
+    run.wait_for(lambda: decision(run, "0002").get("action") == "finished")
     run.wait_for(lambda: not jobs(run))
 
 
@@ -196,9 +198,9 @@ def test_an_expedited_run_starts_again_at_once_and_a_failed_one_is_not_held(
         pytest.skip("expedited requeues need Slurm 25.11 or newer")
     failing, run = make_run("failing"), make_run("chained")
     submit(failing, "3", options=EXPEDITE)
-    failing.wait_for_state("FAILED", timeout_s=120)
+    failing.wait_for_state("FAILED")
     job_id = submit(run, "3", "finish-in=0001.r1", options=(*EXPEDITE, "--set", "slurm.chain.by=requeue"))
-    run.wait_for_state("COMPLETED", timeout_s=180)
+    run.wait_for_state("COMPLETED")
     shown = run.cluster.run("scontrol", "show", "job", "-o", job_id).stdout
     times = dict(word.split("=", 1) for word in shown.split() if word.startswith(("SubmitTime=", "EligibleTime=")))
     assert "Restarts=1 " in shown and times["EligibleTime"] == times["SubmitTime"]
@@ -206,10 +208,10 @@ def test_an_expedited_run_starts_again_at_once_and_a_failed_one_is_not_held(
     lost = write_run(cluster, tmp_path, "ignore-term", name="lost")
     lost.submit(*EXPEDITE)
     for attempt in ("0001", "0001.r1"):
-        lost.wait_for(lambda attempt=attempt: "iteration 1\n" in lost.log(3, attempt), timeout_s=120)
+        lost.wait_for(lambda attempt=attempt: "iteration 1\n" in lost.log(3, attempt))
         victim = expand_hostlist(lost.status()["job"]["hostlist"])[-1]
         assert cluster.bsl("cluster", "kill-node", victim).returncode == 0
-    lost.wait_for(lambda: "iteration 1\n" in lost.log(3, "0001.r2"), timeout_s=120)
+    lost.wait_for(lambda: "iteration 1\n" in lost.log(3, "0001.r2"))
 
 
 @pytest.mark.long

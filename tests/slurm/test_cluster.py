@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -37,14 +36,13 @@ def test_the_machine_keeps_its_own_hosts_file(isolated_cluster):
 
 
 def test_a_monitoring_step_starts_beside_a_full_allocation(isolated_cluster, tmp_path):
-    job = _submit(isolated_cluster, tmp_path, "#SBATCH -N4 --ntasks-per-node=2 --gres=gpu:2\nsrun sleep 60\n")
+    job = _submit(isolated_cluster, tmp_path, "#SBATCH -N4 --ntasks-per-node=2 --gres=gpu:2\nsrun sleep 600\n")
     _wait_for(isolated_cluster, job, "RUNNING")
-    started = time.monotonic()
     done = isolated_cluster.run(
         "srun", "--overlap", f"--jobid={job}", "--gres=gpu:0", "-N4", "--ntasks-per-node=1", "hostname"
     )
     assert sorted(done.stdout.split()) == ["n0", "n1", "n2", "n3"]
-    assert time.monotonic() - started < 10
+    assert isolated_cluster.run("squeue", "-h", "-j", job, "-o", "%T").stdout == "RUNNING\n", "it need not wait for it"
     assert isolated_cluster.run("scancel", job).returncode == 0
 
 
@@ -53,9 +51,9 @@ def test_a_requeued_job_runs_again_soon(isolated_cluster, tmp_path):
     out = tmp_path / "starts"
     body = f"#SBATCH -N1 --requeue\necho start-${{SLURM_RESTART_COUNT:-0}} >> {out}\nsleep 60\n"
     job = _submit(isolated_cluster, tmp_path, body)
-    wait_until(lambda: out.exists() and "start-0" in out.read_text(), 20)
+    wait_until(lambda: out.exists() and "start-0" in out.read_text())
     assert isolated_cluster.run("scontrol", "requeue", job).returncode == 0
-    wait_until(lambda: "start-1" in out.read_text(), 60)
+    wait_until(lambda: "start-1" in out.read_text())
     isolated_cluster.run("scancel", job)
 
 
@@ -77,7 +75,7 @@ def test_gloo_ranks_on_four_nodes_find_each_other_by_name(isolated_cluster, tmp_
         f"srun --kill-on-bad-exit=1 {sys.executable} {program}\n"
     )
     job = _submit(isolated_cluster, tmp_path, body)
-    _wait_for(isolated_cluster, job, "COMPLETED", timeout_s=100)
+    _wait_for(isolated_cluster, job, "COMPLETED")
     lines = (tmp_path / "job.out").read_text().splitlines()
     assert sorted(line for line in lines if line.startswith("rank")) == [f"rank {rank}: 255.0" for rank in range(8)]
 
@@ -90,7 +88,7 @@ def _submit(cluster, folder: Path, body: str) -> str:
     return done.stdout.strip()
 
 
-def _wait_for(cluster, job: str, state: str, timeout_s: float = 30.0) -> None:
+def _wait_for(cluster, job: str, state: str, timeout_s: float = 180.0) -> None:
     wait_until(lambda: f"JobState={state} " in cluster.run("scontrol", "show", "job", job).stdout, timeout_s)
 
 

@@ -31,7 +31,7 @@ def test_the_guide_runs_as_it_is_written(slurm_packages: None, short_tmp_path: P
             env=environment,
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=300,
         )
     finally:
         subprocess.run([sys.executable, "-m", "bigsci_launch", "cluster", "down"], env=environment, check=True)

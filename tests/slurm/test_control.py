@@ -17,7 +17,7 @@ from tests.support.texts import has_parts
 
 from .test_submit import Run, write_run
 
-pytestmark = [pytest.mark.slurm, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.slurm
 HANDLER = Path(__file__).parents[1] / "process" / "programs" / "serve_requests.py"
 
 
@@ -36,7 +36,7 @@ def watch(isolated_cluster: Any) -> Iterator[Callable[[Run], None]]:
     yield start
     for process in started:
         process.terminate()
-        process.wait(30)
+        process.wait(180)
 
 
 def acts(run: Run, what: str) -> list[Act]:
@@ -51,7 +51,7 @@ def test_ranks_that_hang_are_ended_for_somebody_who_wants_to_stop_them(
     run.wait_for_ranks()
     watch(run)
     (run.directory / "control" / "exit").write_text("nobody answers\n")
-    run.wait_for_state("FAILED", "CANCELLED", "COMPLETED", timeout_s=90)
+    run.wait_for_state("FAILED", "CANCELLED", "COMPLETED")
     ended = run.exit()
     assert ended["reason"] == "cancelled" and has_parts(ended["evidence"][0], "root", "nobody answers")
     run.wait_for(lambda: acts(run, "exit")[-1].state != "begun")
@@ -74,7 +74,7 @@ def test_a_program_that_listens_is_asked_with_its_stop_signal(
     assert has_parts(refused(run, "save"), "`bsl train`", "another program")
     run.bsl("control", str(run.directory), "restart", "--why", "a new revision")
     assert "slurm.chain" in run.stderr
-    run.wait_for_state("COMPLETED", "FAILED", timeout_s=60)
+    run.wait_for_state("COMPLETED", "FAILED")
     assert run.exit()["reason"] == "stopped" and has_parts(*run.exit()["evidence"], "root", "a new revision")
     assert all("asked to stop" in run.log(rank) and "helper died" not in run.log(rank) for rank in range(2))
     run.wait_for(lambda: acts(run, "restart")[-1].state == "done")

@@ -13,7 +13,7 @@ import pytest
 
 from bigsci_launch.checkpoints.around import UNASKED_BYTES
 
-pytestmark = [pytest.mark.slurm, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.slurm
 
 
 def write_zeros(path: Path, num_bytes: int) -> Path:

@@ -12,7 +12,7 @@ from tests.support.texts import has_parts
 
 from .test_submit import Run, write_run
 
-pytestmark = [pytest.mark.slurm, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.slurm
 SHORT = ("--set", "slurm.wait_s=4")
 
 

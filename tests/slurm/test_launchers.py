@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,10 +10,11 @@ from typing import Any
 
 import pytest
 
+from tests.support.command import run_bsl
 from tests.support.texts import has_parts
 from tests.support.waiting import wait_until
 
-pytestmark = [pytest.mark.slurm, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.slurm
 LAUNCH = (sys.executable, str(Path(__file__).parents[1] / "process" / "programs" / "launch_workers.py"))
 TORCHRUN = (str(Path(sys.executable).with_name("torchrun")),)
 PLAIN = """
@@ -58,17 +58,7 @@ class LaunchedJob:
         self.job = ""
 
     def bsl(self, *words: str, rc: int = 0) -> str:
-        argv = [sys.executable, "-m", "bigsci_launch", *words]
-        done = subprocess.run(
-            argv,
-            cwd=self.folder,
-            env=self.cluster.environment(),
-            capture_output=True,
-            text=True,
-            timeout=100,
-            check=False,
-        )
-        assert done.returncode == rc, (done.returncode, done.stdout, done.stderr)
+        done = run_bsl(self.folder, *words, rc=rc, environment=self.cluster.environment())
         return done.stdout
 
     def submit(self, launcher: tuple[str, ...], program: str, *words: str, **slurm: Any) -> None:
@@ -91,14 +81,12 @@ class LaunchedJob:
     def wait_for(self, word: str, *ranks: int) -> None:
         wait_until(
             lambda: all(word in self.log(f"rank-{rank:04d}") for rank in ranks),
-            100,
             evidence=lambda: (self.log("launcher-0000"), self.log("launcher-0001"), self.bsl("status", "run")),
         )
 
     def wait_for_end(self) -> Any:
         wait_until(
             lambda: (self.attempt / "exit.json").exists() and self.record("exit")["exit_code"] is not None,
-            100,
             evidence=lambda: (self.log("launcher-0000"), self.log("launcher-0001"), self.bsl("status", "run")),
         )
         return self.record("exit")
@@ -163,7 +151,7 @@ def test_a_rank_that_hangs_is_named_and_launchers_are_no_ranks(run: LaunchedJob)
 
 
 def test_the_request_to_stop_reaches_each_worker(run: LaunchedJob) -> None:
-    run.submit(LAUNCH, f"{PLAIN}time.sleep(100)\n")
+    run.submit(LAUNCH, f"{PLAIN}time.sleep(600)\n")
     run.wait_for("up", 0, 1, 2, 3)
     assert run.cluster.run("scancel", "--signal=URG", run.job).returncode == 0
     run.wait_for("asked", 0, 1, 2, 3)
@@ -172,7 +160,7 @@ def test_the_request_to_stop_reaches_each_worker(run: LaunchedJob) -> None:
 
 
 def test_a_launcher_that_is_killed_is_named_with_its_node(run: LaunchedJob) -> None:
-    run.submit(LAUNCH, f"{PLAIN}time.sleep(100)\n")
+    run.submit(LAUNCH, f"{PLAIN}time.sleep(600)\n")
     run.wait_for("up", 0, 1, 2, 3)
     run.on_node("n1", "kill", "-KILL", str(run.record("pids/launcher-0001")["pid"]))
     ended = run.wait_for_end()
@@ -181,7 +169,7 @@ def test_a_launcher_that_is_killed_is_named_with_its_node(run: LaunchedJob) -> N
 
 
 def test_ranks_that_run_long_after_the_others_are_those_of_their_launcher(run: LaunchedJob) -> None:
-    run.submit(LAUNCH, f"{PLAIN}time.sleep(100 if RANK > 1 else 0)\n", wait_s=2)
+    run.submit(LAUNCH, f"{PLAIN}time.sleep(600 if RANK > 1 else 0)\n", wait_s=2)
     ended = run.wait_for_end()
     assert (ended["reason"], ended["failed_ranks"]) == ("left_early", [0, 1])
     assert ended["first_failure"]["node"] == "n0"

@@ -17,7 +17,7 @@ from .conftest import MakeCluster, SlurmCluster
 from .test_status import processes
 from .test_submit import Run, write_run
 
-pytestmark = [pytest.mark.slurm, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.slurm
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from tests.support.texts import has_parts
 
 from .test_submit import Run, write_run
 
-pytestmark = [pytest.mark.slurm, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.slurm
 BROKEN_GPU = Path(__file__).parent / "programs" / "broken_gpu.py"
 XID = "NVRM: Xid (PCI:0000:c6:00): 79, pid=4711, name=python, GPU has fallen off the bus."
 CHECK = ("--set", "slurm.node_check=true")
@@ -66,12 +66,12 @@ def test_a_run_that_carries_itself_leaves_its_broken_node_behind(
     command = json.dumps([sys.executable, str(BROKEN_GPU), "2", XID])
     run.submit("--set", f"run.command={command}", "--set", f"slurm.chain={{by: {by}}}")
     first = run.directory / "attempts" / "0001"
-    run.wait_for(lambda: (first / "next.json").exists() and (first / "bad_nodes.json").exists(), timeout_s=120)
+    run.wait_for(lambda: (first / "next.json").exists() and (first / "bad_nodes.json").exists())
     run.wait_for(lambda: remembered(run) != [])
     [(bad, reason)] = remembered(run)
     assert reason == "gpu"
     following = {"requeue": "0001.r1", "queue": "0002"}[by]
-    run.wait_for(lambda: (run.directory / "attempts" / following / "exit.json").exists(), timeout_s=120)
+    run.wait_for(lambda: (run.directory / "attempts" / following / "exit.json").exists())
     ended = json.loads((run.directory / "attempts" / following / "exit.json").read_text())
     assert ended["reason"] == "finished"
     pids = [json.loads(path.read_text()) for path in (run.directory / "attempts" / following / "pids").glob("rank-*")]
@@ -93,7 +93,7 @@ def test_a_killed_node_is_named_and_left_out_and_so_is_a_lost_batch_host(make_cl
         killed = cluster.bsl("cluster", "kill-node", victim)
         assert killed.returncode == 0, killed.stderr
     for run in runs:
-        run.wait_for_state("NODE_FAIL", timeout_s=100)
+        run.wait_for_state("NODE_FAIL")
     second, first = runs
     assert second.exit()["reason"] == "node_failure"
     assert second.exit()["first_failure"]["node"] == victims[0]
@@ -149,7 +149,7 @@ def test_a_node_that_fails_its_check_is_named_before_the_ranks_start(
 ) -> None:
     run = write_run(isolated_cluster, tmp_path, "steps=2", name="checked", nodes=4)
     run.submit(*CHECK)
-    run.wait_for_state("FAILED", timeout_s=90)
+    run.wait_for_state("FAILED")
     found = run.exit()
     assert (found["reason"], found["exit_code"], found["num_started"]) == ("node_check", 1, 0), run.output()
     assert (found["first_failure"]["node"], found["first_failure"]["rank"]) == (full_memory, None)
@@ -161,7 +161,7 @@ def test_a_node_that_fails_its_check_is_named_before_the_ranks_start(
     assert remembered(run) == [(full_memory, "failed_check")]
     run.submit(*CHECK, "--set", "slurm.nodes=3", "--set", "run.name=again", "--set", "training.global_batch_size=3")
     again = Run(run.cluster, run.folder, run.config, run.directory.with_name("again"))
-    status = again.wait_for_state("COMPLETED", timeout_s=90)
+    status = again.wait_for_state("COMPLETED")
     assert full_memory not in nodes_of(status)
     assert (again.directory / "attempts" / "0001" / "check" / "result.json").exists()
 
@@ -192,7 +192,7 @@ def test_a_check_that_cannot_run_ends_nothing(isolated_cluster: Any, tmp_path: P
     )
     run = write_run(isolated_cluster, tmp_path, "steps=2", name="odd")
     run.submit(*CHECK, "--set", f"slurm.site={site}")
-    run.wait_for_state("COMPLETED", timeout_s=90)
+    run.wait_for_state("COMPLETED")
     assert "node check: 2 not" in run.output()
     assert remembered(run) == []
 

@@ -100,9 +100,9 @@ def test_an_interrupted_rehearsal_cancels_its_job(isolated_cluster: SlurmCluster
         if line.startswith("steps: ok"):
             break
     process.terminate()
-    stderr = process.communicate(timeout=90)[1]
+    stderr = process.communicate(timeout=300)[1]
     assert process.returncode == 130 and has_parts(stderr, "attempt 0001, job", "has ended"), stderr
-    assert not any(line.startswith("rehearse-trial") for line in jobs(isolated_cluster))
+    wait_until(lambda: not any(line.startswith("rehearse-trial") for line in jobs(isolated_cluster)))
 
 
 @pytest.mark.torch

@@ -14,12 +14,13 @@ from typing import Any
 import pytest
 
 from bigsci_launch.runs.layout import AttemptDir, RunDir
+from tests.support.command import run_bsl
 from tests.support.texts import has_parts
 from tests.support.waiting import wait_until
 
 from .conftest import SlurmCluster
 
-pytestmark = [pytest.mark.slurm, pytest.mark.timeout(180)]
+pytestmark = pytest.mark.slurm
 PROBE = Path(__file__).parent / "programs" / "site_probe.py"
 MODEL = {"num_layers": 2, "hidden_size": 8, "num_attention_heads": 2, "sequence_length": 8, "vocab_size": 64}
 CONTAINER_COMMAND = shutil.which("apptainer") or shutil.which("singularity")
@@ -33,17 +34,8 @@ class Sites:
         self.stderr = ""
 
     def bsl(self, *argv: str, rc: int = 0) -> str:
-        done = subprocess.run(
-            [sys.executable, "-m", "bigsci_launch", *argv],
-            cwd=self.folder,
-            env=self.cluster.environment(),
-            capture_output=True,
-            text=True,
-            timeout=100,
-            check=False,
-        )
+        done = run_bsl(self.folder, *argv, rc=rc, environment=self.cluster.environment())
         self.stderr = done.stderr
-        assert done.returncode == rc, (done.returncode, done.stdout, done.stderr)
         return done.stdout.strip()
 
     def write(self, name: str, *words: str, site: dict[str, Any], slurm: dict[str, Any], **run: Any) -> Path:

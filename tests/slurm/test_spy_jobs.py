@@ -64,7 +64,7 @@ def test_a_task_of_an_array_under_each_of_its_ids(jobs: Jobs) -> None:
     assert jobs.cluster.bsl("cancel", "--jobid", f"{job}_[1-5%1]").returncode == 0
     assert states(jobs, job) == {f"{job}_0 RUNNING"}
     assert jobs.cluster.bsl("cancel", "--jobid", known[f"{job}_0"]).returncode == 0
-    wait_until(lambda: not states(jobs, job), 30)
+    wait_until(lambda: not states(jobs, job))
     assert "has ended" in jobs.cluster.bsl("cancel", "--jobid", job).stderr
 
 
@@ -86,7 +86,7 @@ def test_a_heterogeneous_job_is_looked_at_as_a_whole(jobs: Jobs) -> None:
     said = jobs.cluster.bsl("status", "--jobid", f"{job}+0")
     assert has_parts(said.stdout, f"{job} (job.sh)", "3: n0,n[1-2]")
     assert jobs.cluster.bsl("cancel", "--jobid", f"{job}+1").returncode == 0
-    wait_until(lambda: states(jobs, job) == {f"{job}+0 RUNNING"}, 30)
+    wait_until(lambda: states(jobs, job) == {f"{job}+0 RUNNING"})
     jobs.cancel(job)
 
 
@@ -127,12 +127,12 @@ def test_a_job_of_torchx(jobs: Jobs) -> None:
         env={**jobs.cluster.environment(), "PATH": f"{Path(sys.executable).parent}:{place}"},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
         check=False,  # it asks sacct for the job's state, which is not here
     )
     assert done.stdout.startswith("slurm://torchx/"), done.stderr
     job = done.stdout.strip().rpartition("/")[2]
-    wait_until(ready(jobs.folder, 4), 120)
+    wait_until(ready(jobs.folder, 4))
     document = jobs.spy(f"{job}+1")
     assert (document["job"], suspect(document)["rank"], suspect(document)["node"]) == (job, 3, "n1")
     assert document["coverage"]["ranks_read"] == document["world_size"] == 4
@@ -156,4 +156,14 @@ def test_a_step_next_to_the_training_does_not_hide_it(jobs: Jobs) -> None:
         assert other["coverage"]["steps_left_out"] == []
     refused = jobs.cluster.bsl("spy", "--jobid", job, "--step", "9")
     assert f"error: job {job}: step 9 " in refused.stderr
+    jobs.cancel(job)
+
+
+def test_what_a_job_printed_about_a_killed_rank_is_in_the_answer(jobs: Jobs) -> None:
+    job = jobs.submit(
+        f"srun --kill-on-bad-exit=0 {hung_processes(jobs.folder, 2, 'die')}", "-N2", "--ntasks-per-node=2"
+    )
+    wait_until(lambda: ready(jobs.folder, 4)() and "Killed" in (jobs.folder / "job.out").read_text())
+    said = jobs.cluster.bsl("spy", "--jobid", job)
+    assert has_parts(said.stdout, "task 2 on n1", "Killed", f"({jobs.folder}/job.out)", f"next: bsl why {job}")
     jobs.cancel(job)

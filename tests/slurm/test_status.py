@@ -18,7 +18,7 @@ from tests.support.texts import has_parts
 from .conftest import MakeCluster, SlurmCluster
 from .test_submit import Run, write_run
 
-pytestmark = [pytest.mark.slurm, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.slurm
 MEGATRON = Path(__file__).parent / "programs" / "megatron_lines.py"
 
 
@@ -162,6 +162,6 @@ def test_a_slurmd_that_does_not_answer_is_no_lost_node(
         texts.append(run.bsl("status", str(run.directory)))
         return "n1 does not respond" in texts[-1]
 
-    run.wait_for(is_seen, timeout_s=120)
+    run.wait_for(is_seen)
     assert has_parts(texts[-1], "(mixed*)", "slurmd")
     assert "lost node" not in texts[-1] and "bsl cancel" not in texts[-1]

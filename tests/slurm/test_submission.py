@@ -14,7 +14,7 @@ from tests.support.texts import has_parts
 from .conftest import MakeCluster
 from .test_submit import write_run
 
-pytestmark = [pytest.mark.slurm, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.slurm
 HOLDER = """
 import os, socket, time
 first = 10000 + (int(os.environ["SLURM_JOB_ID"]) + 1) % 20000

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,12 +13,13 @@ from typing import Any
 
 import pytest
 
+from tests.support.command import run_bsl
 from tests.support.texts import has_parts
 from tests.support.waiting import wait_until
 
 from ..unit.other_users import MALLORY, PROJECT, acting_as
 
-pytestmark = [pytest.mark.slurm, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.slurm
 PROGRAM = Path(__file__).parent / "programs" / "rank.py"
 MODEL = {"num_layers": 2, "hidden_size": 8, "num_attention_heads": 2, "sequence_length": 8, "vocab_size": 64}
 
@@ -33,18 +33,9 @@ class Run:
     config: Path
     directory: Path
 
-    def bsl(self, *argv: str, rc: int = 0, timeout_s: float = 100) -> str:
-        done = subprocess.run(
-            [sys.executable, "-m", "bigsci_launch", *argv],
-            cwd=self.folder,
-            env=self.cluster.environment(),
-            capture_output=True,
-            text=True,
-            timeout=timeout_s,
-            check=False,
-        )
+    def bsl(self, *argv: str, rc: int = 0, timeout_s: float = 300) -> str:
+        done = run_bsl(self.folder, *argv, rc=rc, environment=self.cluster.environment(), timeout_s=timeout_s)
         self.stderr = done.stderr
-        assert done.returncode == rc, (done.returncode, done.stdout, done.stderr)
         return done.stdout
 
     def submit(self, *argv: str, rc: int = 0) -> str:
@@ -63,10 +54,10 @@ class Run:
         path = self.directory / "attempts" / attempt / "logs" / f"rank-{rank:04d}.log"
         return path.read_text() if path.exists() else ""
 
-    def wait_for(self, is_so: Callable[[], bool], timeout_s: float = 60) -> None:
+    def wait_for(self, is_so: Callable[[], bool], timeout_s: float = 300) -> None:
         wait_until(is_so, timeout_s, evidence=lambda: (self.bsl("status", str(self.directory)), self.output()))
 
-    def wait_for_state(self, *states: str, timeout_s: float = 60) -> dict[str, Any]:
+    def wait_for_state(self, *states: str, timeout_s: float = 300) -> dict[str, Any]:
         """Wait for a state of the newest attempt with squeue, which is quick; return all that `bsl status` knows."""
         newest = max((self.directory / "attempts").glob("*/job.json"))
         job_id = json.loads(newest.read_text())["job_id"]
@@ -185,7 +176,7 @@ def slow_runs(isolated_cluster: Any, tmp_path_factory: pytest.TempPathFactory) -
 
 def test_ranks_are_told_before_the_time_limit_and_their_helpers_live(slow_runs: dict[str, Run]) -> None:
     run = slow_runs["warned"]
-    status = run.wait_for_state("COMPLETED", timeout_s=90)
+    status = run.wait_for_state("COMPLETED")
     assert (run.exit()["reason"], run.exit()["exit_code"]) == ("stopped", 0)
     assert "time limit" in run.output()
     assert [run.log(rank).splitlines()[-1].split("Z ")[1].strip() for rank in range(2)] == ["asked to stop"] * 2
@@ -195,7 +186,7 @@ def test_ranks_are_told_before_the_time_limit_and_their_helpers_live(slow_runs: 
 @pytest.mark.long
 def test_the_time_limit_itself(slow_runs: dict[str, Run]) -> None:
     run = slow_runs["limited"]
-    run.wait_for_state("TIMEOUT", timeout_s=100)
+    run.wait_for_state("TIMEOUT")
     assert (run.exit()["reason"], run.exit()["slurm_reason"]) == ("time_limit", "TimeLimit")
     assert run.exit()["exit_code"] not in (0, None)
     [told] = run.exit()["evidence"]

@@ -70,7 +70,7 @@ def site(isolated_cluster: SlurmCluster, tmp_path_factory: pytest.TempPathFactor
 def resumed(site: Site) -> RunDir:
     """The job, cancelled in the middle, and submitted again."""
     run, _ = site.submit("cancelled", wait=False)
-    wait_until(lambda: max(losses(run), default=0) >= 2, 180)
+    wait_until(lambda: max(losses(run), default=0) >= 2)
     done = site.cluster.bsl("cancel", str(run.path))
     assert done.returncode == 0, done.stderr
     wait_until(lambda: site.status(run)["job"]["state"] in ("CANCELLED", "COMPLETED"))

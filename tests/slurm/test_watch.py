@@ -84,15 +84,14 @@ def test_a_maintenance_that_the_admins_add_while_a_job_runs_is_seen(
     assert isolated_cluster.bsl("submit", "sleeps.yaml").returncode == 0
     watched = watched_run(RunDir(tmp_path / "runs" / "sleeps"))
     poller = JobPoller(watched)
-    wait_until(lambda: poller.ask("job") or poller.view.is_running, 60)
-    poller.ask("maintenance")
-    assert poller.view.maintenance == ()
+    wait_until(lambda: poller.ask("job") or poller.view.is_running)
+    wait_until(lambda: poller.ask("maintenance") or poller.view.maintenance == ())
     begins = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(time.time() + 600))
     options = ["Nodes=n0", f"StartTime={begins}", "Duration=60", "Users=root", "Flags=MAINT,IGNORE_JOBS"]
     made = isolated_cluster.run("scontrol", "create", "reservation", "ReservationName=cooling", *options)
     try:
         assert made.returncode == 0, made.stderr
-        poller.ask("maintenance")
+        wait_until(lambda: poller.ask("maintenance") or poller.view.maintenance)
         (found,) = near_limits(watched.attempt, poller.view, Tempo())
         assert "cooling" in found.sentence
     finally:
@@ -109,7 +108,7 @@ def test_a_job_of_somebody_else_is_watched_by_its_log(
     (tmp_path / "job.sh").write_text(f'#!/bin/bash\nfor i in $(seq 9999); do echo "{line}"; sleep 0.2; done\n')
     made = isolated_cluster.run("sbatch", "--parsable", "--nodes=1", f"--output={tmp_path}/log-%j.txt", "job.sh")
     job = made.stdout.strip()
-    wait_until(lambda: (tmp_path / f"log-{job}.txt").exists(), 60)
+    wait_until(lambda: (tmp_path / f"log-{job}.txt").exists())
     seen = isolated_cluster.bsl("watch", "--jobid", job, "--once", "--json")
     assert seen.returncode == 0, seen.stderr
     document = json.loads(seen.stdout)
@@ -145,20 +144,20 @@ def test_a_hang_is_ended_and_the_next_link_resumes_from_the_last_save(
     done = isolated_cluster.bsl("submit", f"{kind}.yaml")
     assert done.returncode == 0, done.stderr
     run = RunDir(tmp_path / "runs" / kind)
-    wait_until(lambda: step_of(run, "0001") >= 45, 120)
+    wait_until(lambda: step_of(run, "0001") >= 45)
     victims = workers(1, run)
     assert victims, "no rank to stop"
     for pid in victims:
         os.kill(pid, signal.SIGSTOP)
     began = time.time()
-    finding = wait_until(lambda: next((each for each in read_findings(run) if each.kind == "hang"), None), 120)
+    finding = wait_until(lambda: next((each for each in read_findings(run) if each.kind == "hang"), None))
     print(f"{kind}: noticed after {finding.noticed - began:.0f} s: {finding.sentence}")
-    ended = wait_until(lambda: run.attempt("0001").exit.exists() and read_json(run.attempt("0001").exit), 120)
+    ended = wait_until(lambda: run.attempt("0001").exit.exists() and read_json(run.attempt("0001").exit))
     print(f"{kind}: ended after {time.time() - began:.0f} s")
     assert ended["reason"] == "hang"
     assert ended["spy_bundle"]
     last = step_of(run, "0001")
-    wait_until(lambda: step_of(run, "0002") > last, 120)
+    wait_until(lambda: step_of(run, "0002") > last)
     print(f"{kind}: past step {last} again after {time.time() - began:.0f} s")
     text = "".join(path.read_text() for path in run.attempt("0002").logs.glob("*.log"))
     first = min(int(line.split("iteration")[1].split("/")[0]) for line in text.splitlines() if " iteration " in line)

@@ -10,13 +10,17 @@ Found = TypeVar("Found")
 
 
 def wait_until(
-    look: Callable[[], Found], timeout_s: float = 60.0, *, evidence: Callable[[], object] = lambda: "it did not happen"
+    look: Callable[[], Found], timeout_s: float = 300.0, *, evidence: Callable[[], object] = lambda: "it did not happen"
 ) -> Found:
-    """Look until the answer is true, and return it; after `timeout_s` fail with the evidence."""
+    """Look until the answer is true, and return it; after `timeout_s` fail with the evidence.
+
+    Pauses at least as long as a look takes: one that starts programs leaves the cores to what it waits for.
+    """
     deadline = time.monotonic() + timeout_s
-    pause_s = 0.01
+    pause_s, began = 0.01, time.monotonic()
     while not (found := look()):
-        assert time.monotonic() < deadline, evidence()
-        time.sleep(pause_s)
-        pause_s = min(1.5 * pause_s, 0.25)
+        ended = time.monotonic()
+        assert ended < deadline, evidence()
+        time.sleep(max(pause_s, min(ended - began, 2.0)))
+        pause_s, began = min(1.5 * pause_s, 0.25), time.monotonic()
     return found

@@ -50,7 +50,7 @@ def train_step() -> None:
 
 
 def load_batch() -> None:
-    time.sleep(300)
+    time.sleep(900)
 
 
 class Samples:
@@ -196,4 +196,4 @@ if CASE == "slow":
             time.sleep(1.5)
         train_step()
 go_wrong()
-time.sleep(300)
+time.sleep(900)

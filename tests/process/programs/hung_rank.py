@@ -10,11 +10,11 @@ import time
 
 
 def wait_for_peers() -> None:
-    time.sleep(300)
+    time.sleep(900)
 
 
 def load_batch() -> None:
-    time.sleep(300)
+    time.sleep(900)
 
 
 def tokenise() -> None:
@@ -59,7 +59,7 @@ def wait_for_lock() -> None:
 
 
 def hold_lock() -> None:
-    time.sleep(120)
+    time.sleep(900)
 
 
 def is_locked(lock: object) -> bool:
@@ -87,7 +87,7 @@ def end_worker() -> None:
     import threading
 
     threading.Thread(target=read_shard, name="loader").start()
-    time.sleep(120)
+    time.sleep(900)
 
 
 def train_step() -> None:
@@ -125,10 +125,10 @@ def send_to_peer() -> None:
         connection.close()
         while peer.recv(1 << 16):
             pass
-        time.sleep(300)
+        time.sleep(900)
     peer.close()
     connection.sendall(b"x" * 10_000_000)
-    time.sleep(300)
+    time.sleep(900)
 
 
 def save_state() -> None:
@@ -136,7 +136,7 @@ def save_state() -> None:
     with open(f"{READY}.state", "wb") as file:  # noqa: PTH123
         file.write(b"x" * 10_000_000)
         file.flush()
-        time.sleep(300)
+        time.sleep(900)
 
 
 def poll_queue() -> None:
@@ -161,4 +161,4 @@ signal.alarm(120)
 with open(READY, "w") as fifo:  # noqa: PTH123
     fifo.write("ready\n")
 globals()[sys.argv[1]]()
-time.sleep(300)
+time.sleep(900)

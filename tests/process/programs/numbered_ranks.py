@@ -25,7 +25,7 @@ def report(rank: int) -> None:
 
 def hang(rank: int) -> None:
     report(rank)
-    time.sleep(300)
+    time.sleep(900)
 
 
 def train(index: int, folder: str) -> None:
@@ -83,7 +83,7 @@ def join(dist, rank: int, world_size: int, port: int) -> None:
     report(rank)
     if rank != 1:
         dist.barrier()
-    time.sleep(300)
+    time.sleep(900)
 
 
 def wait_in_the_store() -> None:
@@ -109,7 +109,7 @@ class Batches:
 
     def __getitem__(self, index: int) -> int:
         (FOLDER / f"worker-{os.getpid()}").touch()
-        time.sleep(300)
+        time.sleep(900)
         return index
 
 

@@ -27,6 +27,6 @@ def end(*_: object) -> None:
 
 signal.signal(signal.SIGTERM, end)
 signal.signal(signal.SIGALRM, end)
-signal.alarm(240)
+signal.alarm(900)
 while True:
     signal.pause()

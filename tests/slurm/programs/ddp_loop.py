@@ -1,7 +1,8 @@
-"""A training loop as people start it with torchrun, which knows nothing of bsl: python ddp_loop.py STEPS SECONDS
+"""A training loop as people start it with torchrun, which knows nothing of bsl: python ddp_loop.py STEPS SECONDS [FILE]
 
 DistributedDataParallel over gloo. Every fifth step is saved in `checkpoint.pt` of the working directory, and a start
-continues from there. It prints `step N loss L`; SIGUSR2 has it save and stop. Samples depend on step and rank only.
+continues from there. It prints `step N loss L`; SIGUSR2 has it save and stop. The last step waits for FILE. Samples
+depend on step and rank only.
 """
 
 import os
@@ -18,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 SAVED = Path("checkpoint.pt")
 
 
-def main(num_steps: int, seconds: float) -> None:
+def main(num_steps: int, seconds: float, awaited: Path | None) -> None:
     wanted = torch.zeros(1)
     signal.signal(signal.SIGUSR2, lambda *_: wanted.fill_(1))
     torch.set_num_threads(1)
@@ -30,6 +31,8 @@ def main(num_steps: int, seconds: float) -> None:
     print(f"starts at step {step} as rank {dist.get_rank()} of {dist.get_world_size()}", flush=True)
     while step < num_steps and not agreed(wanted):
         step += 1
+        while step == num_steps and awaited is not None and not awaited.exists():
+            time.sleep(0.1)
         torch.manual_seed(1000 * step + dist.get_rank())
         loss = model(torch.randn(8, 16)).square().mean()
         optimizer.zero_grad()
@@ -68,4 +71,4 @@ def load(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> int:
     return int(saved["step"])
 
 
-main(int(sys.argv[1]), float(sys.argv[2]))
+main(int(sys.argv[1]), float(sys.argv[2]), Path(sys.argv[3]) if len(sys.argv) > 3 else None)

@@ -22,7 +22,7 @@ def config(**sections: dict[str, object]) -> RunConfig:
     document = load_run(DEMO).config.model_dump(mode="json")
     sections = {"parallelism": {"tensor_parallel_size": 1, **UNEVEN}, **OFF, **sections}
     for section, values in sections.items():
-        document[section] = {**document[section], **values}
+        document[section] = {**(document[section] or {}), **values}
     return RunConfig.model_validate(document)
 
 
@@ -37,7 +37,7 @@ def test_what_it_can_do_is_accepted_on_any_number_of_ranks() -> None:
 
 
 def test_all_that_it_cannot_do_is_one_error() -> None:
-    wrong = {**UNEVEN, "tensor_parallel_size": 2, "zero_stage": 1, "data_parallel_size": 2}
+    wrong = {**UNEVEN, "tensor_parallel_size": 2, "zero_stage": 2, "data_parallel_size": 2}
     (found,) = findings(parallelism=wrong, training={"precision": "fp16", "micro_batch_size": "auto"})
     keys = ("tensor_parallel_size", "data_parallel_size", "zero_stage")
     wanted = {"parallelism.engine", *(f"parallelism.{key}" for key in keys)}
@@ -50,6 +50,12 @@ def test_every_number_of_ranks_must_have_pipelines(fewest: int, is_refused: bool
     """With 4 layers, pipelines of 3 stages could not also have 5."""
     found = findings(parallelism={"tensor_parallel_size": 1, **UNEVEN, "pipeline_parallel_size": fewest})
     assert bool(found) == is_refused
+
+
+@pytest.mark.parametrize(("failures", "is_said"), [(1, False), (99, True)])
+def test_an_f_that_cannot_be_kept_is_said(failures: int, is_said: bool) -> None:
+    found = findings(survive={"failures": failures})
+    assert [(each.severity, each.keys[0]) for each in found] == [("warning", "survive.failures")] * is_said
 
 
 def test_deepspeed_needs_none_of_it() -> None:

@@ -248,6 +248,7 @@ PLAIN_READS = {
         *("free_port.py", "launch/job/free_port.py"),
         *("node_environment.py", "node_injection.py", "node_kernel.py", "node_processes.py"),
         *("rank_again.py", "rank_process.py", "rank_program.py", "rank_rings.py", "rank_stacks.py", "ring_hook.py"),
+        "ring_phases.py",
         "ring_site/sitecustomize.py",
     ),
     "/etc/hosts": ("minicluster/startup.py",),

@@ -128,7 +128,7 @@ ROOMS_INSIDE: dict[str, dict[str, set[str]]] = {
         "survive": {"device", "guards", "parallel", "rank", "state", "steps"},
         "uneven": {"device", "guards", "parallel", "rank", "state", "steps", "survive"},
         "fault_injection": {"parallel", "rank", "steps"},
-        "companions": {"guards", "microbatch", "fault_injection", "state", "steps"},
+        "companions": {"guards", "microbatch", "fault_injection", "state", "steps", "uneven"},
         "startup": {"device", "rank"},
         "loop": {"companions", "device", "parallel", "rank", "samples", "startup", "state", "steps", "uneven"},
         "lives": {"loop", "rank", "startup", "survive", "uneven"},

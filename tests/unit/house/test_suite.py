@@ -19,7 +19,7 @@ def test_it_does_so_in_a_job_of_a_shell_too() -> None:
     """A shell starts `pytest &` with SIGINT ignored, as nohup does."""
     test = f"{__file__}::{test_an_interrupt_reaches_what_tests_start.__name__}"
     argv = ["env", "--ignore-signal=INT", sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", test]
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stdout
 
 
@@ -27,7 +27,7 @@ def test_one_process_runs_a_file() -> None:
     """Fixtures of a module cost minutes. With a plugin that does not group, each process makes its own."""
     files = ["tests/unit/test_units.py", "tests/unit/test_step_lines.py"]
     argv = [sys.executable, "-m", "pytest", "-v", "-n", "2", "--no-loadscope-reorder", "-p", "no:cacheprovider", *files]
-    done = subprocess.run(argv, cwd=TESTS.parent, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(argv, cwd=TESTS.parent, capture_output=True, text=True, timeout=300, check=False)
     ran = set(re.findall(r"^\[(gw\d)\].* PASSED (\S+?)::", done.stdout, flags=re.MULTILINE))
     assert sorted(file for _, file in ran) == sorted(files), done.stdout
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from typing import Any
@@ -21,6 +22,7 @@ from bigsci_launch.runs.layout import write_json
 from bigsci_launch.scheduler.lease import is_renewed, kept_lease
 from bigsci_launch.scheduler.local import Launcher
 from tests.support.texts import CheckText, has_parts, without_ages
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -189,6 +191,7 @@ def test_one_that_renews_its_lease_is_not_followed_whatever_is_forced(
     monkeypatch.setattr("bigsci_launch.scheduler.lease.RENEW_S", 0.1)
     with kept_lease(trial.attempt.lease), pytest.raises(RunDirError):
         require_silent(trial.run)
+    wait_until(lambda: "lease" not in [thread.name for thread in threading.enumerate()])
     assert not is_renewed(trial.attempt.lease, within_s=0.4)
     trial.ended("crashed", 1)
     require_silent(trial.run)

@@ -12,13 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
 
-from bigsci_launch.cli.main import bsl
 from bigsci_launch.errors import RunDirError
 from bigsci_launch.launch.decide import find_turn
 from bigsci_launch.runs.attempts import JobRecord, query_attempt, query_attempts, read_job, write_job
 from bigsci_launch.scheduler.job import JobState, format_comment
+from tests.support.command import invoke
 from tests.support.texts import has_parts
 
 pytestmark = pytest.mark.slow
@@ -42,10 +41,6 @@ def slurm(fake_slurm: Install) -> Any:
     fake = fake_slurm("squeue", "sinfo", "scancel", "scontrol")
     fake.answer("scontrol", CONFIG.format("moon"))
     return fake
-
-
-def invoke(*words: str) -> Result:
-    return CliRunner().invoke(bsl, list(words))
 
 
 def test_a_job_of_another_run_is_not_ours(slurm: Any, trial: Any, tmp_path: Path) -> None:

@@ -15,21 +15,16 @@ from datetime import datetime, timezone
 from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
 
-from bigsci_launch.cli.main import bsl
 from bigsci_launch.runs.attempts import read_job, write_job
 from bigsci_launch.status.read import read_status
+from tests.support.command import invoke
 from tests.support.texts import CheckText, has_parts, without_ages
 
 pytestmark = pytest.mark.slow
 
 Install = Callable[..., Any]
 USER = pwd.getpwuid(os.getuid()).pw_name
-
-
-def invoke(*words: str) -> Result:
-    return CliRunner().invoke(bsl, list(words))
 
 
 def line(state: str, job_id: str = "12", comment: str = "(null)") -> str:
@@ -386,7 +381,7 @@ def as_somebody_else(*words: str) -> subprocess.CompletedProcess[str]:
     rights = "-dac_override,-dac_read_search"
     less = [str(setpriv), f"--bounding-set={rights}", f"--inh-caps={rights}"] if os.geteuid() == 0 else []
     argv = [*less, sys.executable, "-m", "bigsci_launch", *words]
-    return subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(argv, capture_output=True, text=True, timeout=300, check=False)
 
 
 def test_a_run_that_may_not_be_read_is_one_line_of_the_list(make_trial: Any) -> None:

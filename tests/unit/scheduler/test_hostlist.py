@@ -89,7 +89,7 @@ def test_expands_as_scontrol_does(offline_conf: Path, expression: str) -> None:
         env={"SLURM_CONF": str(offline_conf), "PATH": "/usr/bin:/bin"},
         capture_output=True,
         text=True,
-        timeout=10,
+        timeout=300,
         check=True,
     )
     assert expand_hostlist(expression) == said.stdout.split()
