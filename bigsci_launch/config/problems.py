@@ -123,14 +123,22 @@ def _advice(kind: str, given: Any) -> str:
 
 
 def _meant(model: type[BaseModel], loc: KeyPath) -> str:
-    """Return the key that was probably meant: a near miss in the same section, or the same key in another one."""
+    """Return the key that was probably meant: a near miss in the same section, its initials (`dp`), or the same key in
+    another one. Otherwise, return the keys of the section."""
     unknown = str(loc[-1])
     section = section_at(model, loc[:-1])
-    near = closest(unknown, section.model_fields if section else ())
+    known = list(section.model_fields) if section else []
+    near = closest(unknown, known) or next((key for key in known if _initials(key).startswith(unknown.lower())), None)
     if near:
         return f"; did you mean {dotted((*loc[:-1], near))}?"
     elsewhere = [dotted((*path, unknown)) for path, other in sections(model) if unknown in other.model_fields]
-    return f"; did you mean {' or '.join(elsewhere)}?" if elsewhere else ""
+    if elsewhere:
+        return f"; did you mean {' or '.join(elsewhere)}?"
+    return f" (known: {', '.join(known)})" if known else ""
+
+
+def _initials(key: str) -> str:
+    return "".join(word[:1] for word in key.split("_"))
 
 
 def closest(word: str, known: Iterable[str]) -> str | None:

@@ -135,6 +135,7 @@ WRONG_VALUES = [
     ("nodes: 4", "Nodes: 4", "5:3", "slurm.Nodes"),
     ("nodes: 4", "num-nodes: 4", "5:3", "slurm.num-nodes"),
     ("nodes: 4", "zzz: 4", "5:3", "slurm.zzz"),
+    ("nodes: 4", "rpt: 4", "5:3", "slurm.rpt"),
     ("nodes: 4", 'partition: ""', "5:3", "slurm.partition"),
     ("nodes: 4", 'qos: "a\\n#SBATCH -x"', "5:3", "slurm.qos"),
     ("20:00:00", "1200", "6:3", "slurm.time_limit"),
