@@ -232,6 +232,7 @@ restart.text | what is known, as a sentence
 restart.causes[] | what records and weights show to have changed or failed there
 restart.not_known[] | what was not recorded, and so cannot be excluded
 restart.compare[] | commands that compare more
+pipelines | the record of the pipelines that train now, with `parallelism.engine: uneven`; null for any other run
 generations | with `survive`: {newest, is_recovering, recovering_since, text, exit_code, gave_up, unknown, all}; \
 null without. `all` has for each generation its number, when it began, its ranks, what ended it (cause, failures), the \
 nodes that are left out from then on, and its `recovery`: {text, seconds of each phase, source, why, step, \

@@ -79,7 +79,7 @@ def test_a_daemon_does_nothing_before_it_is_in_the_record(directory: ClusterDir,
 
 def test_children_and_grandchildren_end_with_a_daemon(directory: ClusterDir, start: Callable[..., Started]):
     start("family", ["sh", "-c", "sh -c 'sleep 99 & wait' & wait"])
-    assert wait_until(lambda: len(_tree(directory)) == 3)
+    assert wait_until(lambda: len(_tree(directory)) == 3, 180)
     pids = _tree(directory)
     assert kill_cluster_processes(directory) == 3
     assert not pids & read_processes().keys()
@@ -121,7 +121,7 @@ def test_a_process_that_does_not_end_is_named(directory: ClusterDir, start: Call
     monkeypatch.setattr(daemons, "KILL_TIMEOUT_S", 0.1)
     monkeypatch.setattr(daemons, "_signal", lambda pid, number: None)
     daemon = start("sleeper", ["sleep", "99"])
-    assert wait_until(lambda: _named(daemon.pid, "sleep"))
+    assert wait_until(lambda: _named(daemon.pid, "sleep"), 180)
     with pytest.raises(ClusterError, match=f"sleep {daemon.pid}") as caught:
         kill_cluster_processes(directory)
     assert "repeated" in str(caught.value.hint)
@@ -136,7 +136,7 @@ def _named(pid: int, command: str) -> bool:
 
 def test_only_children_are_killed():
     parent = subprocess.Popen(["sh", "-c", "sleep 99; exit 3"])
-    assert wait_until(lambda: any(one.parent_pid == parent.pid for one in read_processes().values()))
+    assert wait_until(lambda: any(one.parent_pid == parent.pid for one in read_processes().values()), 180)
     assert kill_children(parent.pid) == 1
     assert parent.wait(180) == 3
     assert kill_children(parent.pid) == 0

@@ -173,10 +173,12 @@ def test_what_is_installed_runs_whatever_the_current_directory_has(local: Local)
     local.write("", ranks=2)
     config = json.loads((local.folder / "run.yaml").read_text())
     del config["run"]["command"]
+    for suffix in (".bin", ".idx"):
+        (local.folder / f"none{suffix}").write_text("not a dataset")
     (local.folder / "run.yaml").write_text(json.dumps(config))
     bsl = [str(Path(sys.executable).with_name("bsl")), "submit", "run.yaml"]
     done = subprocess.run(bsl, cwd=local.folder, capture_output=True, text=True, timeout=300, check=False)
-    assert "none.idx: no such file" in local.exit()["first_failure"]["error"], done.stderr
+    assert "none.idx: " in local.exit()["first_failure"]["error"], done.stderr
     assert "not the" not in local.log(0) + local.log(1) + done.stderr
     provenance = json.loads((local.attempt / "provenance.json").read_text())
     start = json.loads((local.attempt / "events" / "rank-0001.jsonl").read_text().splitlines()[0])
