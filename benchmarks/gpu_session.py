@@ -50,7 +50,7 @@ PHASES = (
     Phase("tests", 130, along=("memory", "hangs")),
     Phase("memory", 130),
     Phase("hangs", 130),
-    Phase("micro_batches", 85),
+    Phase("micro_batches", 110),
     Phase("survive", 90),
     Phase("cost", 90),
     Phase("kernels", 100),
