@@ -18,6 +18,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import page_part
+
 from bigsci_launch.config.rules.layout import Limits
 from bigsci_launch.plan.calibrate.calibrate import calibrate, fit_calibration
 from bigsci_launch.plan.calibrate.predict import predict_row
@@ -31,7 +33,6 @@ from bigsci_launch.plan.shape.tflops import full_flops
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs/explanation/planner.md"
-BEGIN, END = "<!-- accuracy: begin -->", "<!-- accuracy: end -->"
 REPEATS = 10
 
 # Results of other tools on the same rows, as published with them: mean error in percent, Kendall tau.
@@ -230,12 +231,7 @@ def three(figures: ErrorFigures) -> str:
 
 
 def main() -> None:
-    text = "\n".join(table())
-    print(text)
-    if "--write" in sys.argv:
-        page = PAGE.read_text(encoding="utf-8")
-        before, after = page.split(BEGIN)[0], page.split(END)[1]
-        PAGE.write_text(f"{before}{BEGIN}\n{text}\n{END}{after}", encoding="utf-8")
+    page_part.show(PAGE, "accuracy", "\n".join(table()))
 
 
 if __name__ == "__main__":

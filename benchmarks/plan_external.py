@@ -23,6 +23,8 @@ from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 
+import page_part
+
 from bigsci_launch.plan.calibrate.calibrate import calibrate
 from bigsci_launch.plan.calibrate.place import expected_at
 from bigsci_launch.plan.calibrate.rows import MeasuredRow, Measurement, read_rows, setup_of
@@ -39,12 +41,13 @@ FOLDER = ROOT / "benchmarks/rows"
 ROWS = FOLDER / "published"
 PEERS = FOLDER / "published-peers.csv"
 PAGE = ROOT / "docs/measurements/planner-runs.md"
-BEGIN, END = "<!-- external: begin -->", "<!-- external: end -->"
 GIVEN, DRAWS = 10, 1
 """Rows of a source to calibrate on, and how often they are drawn."""
 PLAYBOOK = "playbook"
 FASTEST, MANY_NODES = 4, 64
 """The part of a sweep that someone would choose from, and the number of nodes that has a line of its own."""
+STALL_S = 0.3
+"""Seconds of a micro batch beyond the prediction from which a pipeline of the playbook counts as stalled."""
 
 
 @dataclass(frozen=True)
@@ -255,11 +258,23 @@ def playbook_lines(rows: Sequence[Published]) -> Iterator[str]:
     )
     yield "|---|---|---|---|---|---|---|---|"
     for name, is_held_out in (("for building", False), ("held out", True)):
-        sweeps: dict[str, list[Published]] = defaultdict(list)
-        for row in rows:
-            if row.is_held_out == is_held_out:
-                sweeps[row.section].append(row)
-        yield f"| {name} | {len(sweeps)} | {_sweeps_cells([*sweeps.values()])} |"
+        part = [row for row in rows if row.is_held_out == is_held_out]
+        yield _sweeps_line(name, part)
+        yield _sweeps_line(f"{name}, without stalls", [row for row in part if not stalls(row)])
+
+
+def stalls(row: Published) -> bool:
+    """Return whether a pipeline took far longer for each micro batch than predicted. This selects by what was measured,
+    so figures without such rows show a cause, not how good predictions are."""
+    pp = row.setup.topology.pp
+    return pp > 1 and row.seconds - priced(row)[0] > STALL_S * (row.setup.num_micro_batches + pp - 1)
+
+
+def _sweeps_line(name: str, rows: Sequence[Published]) -> str:
+    sweeps: dict[str, list[Published]] = defaultdict(list)
+    for row in rows:
+        sweeps[row.section].append(row)
+    return f"| {name} ({len(rows)} layouts) | {len(sweeps)} | {_sweeps_cells([*sweeps.values()])} |"
 
 
 def _sweeps_cells(sweeps: Sequence[Sequence[Published]]) -> str:
@@ -335,12 +350,7 @@ def main() -> None:
     if "--source" in sys.argv:
         print("\n".join(rows_of(sys.argv[sys.argv.index("--source") + 1])))
         return
-    text = "\n".join(table())
-    print(text)
-    if "--write" in sys.argv:
-        page = PAGE.read_text(encoding="utf-8")
-        before, after = page.split(BEGIN)[0], page.split(END)[1]
-        PAGE.write_text(f"{before}{BEGIN}\n{text}\n{END}{after}", encoding="utf-8")
+    page_part.show(PAGE, "external", "\n".join(table()))
 
 
 if __name__ == "__main__":

@@ -21,6 +21,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
+import page_part
+
 from bigsci_launch.plan.calibrate.rows import MeasuredRow, read_rows, setup_of
 from bigsci_launch.plan.price.calibration import expected_on
 from bigsci_launch.plan.price.hardware import model_named
@@ -31,7 +33,6 @@ ROWS = ROOT / "benchmarks/rows"
 FILES = (*sorted((ROWS / "published").glob("*.csv")), ROWS / "runs-2026.csv", ROWS / "playbook.csv")
 BEFORE = ROWS / "plan-memory-before.json"
 PAGE = ROOT / "docs/measurements/plan-memory.md"
-BEGIN, END = "<!-- memory: begin -->", "<!-- memory: end -->"
 
 IN_USE = ("simumax-b200", "vocabpar")
 """Sources that print what torch had in use. Of the others, it is what torch had reserved, or all of the GPU's."""
@@ -183,12 +184,7 @@ def main() -> None:
     if "--keep" in sys.argv:
         BEFORE.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
         return
-    text = "\n".join(table(found, json.loads(BEFORE.read_text(encoding="utf-8"))))
-    print(text)
-    if "--write" in sys.argv:
-        page = PAGE.read_text(encoding="utf-8")
-        before, after = page.split(BEGIN)[0], page.split(END)[1]
-        PAGE.write_text(f"{before}{BEGIN}\n{text}\n{END}{after}", encoding="utf-8")
+    page_part.show(PAGE, "memory", "\n".join(table(found, json.loads(BEFORE.read_text(encoding="utf-8")))))
 
 
 if __name__ == "__main__":

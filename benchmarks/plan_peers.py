@@ -211,7 +211,7 @@ def llm_analysis_input(row: Row) -> dict[str, Any]:
             "tp_size": tp,
             "pp_size": row.number("pp"),
             "sp_size": tp if row.cells["sequence_parallel"] == "1" else 1,
-            "flash_attn": row.cells["attention"] == "fused",
+            "flash_attn": row.cells["attention"] in ("fused", "triton"),
             "mlp_gated_linear_units": row.text("activation") == "swiglu",
             "flops_efficiency": ADVISED_EFFICIENCY,
         },

@@ -10,10 +10,11 @@ page says what is simulated, what others measured, and what was fitted.
 from __future__ import annotations
 
 import csv
-import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+
+import page_part
 
 from bigsci_launch.plan.survive.compose import compose
 from bigsci_launch.plan.survive.cut import CutModel, find_cut
@@ -25,7 +26,6 @@ from bigsci_launch.plan.survive.trace import FailureTrace, Strategy, parse_trace
 ROOT = Path(__file__).parents[1]
 ROWS = ROOT / "benchmarks/rows"
 PAGE = ROOT / "docs/measurements/survive-tables.md"
-BEGIN, END = "<!-- tables: begin -->", "<!-- tables: end -->"
 SYSTEMS = ("Oobleck", "Varuna", "Bamboo")
 NODES = range(30, 14, -1)
 FAILURES = 3
@@ -258,12 +258,7 @@ def in_digits(value: float) -> str:
 
 
 def main() -> None:
-    text = "\n".join(tables())
-    print(text)
-    if "--write" in sys.argv:
-        page = PAGE.read_text(encoding="utf-8")
-        before, after = page.split(BEGIN)[0], page.split(END)[1]
-        PAGE.write_text(f"{before}{BEGIN}\n{text}\n{END}{after}", encoding="utf-8")
+    page_part.show(PAGE, "tables", "\n".join(tables()))
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from bigsci_launch.config.schema.section import Section
 
 Framework = Literal["bsl", "deepspeed", "megatron", "torchtitan", "fsdp", "other"]
 Precision = Literal["fp32", "bf16", "fp16", "fp8"]
-Attention = Literal["fused", "flash1", "flash3", "unfused"]
+Attention = Literal["fused", "flash1", "triton", "flash3", "unfused"]
 Kernels = Literal["eager", "fused", "compiled", "graphs"]
 LossKernel = Literal["plain", "fused", "chunked"]
 ExpertProducts = Literal["grouped", "loop"]

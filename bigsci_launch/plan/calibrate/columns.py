@@ -7,7 +7,7 @@ A row that names its framework has the defaults of that framework today. A row w
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal, get_args
 
 from bigsci_launch.config.schema.run import Activation, Norm, Positions
 from bigsci_launch.config.schema.technique import (
@@ -26,26 +26,17 @@ from bigsci_launch.plan.shape.parameters import Experts, ModelShape
 from bigsci_launch.plan.shape.setup import OPTIMIZER_BYTES, UNFUSED_2021, Technique, usual_overlap
 from bigsci_launch.topology import Topology
 
+
+def _words(choices: Any) -> dict[str, Any]:
+    """Return the words of a `Literal`, which mean themselves."""
+    return {str(word): word for word in get_args(choices)}
+
+
 _FLAGS = {"0": False, "1": True}
-_ATTENTION: dict[str, Attention] = {
-    "fused": "fused",
-    "flash1": "flash1",
-    "flash3": "flash3",
-    "unfused": "unfused",
-}
-_KERNELS: dict[str, Kernels] = {"eager": "eager", "fused": "fused", "compiled": "compiled", "graphs": "graphs"}
-_EXPERT_PRODUCTS: dict[str, ExpertProducts | None] = {"grouped": "grouped", "loop": "loop"}
-_LOSSES: dict[str, LossKernel] = {"plain": "plain", "fused": "fused", "chunked": "chunked"}
-_ZERO: dict[str, ZeroStage] = {"0": 0, "1": 1, "2": 2, "3": 3}
 _OVERLAP: dict[str, Hidden] = {"tp": "tensor", "dp": "data", "pp": "pipeline"}
-_NORMS: dict[str, Norm] = {"layernorm": "layernorm", "rmsnorm": "rmsnorm"}
-_POSITIONS: dict[str, Positions] = {"learned": "learned", "rotary": "rotary", "alibi": "alibi"}
-
 # A squared ReLU has the matrices of GELU and keeps as much.
-_ACTIVATIONS: dict[str, Activation] = {"gelu": "gelu", "swiglu": "swiglu", "relu2": "gelu"}
-
-_PRECISIONS: dict[str, Precision] = {"fp32": "fp32", "bf16": "bf16", "fp16": "fp16", "fp8": "fp8", "mxfp8": "fp8"}
-_SCHEDULES: dict[str, Schedule] = {"1f1b": "1f1b", "interleaved": "interleaved", "zero_bubble": "zero_bubble"}
+_ACTIVATIONS = {**_words(Activation), "relu2": "gelu"}
+_PRECISIONS = {**_words(Precision), "mxfp8": "fp8"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,10 +102,10 @@ def shape_of(row: Cells, program: Program) -> ModelShape:
         vocab_size=row.size("vocab"),
         vocab_size_multiple=1 if program.framework in ("torchtitan", "fsdp") else 128,
         tied_embeddings=row.choice("tied", _FLAGS, True),
-        positions=row.choice("positions", _POSITIONS, "learned"),
+        positions=row.choice("positions", _words(Positions), "learned"),
         num_key_value_heads=None if kv_heads == heads else kv_heads,
         activation=activation,
-        norm=row.choice("norm", _NORMS, "layernorm"),
+        norm=row.choice("norm", _words(Norm), "layernorm"),
         biases=row.choice("biases", _FLAGS, True),
         head_size=None if head_size and head_size * heads == hidden else head_size,
         experts=experts,
@@ -144,7 +135,7 @@ def _experts_of(row: Cells) -> Experts | None:
         shared_ffn_hidden_size=row.optional_size("shared_expert_ffn") or 0,
         dense_layers=row.optional_size("dense_layers") or 0,
         capacity_factor=row.number("capacity_factor"),
-        products=row.choice("expert_products", _EXPERT_PRODUCTS, None),
+        products=row.choice("expert_products", _words(ExpertProducts), None),
     )
     if experts.per_token > count:
         raise ValueError(f"experts_per_token {experts.per_token} is more than the {count} experts")
@@ -178,10 +169,10 @@ def technique_of(row: Cells, program: Program, topology: Topology) -> Technique:
     group = row.optional_size("shard_group")
     if group and topology.dp * topology["cp"] % group:
         raise ValueError(f"shard_group {group} does not divide dp {topology.dp}")
-    zero_stage = row.choice("zero", _ZERO, default.zero_stage)
+    zero_stage = row.choice("zero", _words(ZeroStage), default.zero_stage)
     return Technique(
-        attention=row.choice("attention", _ATTENTION, default.attention),
-        kernels=row.choice("kernels", _KERNELS, default.kernels),
+        attention=row.choice("attention", _words(Attention), default.attention),
+        kernels=row.choice("kernels", _words(Kernels), default.kernels),
         recomputation=recomputation,
         recomputed_layers=recomputed_layers,
         sequence_parallel=row.choice("sequence_parallel", _FLAGS, default.sequence_parallel) and topology.tp > 1,
@@ -189,7 +180,7 @@ def technique_of(row: Cells, program: Program, topology: Topology) -> Technique:
         shard_group_size=group if group and group < topology.dp * topology["cp"] else None,
         schedule=schedule,
         chunks_per_rank=chunks,
-        loss=row.choice("loss", _LOSSES, default.loss),
+        loss=row.choice("loss", _words(LossKernel), default.loss),
         optimizer_bytes=_optimizer_bytes(row),
         overlap=_overlap_of(row, default.overlap | usual_overlap(program.framework, zero_stage)),
     )
@@ -208,15 +199,14 @@ def _recomputation_of(row: Cells, default: Technique) -> tuple[Literal["none", "
     text = row.text("recompute")
     if text.isdecimal():
         return ("full", int(text)) if int(text) else ("none", None)
-    words: dict[str, Literal["none", "selective", "full"]] = {"none": "none", "selective": "selective", "full": "full"}
-    return row.choice("recompute", words, default.recomputation), None
+    return row.choice("recompute", _words(Literal["none", "selective", "full"]), default.recomputation), None
 
 
 def _schedule_of(row: Cells, pp: int) -> tuple[Schedule, int]:
     """Return the schedule and the chunks of layers on each rank. Without a pipeline, neither means anything."""
     chunks = row.optional_size("virtual_stages") or 1
     usual: Schedule = "interleaved" if chunks > 1 else "1f1b"
-    schedule = row.choice("schedule", _SCHEDULES, usual)
+    schedule = row.choice("schedule", _words(Schedule), usual)
     if pp == 1:
         return "1f1b", 1
     if chunks > 1 and schedule != "interleaved":

@@ -143,10 +143,6 @@ class Calibration:
         spread, value = self.spreads[names.index(name)], getattr(self.constants, name)
         return value * math.exp(-1.96 * spread), value * math.exp(1.96 * spread)
 
-    def band(self, closeness: float) -> float:
-        """Return the half-width of the band of a setup that is so close to measured ones."""
-        return self.time_errors.band(closeness)
-
     def closeness_of(self, setup: Setup, closeness: float) -> float:
         """Return the closeness that counts for `setup`, whose nearest measured neighbour is so close: 0 if the
         calibration is for something else."""

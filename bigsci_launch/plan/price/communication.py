@@ -52,7 +52,8 @@ def tensor_parallel_exchange(setup: Setup) -> WorkByTerm:
     tp, shape = setup.topology.tp, setup.shape
     if tp == 1:
         return NO_WORK
-    blocks = 2 - shape.expert_layers / shape.num_layers * (0 if _has_shared_expert(setup) else 1)
+    is_shared = shape.experts is not None and shape.experts.shared_ffn_hidden_size > 0
+    blocks = 2 - shape.expert_layers / shape.num_layers * (0 if is_shared else 1)
     is_hidden = "tensor" in setup.technique.overlap and not setup.has_eager_overlap
     count = (setup.num_passes - 1) * blocks * (TP_EXPOSED if is_hidden else 1)
     sent = count * setup.tokens_per_micro_batch * shape.hidden_size * setup.element_bytes * (tp - 1) / tp
@@ -61,10 +62,6 @@ def tensor_parallel_exchange(setup: Setup) -> WorkByTerm:
         return work_of(nvlink=sent * NVLINK_UNIT / 1e9, messages=messages)
     messages *= EAGER_MESSAGE if setup.has_eager_overlap else 1
     return work_of(network=2 * sent * _crowding(setup, tp) / 1e9, messages=messages)
-
-
-def _has_shared_expert(setup: Setup) -> bool:
-    return bool(setup.shape.experts and setup.shape.experts.shared_ffn_hidden_size)
 
 
 def key_value_exchange(setup: Setup) -> WorkByTerm:
@@ -76,6 +73,15 @@ def key_value_exchange(setup: Setup) -> WorkByTerm:
     width = 2 * setup.shape.key_value_size / tp * setup.element_bytes
     sent = setup.num_passes * (cp - 1) * setup.tokens_per_micro_batch * width
     return _by_place(setup, tp, cp, sent, setup.num_passes)
+
+
+def logits_exchange(setup: Setup) -> WorkByTerm:
+    """Return the logits that tensor-parallel ranks gather for a loss that needs the whole vocabulary."""
+    tp = setup.topology.tp
+    if tp == 1 or not setup.gathers_logits:
+        return NO_WORK
+    columns = setup.shape.padded_vocab_size(tp)
+    return _by_place(setup, 1, tp, setup.element_bytes * setup.tokens_per_micro_batch * columns * (tp - 1) / tp, 1)
 
 
 def expert_exchange(setup: Setup, gpu: GpuModel) -> WorkByTerm:

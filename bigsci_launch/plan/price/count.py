@@ -15,6 +15,7 @@ from bigsci_launch.plan.price.communication import (
     gradient_exchange,
     hop_traffic,
     key_value_exchange,
+    logits_exchange,
     tensor_parallel_exchange,
     weight_exchange,
 )
@@ -38,6 +39,10 @@ _SCORE_BYTES, _INNER_BYTES, _ROTARY_BYTES, _SORTED_BYTES, _LOGIT_BYTES = (13, 10
 _STREAM_BYTES, _COMPILED_STREAM_BYTES, _EAGER_STREAM_BYTES = (25, 20), (30, 30), (68, 55)
 _EAGER_RMS_BYTES = (140, 112)
 
+# Where each step is a kernel of its own: scores are also read and written to be scaled and to be masked; logits are
+# cast to fp32, and their logarithms and two gradients are written and read.
+_SINGLE_SCORE_BYTES, _PLAIN_LOGIT_BYTES = (21, 18), 36
+
 CAUSAL = 0.5
 """Share of the scores that a fused kernel computes, since none of them look ahead."""
 
@@ -45,8 +50,9 @@ HALF_LENGTH, USUAL_LENGTH = 256, 4096
 """Sequence length with which fused attention reaches half of what it reaches with very long ones, and the length for
 which the constant is its efficiency."""
 
-FLASH1_SHARE, FLASH3_GAIN = 0.6, 1.7
-"""Efficiency of the first FlashAttention relative to that of the second, and of the third on Hopper."""
+FLASH1_SHARE, FLASH3_GAIN, TRITON_SHARE = 0.6, 1.7, 0.55
+"""Efficiency of the first FlashAttention relative to that of the second; on Hopper, of the third, and of Triton's in
+2023, which was compiled for Ampere."""
 
 _LAUNCHES = {"eager": 0.6, "fused": 0.6, "compiled": 0.3, "graphs": 0.05}
 TENSOR_LAUNCHES, STAGE_LAUNCHES = 0.75, 0.7
@@ -190,9 +196,8 @@ def _attention_gain(setup: Setup, gpu: GpuModel) -> float:
     """Return the efficiency of a fused kernel relative to that of FlashAttention 2 with sequences of `USUAL_LENGTH`."""
     length, version = setup.shape.sequence_length, setup.technique.attention
     gain = length / (length + HALF_LENGTH) * (USUAL_LENGTH + HALF_LENGTH) / USUAL_LENGTH
-    if version == "flash3" and gpu.family in HOPPER:
-        return gain * FLASH3_GAIN
-    return gain * (FLASH1_SHARE if version == "flash1" else 1.0)
+    on_hopper = {"flash3": FLASH3_GAIN, "triton": TRITON_SHARE} if gpu.family in HOPPER else {}
+    return gain * {"flash1": FLASH1_SHARE, **on_hopper}.get(version, 1.0)
 
 
 def _attention_work(setup: Setup, gpu: GpuModel, forwards: float, *, is_misaligned: bool) -> WorkByTerm:
@@ -204,7 +209,8 @@ def _attention_work(setup: Setup, gpu: GpuModel, forwards: float, *, is_misalign
     if technique.attention != "unfused":
         work = CAUSAL * forward * (repeats + FUSED_BACKWARD) / _attention_gain(setup, gpu)
         return work_of(misaligned=work) if is_misaligned else work_of(attention=work)
-    traffic = scores * _both(_SCORE_BYTES, repeats) * _width(setup) / 1e12
+    moved = _SCORE_BYTES if setup.has_kernels_of_2021 else _SINGLE_SCORE_BYTES
+    traffic = scores * _both(moved, repeats) * _width(setup) / 1e12
     work = forward * (repeats + 2)
     return work_of(misaligned=work, traffic=traffic) if is_misaligned else work_of(products=work, traffic=traffic)
 
@@ -239,7 +245,7 @@ def _stream_bytes(setup: Setup) -> tuple[float, float]:
     """Return what norms, dropout and adds move per element of the stream. torch's layer norm is one kernel, its RMS
     norm several."""
     technique = setup.technique
-    if technique.attention == "unfused":
+    if setup.has_kernels_of_2021:
         return _STREAM_BYTES
     if technique.kernels in ("compiled", "graphs"):
         return _COMPILED_STREAM_BYTES
@@ -261,7 +267,11 @@ def _head_work(setup: Setup, gpu: GpuModel) -> WorkByTerm:
     tokens, tp = setup.tokens_per_micro_batch, setup.topology.tp
     columns = setup.shape.padded_vocab_size(tp) // tp
     products = trained_product(tokens, columns, setup.shape.hidden_size, 1, gpu)
-    return work_of(products=products / attention_peak(setup, gpu), traffic=_LOGIT_BYTES * tokens * columns / 1e12)
+    moved = _LOGIT_BYTES * columns
+    if setup.gathers_logits:
+        moved = _PLAIN_LOGIT_BYTES * columns * tp
+    work = work_of(products=products / attention_peak(setup, gpu), traffic=moved * tokens / 1e12)
+    return add_work(work, logits_exchange(setup))
 
 
 def _optimizer_work(setup: Setup) -> WorkByTerm:

@@ -100,38 +100,27 @@ def assumed_line(gpu: GpuModel) -> str | None:
     return f"assumed, not in the site file: {', '.join((*figures, *unsaid))}"
 
 
-def _table_figures(known: KnownGpu, ranks_per_node: int) -> dict[str, Any]:
-    return _given(
-        {
-            "peak_tflops": known.peak_tflops,
-            "memory_gib": known.memory_gib,
-            "fp8_tflops": known.fp8_tflops,
-            "hbm_tb_per_s": known.hbm_tb_per_s,
-            "num_multiprocessors": known.multiprocessors,
-            "nvlink_gb_per_s": known.node_gb_per_s(ranks_per_node),
-        }
-    )
+_ATTRIBUTES = {
+    "peak_tflops": "peak_tflops",
+    "memory_gib": "memory_gib",
+    "fp8_tflops": "fp8_tflops",
+    "hbm_tb_per_s": "hbm_tb_per_s",
+    "num_multiprocessors": "multiprocessors",
+}
+"""Figures of a `GpuModel`, and their names in the table of GPUs and in a site file."""
+
+
+def _given(source: object, **others: float | None) -> dict[str, Any]:
+    """Return the figures that `source` has, and those of `others` that are known."""
+    figures = {**{name: getattr(source, attribute) for name, attribute in _ATTRIBUTES.items()}, **others}
+    return {name: value for name, value in figures.items() if value is not None}
 
 
 def _site_figures(config: SiteConfig) -> dict[str, Any]:
     gpu = config.gpu
     if gpu is None:
         return {}
-    return _given(
-        {
-            "peak_tflops": gpu.peak_tflops,
-            "memory_gib": gpu.memory_gib,
-            "fp8_tflops": gpu.fp8_tflops,
-            "hbm_tb_per_s": gpu.hbm_tb_per_s,
-            "num_multiprocessors": gpu.multiprocessors,
-            "nvlink_gb_per_s": gpu.nvlink_gb_per_s,
-            NETWORK: config.network_gb_per_s,
-        }
-    )
-
-
-def _given(figures: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in figures.items() if value is not None}
+    return _given(gpu, nvlink_gb_per_s=gpu.nvlink_gb_per_s, network_gb_per_s=config.network_gb_per_s)
 
 
 def _model(name: str, known: KnownGpu | None, written: Mapping[str, Any], ranks_per_node: int) -> GpuModel:
@@ -139,7 +128,8 @@ def _model(name: str, known: KnownGpu | None, written: Mapping[str, Any], ranks_
 
     Its network, if not given, is that of the vendor's system, if there is one.
     """
-    figures = {**(_table_figures(known, ranks_per_node) if known else {}), **written}
+    listed = _given(known, nvlink_gb_per_s=known.node_gb_per_s(ranks_per_node)) if known else {}
+    figures = {**listed, **written}
     assumed = tuple(key for key in _KEYS if key not in figures)
     if NETWORK in assumed and known and known.adapter_gb_per_s:
         figures[NETWORK] = known.adapter_gb_per_s * ranks_per_node

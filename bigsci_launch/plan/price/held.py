@@ -1,6 +1,8 @@
-"""The weights that a rank holds: of a layer, and of the stage that has most."""
+"""What a rank holds: weights of a layer and of the stage that has most, and its part of a model in any program."""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 from bigsci_launch.plan.shape.setup import Setup
 
@@ -41,3 +43,51 @@ def shard_ranks(setup: Setup) -> int:
 def expert_shard_ranks(setup: Setup) -> float:
     """Return the ranks that share one copy of an expert's state: experts have fewer replicas than other layers."""
     return max(1.0, shard_ranks(setup) * setup.topology.tp / setup.expert_shards)
+
+
+FP32 = 4
+
+
+@dataclass(frozen=True, slots=True)
+class PeakMemory:
+    """Bytes of a rank at the fullest moment of a step, without the optimizer's share. `kept` are activations of all
+    micro-batches in flight; `working` is everything else that is not state."""
+
+    weights_and_gradients: float
+    kept: float
+    working: float
+
+
+@dataclass(frozen=True, slots=True)
+class ModelPart:
+    """One rank's part of a model: its transformer layers and parameters, the parameters whose optimizer state it has,
+    and the micro-batches that it keeps at once."""
+
+    setup: Setup
+    number: int
+    num_layers: int
+    parameters: float
+    shared: float
+    in_flight: float
+
+    @property
+    def _element(self) -> int:
+        return self.setup.element_bytes
+
+    @property
+    def _tokens(self) -> int:
+        return self.setup.tokens_per_micro_batch
+
+    @property
+    def _is_last(self) -> bool:
+        return self.number == self.setup.topology.pp - 1
+
+    @property
+    def _stream(self) -> float:
+        """Bytes of the residual stream of a micro-batch."""
+        return self._element * self.setup.stream_elements
+
+    @property
+    def _part(self) -> float:
+        """Bytes of this rank's part of it."""
+        return self._element * self.setup.stream_part

@@ -17,7 +17,7 @@ from bigsci_launch.plan.price.constants import PRIOR, Constants
 from bigsci_launch.plan.price.hardware import GpuModel
 from bigsci_launch.plan.price.held import expert_shard_ranks, expert_weights, layer_weights, shard_ranks
 from bigsci_launch.plan.price.own_memory import OwnStage, is_own
-from bigsci_launch.plan.price.program_memory import ProgramStage, error_of_need, is_of_2021
+from bigsci_launch.plan.price.program_memory import ProgramStage, error_of_need
 from bigsci_launch.plan.shape.parameters import count_position_parameters
 from bigsci_launch.plan.shape.setup import OPTIMIZER_BYTES, Setup
 
@@ -91,35 +91,25 @@ class StageMemory:
 def count_memory(setup: Setup, stage: int, num_layers: int | None = None) -> MemoryTerms:
     """Return what a rank of `stage` keeps with `num_layers` transformer layers; default: those that it has."""
     num_layers = setup.layers_per_stage[stage] if num_layers is None else num_layers
-    return (_counted if is_own(setup) else _estimated)(setup, stage, num_layers)
-
-
-def _counted(setup: Setup, stage: int, num_layers: int) -> MemoryTerms:
-    parameters = _parameters(setup, stage, num_layers)
+    technique, parameters = setup.technique, _parameters(setup, stage, num_layers)
     shared = _sharded_parameters(setup, parameters, num_layers)
-    own = OwnStage(setup, stage, num_layers, parameters, shared, _in_flight(setup, stage))
-    memory = own.count()
-    return MemoryTerms(
+    kind = OwnStage if is_own(setup) else ProgramStage
+    part = kind(setup, stage, num_layers, parameters, shared, _in_flight(setup, stage))
+    memory = part.count()
+    stated = shared if technique.zero_stage else parameters
+    terms = MemoryTerms(
         resident_gib=memory.weights_and_gradients / GIB,
-        optimizer_gib_per_byte=shared / GIB,
+        optimizer_gib_per_byte=stated * technique.optimizer_bytes / OPTIMIZER_BYTES / GIB,
         kept_gib=memory.kept / GIB,
         working_gib=memory.working / GIB,
-        freed_gib=own.freed() / GIB,
     )
-
-
-def _estimated(setup: Setup, stage: int, num_layers: int) -> MemoryTerms:
-    parameters = _parameters(setup, stage, num_layers)
-    shared = _sharded_parameters(setup, parameters, num_layers)
-    memory = ProgramStage(setup, stage, num_layers, parameters, shared, _in_flight(setup, stage)).count()
-    stated = shared if setup.technique.zero_stage else parameters
-    return MemoryTerms(
-        resident_gib=memory.weights_and_gradients / GIB,
-        optimizer_gib_per_byte=stated * setup.technique.optimizer_bytes / OPTIMIZER_BYTES / GIB,
-        kept_gib=memory.kept / GIB,
-        working_gib=memory.working / GIB,
-        is_unfragmented=setup.framework == "torchtitan",
-        fragments=0.0 if setup.framework == "torchtitan" or is_of_2021(setup) else FRAGMENTS,
+    if isinstance(part, OwnStage):
+        return replace(terms, freed_gib=part.freed() / GIB)
+    is_unfragmented = setup.framework == "torchtitan"
+    return replace(
+        terms,
+        is_unfragmented=is_unfragmented,
+        fragments=0.0 if is_unfragmented or setup.has_kernels_of_2021 else FRAGMENTS,
         gathered_gib=_gathered_inputs(setup, num_layers) / GIB,
     )
 

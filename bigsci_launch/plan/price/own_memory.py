@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from bigsci_launch.plan.price.held import layer_weights
+from bigsci_launch.plan.price.held import FP32, ModelPart, PeakMemory, layer_weights
 from bigsci_launch.plan.shape.setup import Setup, Technique
 
 PRODUCT_WORKSPACE = 2 * 2**25
@@ -30,8 +30,6 @@ LOSS_BUFFER_ELEMENTS = 2**23
 
 BUCKET_ELEMENTS = 500_000_000
 """Elements of DeepSpeed's reduction buckets."""
-
-FP32 = 4
 
 
 def is_own(setup: Setup) -> bool:
@@ -48,32 +46,14 @@ def is_own(setup: Setup) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class OwnMemory:
-    """Bytes of a rank at the fullest moment of a step, without the optimizer's share. `kept` are activations of all
-    micro-batches in flight; `working` is everything else that is not state."""
+class OwnStage(ModelPart):
+    """A rank's part in `bsl train`."""
 
-    weights_and_gradients: float
-    kept: float
-    working: float
-
-
-@dataclass(frozen=True, slots=True)
-class OwnStage:
-    """One rank's part of a model: its transformer layers and parameters, the parameters whose optimizer state it has,
-    and the micro-batches that it keeps at once."""
-
-    setup: Setup
-    number: int
-    num_layers: int
-    parameters: float
-    shared: float
-    in_flight: float
-
-    def count(self) -> OwnMemory:
+    def count(self) -> PeakMemory:
         """Return its memory at the fullest moment."""
         kept = self.in_flight * (self.num_layers * self._kept_of_layer + self._passed_on)
         peak = max(self._moments(kept)) + self._always
-        return OwnMemory(self._element * self.parameters + self._gradients, kept, peak - kept)
+        return PeakMemory(self._element * self.parameters + self._gradients, kept, peak - kept)
 
     def freed(self) -> float:
         """Return the bytes of blocks that torch's allocator keeps although they are free: weights are built in fp32,
@@ -85,32 +65,12 @@ class OwnStage:
         return weights + self._bucket + (FP32 * self.shared if self._element < FP32 else 0.0)
 
     @property
-    def _element(self) -> int:
-        return self.setup.element_bytes
-
-    @property
     def _is_first(self) -> bool:
         return self.number == 0
 
     @property
-    def _is_last(self) -> bool:
-        return self.number == self.setup.topology.pp - 1
-
-    @property
     def _adds_in_fp32(self) -> bool:
         return self.setup.has_fp32_gradients and self._element < FP32
-
-    @property
-    def _tokens(self) -> int:
-        return self.setup.tokens_per_micro_batch
-
-    @property
-    def _stream(self) -> float:
-        return self._element * self.setup.stream_elements
-
-    @property
-    def _part(self) -> float:
-        return self._element * self.setup.stream_part
 
     @property
     def _table(self) -> float:

@@ -86,7 +86,7 @@ def _band(setup: Setup, step: StepTime, calibration: Calibration, closeness: flo
     measured ones do not show."""
     terms, guessed = dict(zip(TERMS, step.terms, strict=True)), calibration.guessed_terms(setup)
     added = sum(error * terms[name] for name, error in guessed.items()) / step.seconds
-    band = calibration.band(closeness)
+    band = calibration.time_errors.band(closeness)
     return max(band, min(UNCALIBRATED_BAND, math.hypot(band, added)))
 
 

@@ -21,14 +21,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from bigsci_launch.plan.price.held import layer_weights
-from bigsci_launch.plan.price.own_memory import OwnMemory
+from bigsci_launch.plan.price.held import FP32, ModelPart, PeakMemory, layer_weights
 from bigsci_launch.plan.shape.setup import Setup
 
 BUFFERED_GRADIENT = 5.0
 """Bytes per parameter of fp32 accumulators in 2022: 4, plus waste in their flat buffers (5.1 were measured)."""
 
-FP32, FP16 = 4.0, 2.0
+FP16 = 2.0
 
 FP8_COPIES = 2.0
 """Bytes of a weight in 8 bits, one copy for each direction. Megatron's recipes have no 16-bit weight with them."""
@@ -56,32 +55,11 @@ def error_of_need(setup: Setup) -> float:
     return max(error, _ERROR_WITH_EXPERTS) if setup.shape.experts else error
 
 
-def is_of_2021(setup: Setup) -> bool:
-    """Return whether the kernels are those of Megatron and Megatron-DeepSpeed in 2021 and 2022."""
-    return setup.technique.attention == "unfused" and setup.framework in ("deepspeed", "megatron", "bsl")
-
-
-def norms_are_fused(setup: Setup) -> bool:
-    return setup.technique.kernels != "eager"
-
-
-def is_compiled(setup: Setup) -> bool:
-    """Return whether norms, adds and the activation of the MLP are few kernels, which keep nothing between them."""
-    return setup.technique.kernels in ("compiled", "graphs")
-
-
 @dataclass(frozen=True, slots=True)
-class ProgramStage:
-    """One rank's part of a model in such a program: the same fields as `OwnStage`."""
+class ProgramStage(ModelPart):
+    """A rank's part in such a program."""
 
-    setup: Setup
-    number: int
-    num_layers: int
-    parameters: float
-    shared: float
-    in_flight: float
-
-    def count(self) -> OwnMemory:
+    def count(self) -> PeakMemory:
         """Return its memory at the fullest moment."""
         technique = self.setup.technique
         full = technique.recomputation == "full"
@@ -90,19 +68,7 @@ class ProgramStage:
         kept = self.in_flight * (recomputed * self._part + (self.num_layers - recomputed) * self._kept_of_layer)
         again = layer if recomputed else layer - self._kept_of_layer
         working = self._sent + self._gathered + max(self._head, again + self._gradients)
-        return OwnMemory(self._weights_and_gradients, kept, max(working, self._step - kept))
-
-    @property
-    def _element(self) -> float:
-        return float(self.setup.element_bytes)
-
-    @property
-    def _tokens(self) -> int:
-        return self.setup.tokens_per_micro_batch
-
-    @property
-    def _is_last(self) -> bool:
-        return self.number == self.setup.topology.pp - 1
+        return PeakMemory(self._weights_and_gradients, kept, max(working, self._step - kept))
 
     @property
     def _is_sharded(self) -> bool:
@@ -125,7 +91,7 @@ class ProgramStage:
         """Bytes of the gradients of a parameter between micro-batches."""
         if not self.setup.has_fp32_gradients or self.setup.precision == "fp32":
             return self._element
-        if is_of_2021(self.setup):
+        if self.setup.has_kernels_of_2021:
             return self._element + BUFFERED_GRADIENT
         return self._element + FP32 if self.setup.framework == "other" else FP32
 
@@ -147,14 +113,6 @@ class ProgramStage:
         return FP16 * (2 * layer + ends / self.setup.topology.tp) + (FP32 + FP16) * layer
 
     @property
-    def _stream(self) -> float:
-        return self._element * self.setup.stream_elements
-
-    @property
-    def _part(self) -> float:
-        return self._element * self.setup.stream_part
-
-    @property
     def _operand(self) -> float:
         """What is kept of the input of a product, relative to the activation."""
         return 0.5 if self.setup.precision == "fp8" else 1.0
@@ -162,7 +120,7 @@ class ProgramStage:
     @property
     def _layer(self) -> float:
         """Bytes that a layer keeps of a micro-batch where nothing is recomputed."""
-        return self._of_2021 if is_of_2021(self.setup) else self._norms + self._attention + self._mlp
+        return self._of_2021 if self.setup.has_kernels_of_2021 else self._norms + self._attention + self._mlp
 
     @property
     def _of_2021(self) -> float:
@@ -181,7 +139,7 @@ class ProgramStage:
     def _norms(self) -> float:
         """Bytes of two norms: their inputs, and their results, which are inputs of products. One operation after the
         other also keeps the input and the result in fp32, and the result before it is weighed."""
-        is_whole = self.setup.shape.norm == "layernorm" or norms_are_fused(self.setup)
+        is_whole = self.setup.shape.norm == "layernorm" or self.setup.technique.kernels != "eager"
         between = 0.0 if is_whole else (2 * FP32 + FP16) / self._element * self._part
         return 2 * (self._part * (1 + self._operand) + between)
 
@@ -217,13 +175,13 @@ class ProgramStage:
         """Return the bytes inside of an MLP of `width`: what it multiplied, and the result of its activation. One
         operation after the other also keeps SiLU of the gate."""
         inputs = self.setup.shape.mlp_inputs
-        between = 1 if inputs == 2 and not is_compiled(self.setup) else 0
+        between = 1 if inputs == 2 and self.setup.technique.kernels not in ("compiled", "graphs") else 0
         return self._element * self._tokens * width * (inputs + between + self._operand)
 
     @property
     def _kept_of_layer(self) -> float:
         """Bytes that a layer keeps until its backward pass if it is not recomputed as a whole."""
-        if self.setup.technique.recomputation != "selective" or is_of_2021(self.setup):
+        if self.setup.technique.recomputation != "selective" or self.setup.has_kernels_of_2021:
             return self._layer
         shape, tp = self.setup.shape, self.setup.topology.tp
         if self.setup.framework == "torchtitan":
@@ -251,10 +209,9 @@ class ProgramStage:
         """Bytes of the loss and of the input of the head on the last stage."""
         if not self._is_last:
             return 0.0
-        tp, loss = self.setup.topology.tp, self.setup.technique.loss
-        is_whole = loss == "plain" and self.setup.framework != "torchtitan"  # which has loss_parallel
+        tp, loss, is_whole = self.setup.topology.tp, self.setup.technique.loss, self.setup.gathers_logits
         columns = self.setup.shape.padded_vocab_size(tp) / (1 if is_whole else tp)
-        if is_of_2021(self.setup) and self.setup.framework != "megatron":
+        if self.setup.has_kernels_of_2021 and self.setup.framework != "megatron":
             size = FP16
         else:
             size = LOGIT_BYTES[loss] - (HELD_LOGIT if loss == "plain" and not is_whole else 0.0)

@@ -266,19 +266,10 @@ def cut_model(
     return cut_layers(pipeline_layers(shape, tp, framework, expert_shards), method, pp, rule)
 
 
-@dataclass(frozen=True, slots=True)
-class StageParameters:
-    """The parameters on one rank of a pipeline stage."""
-
-    stage: int
-    num_transformer_layers: int
-    num_parameters: int
-
-
 def count_stage_parameters(
     shape: ModelShape, tp: int, layers_per_stage: tuple[int, ...], expert_shards: int = 1
-) -> tuple[StageParameters, ...]:
-    """Parameters per rank of every stage, first stage first.
+) -> tuple[int, ...]:
+    """Return the parameters per rank of every stage, first stage first.
 
     The word and position embeddings are on the first stage, the final norm and the head (a copy of the word embedding
     where they are tied and there is more than one stage) on the last.
@@ -290,10 +281,7 @@ def count_stage_parameters(
     counts = [layers * block for layers in layers_per_stage]
     counts[0] += table + count_position_parameters(shape) + _input_norm_parameters(shape)
     counts[last] += shape.norm_parameters + (table if has_own_head else 0)
-    return tuple(
-        StageParameters(stage, layers, count)
-        for stage, (layers, count) in enumerate(zip(layers_per_stage, counts, strict=True))
-    )
+    return tuple(counts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -309,13 +297,14 @@ class StateBytes:
         return self.weights + self.gradients + self.optimizer
 
 
-def state_bytes(num_parameters: int, shards: float, precision: str, zero_stage: int = 1) -> StateBytes:
+def state_bytes(
+    num_parameters: int, shards: float, *, weight: int = 2, gradient: int = 4, zero_stage: int = 1
+) -> StateBytes:
     """Return the weights, gradients and AdamW's state of one rank, of which ZeRO shards the more the higher its stage.
 
-    bf16 keeps all bf16 weights and fp32 gradients, and a share of fp32 masters and two moments: 18 bytes per parameter
-    with 1 shard. fp16 keeps gradients in 16 bits, fp32 keeps everything in 32; the share is the same.
+    `weight` and `gradient` are bytes per parameter: bf16 keeps all bf16 weights and fp32 gradients, and a share of fp32
+    masters and two moments: 18 bytes with 1 shard. The share is the same in every format.
     """
-    weight, gradient = {"fp32": (4, 4), "fp16": (2, 2)}.get(precision, (2, 4))
     per_parameter = (weight, gradient, 12)
     shared_from = (3, 2, 1)
     weights, gradients, optimizer = (

@@ -162,6 +162,16 @@ class Setup:
         return "tensor" in self.technique.overlap and self.technique.kernels in ("eager", "fused")
 
     @property
+    def has_kernels_of_2021(self) -> bool:
+        """Whether the kernels are those of Megatron and Megatron-DeepSpeed in 2021 and 2022."""
+        return self.technique.attention == "unfused" and self.framework in ("deepspeed", "megatron", "bsl")
+
+    @property
+    def gathers_logits(self) -> bool:
+        """Whether each rank of tp computes the loss of the whole vocabulary. torchtitan has `loss_parallel`."""
+        return self.technique.loss == "plain" and self.framework != "torchtitan"
+
+    @property
     def num_nodes(self) -> int:
         return -(-self.topology.world_size // self.ranks_per_node)
 

@@ -115,8 +115,10 @@ def _guess() -> str:
 def _state(num_parameters: int, num_layers: int, setup: Setup) -> StateBytes:
     """Return the state of a rank, of which experts have fewer replicas than the rest to share it."""
     experts = round(num_layers * expert_weights(setup))
+    weight, zero_stage = setup.element_bytes, setup.technique.zero_stage
+    gradient = 4 if setup.has_fp32_gradients else weight
     dense, own = (
-        state_bytes(count, ranks, setup.precision, setup.technique.zero_stage)
+        state_bytes(count, ranks, weight=weight, gradient=gradient, zero_stage=zero_stage)
         for count, ranks in ((num_parameters - experts, shard_ranks(setup)), (experts, expert_shard_ranks(setup)))
     )
     return StateBytes(dense.weights + own.weights, dense.gradients + own.gradients, dense.optimizer + own.optimizer)
@@ -127,17 +129,16 @@ def sizes_lines(setup: Setup, calibration: Calibration | None = None) -> list[st
     also what each stage costs."""
     topology = setup.topology
     stages = count_stage_parameters(setup.shape, topology.tp, setup.layers_per_stage, setup.expert_shards)
-    shown = list(dict.fromkeys((stages[0], stages[len(stages) // 2], stages[-1])))
     lines = [
         f"{topology} = {topology.world_size} ranks on {_nodes(setup)}, micro batch {setup.micro_batch_size}, "
         f"{_several(setup.num_micro_batches, 'micro batch', 'es')} a step, {setup.partition_method}",
         f"layers per stage: {describe_stages(setup.layers_per_stage)}",
         *layout_lines(lay_out_stages(setup, calibration)),
     ]
-    for stage in shown:
-        state = _state(stage.num_parameters, stage.num_transformer_layers, setup)
+    for stage in dict.fromkeys((0, len(stages) // 2, len(stages) - 1)):
+        state = _state(stages[stage], setup.layers_per_stage[stage], setup)
         lines.append(
-            f"a rank of stage {stage.stage}: {format_count(stage.num_parameters)} parameters; "
+            f"a rank of stage {stage}: {format_count(stages[stage])} parameters; "
             f"weights {format_bytes(state.weights)}, gradients {format_bytes(state.gradients)}, "
             f"optimizer {format_bytes(state.optimizer)}, together {format_bytes(state.total)}"
         )

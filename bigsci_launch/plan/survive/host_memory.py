@@ -20,6 +20,6 @@ def copies_gib(setup: Setup) -> float:
     most = 0.0
     for first in range(0, topology.world_size, per_node):
         ranks = range(first, min(first + per_node, topology.world_size))
-        shards = (stages[topology.coordinate(rank).pp_rank].num_parameters / topology.dp for rank in ranks)
+        shards = (stages[topology.coordinate(rank).pp_rank] / topology.dp for rank in ranks)
         most = max(most, sum(COPIES * (SHARD_BYTES * shard + DOCUMENT_BYTES) for shard in shards))
     return most / 2**30

@@ -136,7 +136,7 @@ class Replica:
         """What moves between nodes, over all tensor-parallel ranks of a stage. Untied, the head has a table too."""
         shape, tp = self.setup.shape, self.setup.topology.tp
         # Stages without a layer isolate what precedes and what follows the layers.
-        first, block, last = (stage.num_parameters for stage in count_stage_parameters(shape, tp, (0, 1, 0)))
+        first, block, last = count_stage_parameters(shape, tp, (0, 1, 0))
         if shape.tied_embeddings:
             last -= shape.padded_vocab_size(tp) // tp * shape.hidden_size
 

@@ -19,12 +19,14 @@ class Template:
     """A pipeline of `size` nodes: the layers of every stage. It names no machine.
 
     `seconds(m)` is the time of a step with m micro batches. Up to six micro batches per stage it is simulated; from
-    there on it grows at its final rate, which is within 1 % of the simulation.
+    there on it grows at its final rate, which is within 1 % of the simulation. `factor` says how many times as slow
+    ranks were measured to be.
     """
 
     size: int
     counts: Counts
     model: CutModel
+    factor: float = 1.0
 
     def seconds(self, num_micro_batches: int) -> float:
         """Return the seconds of a step; with more micro batches they are never fewer."""
@@ -42,11 +44,11 @@ class Template:
     @cached_property
     def seconds_per_micro_batch(self) -> float:
         """What one more micro batch adds once the pipeline is full."""
-        return steady_seconds(self.model.stages(self.counts), self.model.hop)
+        return self.factor * steady_seconds(self.model.stages(self.counts), self.model.hop)
 
     def _simulated(self, num_micro_batches: int) -> float:
         if num_micro_batches not in self._known:
-            self._known[num_micro_batches] = self._clock.seconds(num_micro_batches)
+            self._known[num_micro_batches] = self.factor * self._clock.seconds(num_micro_batches)
         return self._known[num_micro_batches]
 
     @cached_property

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,14 +16,9 @@ from bigsci_launch.plan.shape.tflops import model_flops
 @pytest.fixture(scope="module")
 def external(root: Path) -> Iterator[ModuleType]:
     """The benchmark, which reads the rows and knows the halves."""
-    spec = importlib.util.spec_from_file_location("plan_external", root / "benchmarks/plan_external.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["plan_external"] = module
-    spec.loader.exec_module(module)
-    yield module
-    del sys.modules["plan_external"]
+    sys.path.insert(0, str(root / "benchmarks"))
+    yield importlib.import_module("plan_external")
+    sys.path.pop(0)
 
 
 def test_runs_of_others_are_predicted_without_measurements(external: ModuleType) -> None:

@@ -14,6 +14,7 @@ STEP_SIGNS = ("iter time (s): ", "CurrSamplesPerSec=")
 
 _SECONDS = re.compile(r"steps: (\d+) loss: [^\r\n]*?iter time \(s\): ([\d.]+)")
 _RATE = re.compile(r"(\d+), RunningAvgSamplesPerSec=[^\r\n]*?CurrSamplesPerSec=([\d.]+)")
+_FORMATS = {"bfloat16_enabled": "bf16", "fp16_enabled": "fp16"}
 _SETTING = re.compile(r"\[config\.py:\d+:print\] +(\w+)(?: \.+| ) (\S+)")
 
 
@@ -37,12 +38,8 @@ def read_deepspeed(text: str) -> dict[str, str]:
         "mbs": settings.get("train_micro_batch_size_per_gpu", ""),
         "gbs": batch,
         "zero": settings.get("zero_optimization_stage", ""),
-        "precision": "bf16" if settings.get("bfloat16_enabled") == "True" else "fp16" if _is_fp16(settings) else "",
+        "precision": next((word for key, word in _FORMATS.items() if settings.get(key) == "True"), ""),
         "sec_per_it": f"{typical[1]:.6g}",
     }
     require_sizes(cells, "DeepSpeed")
     return cells
-
-
-def _is_fp16(settings: dict[str, str]) -> bool:
-    return settings.get("fp16_enabled") == "True"

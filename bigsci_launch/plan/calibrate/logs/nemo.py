@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 
 from bigsci_launch.plan.calibrate.logs.arguments import columns_of
-from bigsci_launch.plan.calibrate.logs.steps import WARM_UP_STEPS, require_sizes, typical_step
+from bigsci_launch.plan.calibrate.logs.steps import WARM_UP_STEPS, require_sizes, section_of, typical_step
 
 STEP_SIGNS = ("train_step_timing in s",)
 
@@ -50,7 +50,7 @@ def read_nemo(text: str) -> dict[str, str]:
     if typical is None:
         raise ValueError(f"no `train_step_timing in s` after the first {WARM_UP_STEPS} steps")
     batch, config = _BATCH.search(text), _config(text)
-    model, trainer = _section(config, "model"), _section(config, "trainer")
+    model, trainer = section_of(config, "model"), section_of(config, "trainer")
     cells = {"framework": "megatron", "sec_per_it": f"{typical[1]:.6g}"}
     cells["gbs"] = batch[1] if batch else str(model.get("global_batch_size", ""))
     if model and trainer:
@@ -75,11 +75,6 @@ def _config(text: str) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _section(config: dict[str, Any], name: str) -> dict[str, Any]:
-    found = config.get(name)
-    return found if isinstance(found, dict) else {}
-
-
 def _arguments(model: dict[str, Any], trainer: dict[str, Any], text: str) -> dict[str, str]:
     """Return the configuration as Megatron's arguments."""
     for name in _NOT_MODELLED:
@@ -87,7 +82,7 @@ def _arguments(model: dict[str, Any], trainer: dict[str, Any], text: str) -> dic
             raise ValueError(f"{name}: {model[name]} is not modelled")
     arguments = {name: str(value) for name, value in model.items() if not isinstance(value, dict)}
     arguments |= {name: arguments[key] for name, key in _NAMES.items() if key in arguments}
-    optimizer, vocabulary = _section(model, "optim"), _VOCABULARY.search(text)
+    optimizer, vocabulary = section_of(model, "optim"), _VOCABULARY.search(text)
     world = int(trainer.get("devices", 1)) * int(trainer.get("num_nodes", 1))
     axes = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size")
     tp, pp, cp = (int(model.get(axis) or 1) for axis in axes)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping
 from statistics import median
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from bigsci_launch.plan.calibrate.rows import REQUIRED
 
@@ -34,3 +34,9 @@ def require_sizes(cells: Mapping[str, str], program: str) -> None:
     if missing:
         said = ", ".join(f"{column} {text}" for column, text in cells.items() if text)
         raise ValueError(f"this log of {program} lacks {', '.join(missing)}; it has {said}; with the rest, {AS_A_ROW}")
+
+
+def section_of(config: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """Return a section of a configuration, or an empty one."""
+    found = config.get(name)
+    return found if isinstance(found, dict) else {}

@@ -9,7 +9,7 @@ import json
 import re
 from typing import Any
 
-from bigsci_launch.plan.calibrate.logs.steps import WARM_UP_STEPS, require_sizes, typical_step
+from bigsci_launch.plan.calibrate.logs.steps import WARM_UP_STEPS, require_sizes, section_of, typical_step
 
 STEP_SIGNS = ("tps: ", "wps: ")
 
@@ -45,7 +45,7 @@ def read_torchtitan(text: str) -> dict[str, str]:
     if typical is None:
         raise ValueError(f"no `tps:` after the first {WARM_UP_STEPS} lines of steps")
     config = _config(plain)
-    if "Applied CPU Offloading" in plain or _section(config, "training").get("enable_cpu_offload"):
+    if "Applied CPU Offloading" in plain or section_of(config, "training").get("enable_cpu_offload"):
         raise ValueError("enable_cpu_offload: True is not modelled")
     gpu = _GPU.search(plain)
     cells = {
@@ -75,14 +75,11 @@ def _config(text: str) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _section(config: dict[str, Any], name: str) -> dict[str, Any]:
-    found = config.get(name)
-    return found if isinstance(found, dict) else {}
-
-
 def _converts(config: dict[str, Any]) -> bool:
     """Return whether a converter of the model makes its matrix products 8-bit."""
-    return any("float8" in str(name) or "mx" in str(name) for name in _section(config, "model").get("converters") or ())
+    return any(
+        "float8" in str(name) or "mx" in str(name) for name in section_of(config, "model").get("converters") or ()
+    )
 
 
 def _model_columns(text: str) -> dict[str, str]:
@@ -157,14 +154,14 @@ def _mesh_of_config(config: dict[str, Any]) -> dict[str, int]:
     """Return the sizes that the configuration gives, unless it leaves one to the number of ranks."""
     names = {"dp_replicate": "data_parallel_replicate", "dp_shard": "data_parallel_shard", "tp": "tensor_parallel"}
     names.update({"pp": "pipeline_parallel", "cp": "context_parallel", "ep": "expert_parallel"})
-    section = _section(config, "parallelism")
+    section = section_of(config, "parallelism")
     sizes = {axis: int(section.get(f"{name}_degree") or 1) for axis, name in names.items()}
     return sizes if section and min(sizes.values()) > 0 else {}
 
 
 def _batch_columns(text: str, config: dict[str, Any], dp: int, pp: int) -> dict[str, str]:
     """Return the batch sizes and the schedule. A pipeline cuts the local batch into its micro batches."""
-    found, section = _BATCH.search(text), _section(config, "training")
+    found, section = _BATCH.search(text), section_of(config, "training")
     if found:
         local, batch, passes, length = int(found[1]), int(found[2]), int(found[3] or 1), found[4]
     elif section.get("local_batch_size") and section.get("seq_len"):
@@ -194,4 +191,4 @@ def _pipeline_columns(text: str, local: int, pp: int) -> dict[str, str]:
 
 def _recomputation(text: str, config: dict[str, Any]) -> str:
     found = _CHECKPOINTING.search(text)
-    return found[1] if found else str(_section(config, "activation_checkpoint").get("mode", "none"))
+    return found[1] if found else str(section_of(config, "activation_checkpoint").get("mode", "none"))

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from bigsci_launch.config.check import check_run
@@ -82,7 +82,6 @@ def requires_keys_that_exist(finding: Finding) -> None:
 
 
 @pytest.mark.slow
-@settings(max_examples=300, deadline=None)
 @given(RUN, PARALLELISM, MODEL, TRAINING, SLURM, st.sampled_from([1, 2]))
 def test_both_refuse_the_same_layouts_for_the_same_reason(
     run: dict[str, Any],

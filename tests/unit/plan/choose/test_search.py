@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from bigsci_launch.config.check import check_run
@@ -78,7 +78,6 @@ def test_every_plan_of_bloom_is_legal_by_the_checks_of_run_files(bloom_run: tupl
         assert not independently_legal(config, site, plan.setup), plan.setup
 
 
-@settings(max_examples=40, deadline=None)
 @given(
     st.integers(1, 6),
     st.integers(1, 24),

@@ -20,7 +20,7 @@ def test_parameters_are_those_of_the_other_count(bloom: Setup) -> None:
             setup = replace(bloom, shape=shape, topology=topology)
             counts = [stage.num_parameters for stage in lay_out_stages(setup)]
             expected = count_stage_parameters(setup.shape, topology.tp, setup.layers_per_stage)
-            assert counts == [stage.num_parameters for stage in expected]
+            assert counts == list(expected)
     assert lay_out_stages(replace(bloom, topology=Topology(tp=1, pp=1, dp=1)))[0].num_parameters == count_parameters(
         bloom.shape
     )

@@ -77,6 +77,32 @@ def test_a_fused_kernel_keeps_no_scores_and_moves_none(llama: Setup, h100: GpuMo
     assert term(unfused, h100, "memory traffic") > 3 * term(llama, h100, "memory traffic")
 
 
+def test_scores_move_more_where_each_step_is_a_kernel(llama: Setup, h100: GpuModel) -> None:
+    """Scaled and masked by kernels of their own, they are read and written twice more in each direction."""
+
+    def moved(framework: Framework) -> float:
+        unfused = with_technique(replace(llama, framework=framework), attention="unfused", kernels="compiled")
+        return term(unfused, h100, "memory traffic")
+
+    scores = 8192 * 8192 * 64 / 4 * llama.topology.pp * 20 * llama.num_micro_batches
+    assert moved("other") - moved("megatron") > 16 * scores / 1e12 / priors_for(h100).hbm_tb_per_s / 4
+
+
+def test_a_plain_loss_needs_the_whole_vocabulary_on_every_rank(llama: Setup, h100: GpuModel) -> None:
+    plain = with_technique(llama, loss="plain")
+    assert term(plain, h100, "memory traffic") > term(llama, h100, "memory traffic")
+    assert term(plain, h100, "NVLink") > term(llama, h100, "NVLink")
+    assert term(plain, h100, "matrix products") == pytest.approx(term(llama, h100, "matrix products"))
+    parallel, fused = replace(plain, framework="torchtitan"), replace(llama, framework="torchtitan")
+    assert step(parallel, h100) == step(fused, h100), "which has loss_parallel"
+
+
+def test_tritons_attention_of_2023_knows_no_hopper(llama: Setup, h100: GpuModel) -> None:
+    triton = with_technique(llama, attention="triton")
+    assert term(triton, h100, "attention") > 1.7 * term(llama, h100, "attention")
+    assert term(triton, A100, "attention") == term(llama, A100, "attention")
+
+
 def test_long_sequences_fit_with_a_fused_kernel(h100: GpuModel) -> None:
     """MPT-7B on 8 H100, 65,536 tokens: it ran on 80 GB (llm-foundry), and unfused scores alone would need 0.5 TiB."""
     shape = ModelShape(32, 4096, 32, 16384, 65536, 50368, 1, positions="learned")

@@ -12,7 +12,7 @@ from bigsci_launch.plan.choose.search import make_plan
 from bigsci_launch.plan.price.calibration import Calibration
 from bigsci_launch.plan.price.hardware import GpuModel
 from bigsci_launch.plan.shape.setup import Setup, Technique
-from bigsci_launch.plan.show.report import out_of_memory_hint
+from bigsci_launch.plan.show.report import out_of_memory_hint, sizes_lines
 from bigsci_launch.plan.show.table import COLUMNS, plan_table
 from bigsci_launch.plan.show.throughput import throughput_line, throughput_of
 from bigsci_launch.topology import Topology
@@ -93,3 +93,11 @@ def test_the_hint_names_what_would_save_memory(
     hint = out_of_memory_hint(replace(bloom, **change))  # type: ignore[arg-type]
     assert all(key in hint for key in helps)
     assert not any(key in hint for key in not_named)
+
+
+@pytest.mark.parametrize(("in_fp32", "gradients"), [(True, "14.9"), (False, "7.5")])
+def test_the_state_of_a_rank_has_gradients_in_the_format_of_the_run(
+    bloom: Setup, in_fp32: bool, gradients: str
+) -> None:
+    text = "\n".join(sizes_lines(replace(bloom, has_fp32_gradients=in_fp32)))
+    assert f"a rank of stage 0: 4.0B parameters; weights 7.5 GiB, gradients {gradients} GiB" in text

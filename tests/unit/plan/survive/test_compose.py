@@ -8,7 +8,7 @@ from functools import cache
 from itertools import combinations_with_replacement, product
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from bigsci_launch.plan.survive import compose as composing
@@ -86,7 +86,6 @@ def test_f_failures_need_one_replica_more_than_f() -> None:
     assert compose(8, templates, 64, 4 + 1) is None
 
 
-@settings(max_examples=80, deadline=None)
 @given(st.integers(0, 10), st.sets(st.integers(1, 5), min_size=1, max_size=4), st.integers(1, 4))
 def test_compositions_are_all_multisets(num_nodes: int, sizes: set[int], fewest_pipelines: int) -> None:
     expected = [
@@ -112,7 +111,6 @@ def test_the_most_nodes_that_pipelines_can_use() -> None:
     assert most_nodes(11, [6, 7], 2) is None
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.lists(st.integers(2, 30), min_size=1, max_size=3), st.integers(0, 9))
 def test_no_split_of_a_batch_is_faster(one_stage: OneStage, tenths: list[int], more: int) -> None:
     templates = [one_stage(value / 10, 1) for value in tenths]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from bigsci_launch.plan.survive.cut import CutModel, find_cut
@@ -49,7 +49,6 @@ def test_equal_layers(num_stages: int, seconds: float) -> None:
     assert cut.seconds == seconds
 
 
-@settings(max_examples=150, deadline=None)
 @given(
     st.lists(st.tuples(SECONDS, SECONDS), min_size=1, max_size=8),
     st.lists(st.integers(1, 6), min_size=1, max_size=5),

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from itertools import combinations, product
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from bigsci_launch.plan.survive.compose import compositions
@@ -167,7 +167,6 @@ def test_too_few_nodes() -> None:
 SIZES = st.lists(st.integers(0, 7), min_size=1, max_size=5)
 
 
-@settings(max_examples=200, deadline=None)
 @given(SIZES, st.sets(st.integers(1, 7), min_size=1, max_size=4), st.integers(1, 4), st.integers(0, 3))
 def test_no_other_composition_moves_fewer_nodes(
     sizes: list[int], template_sizes: set[int], replicas: int, joined: int
@@ -205,7 +204,6 @@ def test_no_other_composition_moves_fewer_nodes(
     assert moved <= best
 
 
-@settings(max_examples=80, deadline=None)
 @given(st.lists(st.integers(1, 6), min_size=1, max_size=3), st.integers(0, 5), st.integers(1, 3))
 def test_of_equal_moves_few_sizes_change(old: list[int], growth: int, replicas: int) -> None:
     sizes = (0, 2, 3, 5, 6)
@@ -224,7 +222,6 @@ def test_of_equal_moves_few_sizes_change(old: list[int], growth: int, replicas: 
 
 
 @pytest.mark.slow
-@settings(max_examples=150, deadline=None)
 @given(st.data())
 def test_every_survivor_has_one_place_and_the_replicas_are_kept(data: st.DataObject) -> None:
     fewest, failures = data.draw(st.integers(1, 6)), data.draw(st.integers(0, 4))

@@ -102,7 +102,7 @@ def test_uneven_pipelines_keep_more_micro_batches_than_even_ones(toy_replica: Ca
 
 
 def test_host_memory_raises_n0(bloom_replica: Replica) -> None:
-    state = 12 * 4 * sum(stage.num_parameters for stage in count_stage_parameters(bloom_replica.setup.shape, 4, (70,)))
+    state = 12 * 4 * sum(count_stage_parameters(bloom_replica.setup.shape, 4, (70,)))
     assert bloom_replica.host_gib(7) == pytest.approx(state / 7 / 2**30, rel=0.01)
     assert replace(bloom_replica, node_memory_gib=300.0).fewest_nodes == 7
     small = replace(bloom_replica, node_memory_gib=200.0)
@@ -116,7 +116,7 @@ def test_host_memory_raises_n0(bloom_replica: Replica) -> None:
 
 def test_bytes_are_those_of_every_parameter(bloom_replica: Replica) -> None:
     model = bloom_replica.model_bytes
-    whole = 4 * sum(stage.num_parameters for stage in count_stage_parameters(bloom_replica.setup.shape, 4, (70,)))
+    whole = 4 * sum(count_stage_parameters(bloom_replica.setup.shape, 4, (70,)))
     assert sum(unit.weights for unit in model.units) == pytest.approx(2 * whole, rel=1e-3)
     assert sum(unit.state for unit in model.units) == 6 * sum(unit.weights for unit in model.units)
     assert model.tied

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from bigsci_launch.plan.survive.schedule import StageTime, fewest_seconds, simulate_step, steady_seconds
@@ -30,7 +30,6 @@ def closed_form(seconds: list[float], num_micro_batches: int) -> float:
     return sum(seconds) + middle + sum(seconds[slowest:])
 
 
-@settings(max_examples=150, deadline=None)
 @given(STAGES, st.integers(1, 14), HOPS)
 def test_a_step_is_the_longest_path_through_its_passes(
     longest_path: Callable[..., float], stages: list[tuple[float, float]], num_micro_batches: int, hop: float
@@ -65,7 +64,6 @@ def test_closed_form_is_right_for_equal_stages() -> None:
     assert closed_form([2] * 5, 20) == simulate_step(halves(*[2] * 5), 20) == 48
 
 
-@settings(max_examples=100, deadline=None)
 @given(STAGES, st.integers(1, 14), HOPS)
 def test_no_step_is_faster_than_its_bound(
     stages: list[tuple[float, float]], num_micro_batches: int, hop: float
@@ -77,7 +75,6 @@ def test_no_step_is_faster_than_its_bound(
         assert fewest_seconds(stage, at, len(stages), before, total, num_micro_batches) <= seconds
 
 
-@settings(max_examples=60, deadline=None)
 @given(STAGES, HOPS)
 def test_a_long_step_grows_by_its_steady_seconds(stages: list[tuple[float, float]], hop: float) -> None:
     # 60 is a multiple of the length of every cycle of up to six stages.
@@ -85,7 +82,6 @@ def test_a_long_step_grows_by_its_steady_seconds(stages: list[tuple[float, float
     assert grown == pytest.approx(60 * steady_seconds(times(stages), hop))
 
 
-@settings(max_examples=60, deadline=None)
 @given(STAGES, st.integers(1, 14), HOPS)
 def test_more_micro_batches_never_take_less_time(
     stages: list[tuple[float, float]], num_micro_batches: int, hop: float

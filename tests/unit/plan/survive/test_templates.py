@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import combinations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from bigsci_launch.plan.survive.cut import CutModel
@@ -107,7 +107,6 @@ def template_of(stages: list[tuple[float, float]], hop: float) -> Template:
     return Template(len(stages), (1,) * len(stages), model)
 
 
-@settings(max_examples=40, deadline=None)
 @given(st.lists(st.tuples(SECONDS, SECONDS), min_size=1, max_size=6), st.sampled_from([0.0, 0.0625, 0.25]))
 def test_seconds_of_many_micro_batches_are_those_of_the_simulation(
     stages: list[tuple[float, float]], hop: float
@@ -120,7 +119,6 @@ def test_seconds_of_many_micro_batches_are_those_of_the_simulation(
         assert template.seconds(num_micro_batches) == pytest.approx(simulated, rel=0.01)
 
 
-@settings(max_examples=40, deadline=None)
 @given(st.lists(st.tuples(SECONDS, SECONDS), min_size=1, max_size=6), st.sampled_from([0.0, 0.0625, 0.25]))
 def test_seconds_never_fall_and_are_never_below_the_rate(stages: list[tuple[float, float]], hop: float) -> None:
     """The split of a batch is exact because of both."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from bigsci_launch.errors import DataError
@@ -121,7 +121,6 @@ def test_nothing_to_compare_with_is_an_error() -> None:
         replay(regular(4, 2, 60), Strategy("s", lambda n: 0, lambda before, after: 0))
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     st.integers(5, 40),
     st.lists(st.tuples(st.integers(0, 50), st.sampled_from(["add", "remove"])), max_size=12),
