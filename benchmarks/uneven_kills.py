@@ -1,12 +1,13 @@
 """Kills ranks of uneven pipelines at each phase, and compares each run with one process on DeepSpeed.
 
-    python benchmarks/uneven_kills.py [--seeds 0:100] [--held-out] [--folder DIR] [--page PAGE]
+    python benchmarks/uneven_kills.py [--seeds 0:100] [--held-out] [--folder DIR] [--minutes M] [--page PAGE]
 
 A seed decides which rank of 2 + 3 stages is killed (SIGKILL), in which step, and at which phase of it; a third of the
 seeds kill another rank while the first kill is recovered from. The runs are started with `bsl submit --local` and
 `survive`: a standby takes the place of each victim, and the pipelines are made again. A run must end with exit code 0,
 and every step must have the loss and the gradient norm of the one process, to 1e-6 relative, and its samples once;
-`bsl diff-weights` compares the last checkpoints. `--held-out` adds seeds that nothing was tuned to.
+`bsl diff-weights` compares the last checkpoints. `--held-out` adds seeds that nothing was tuned to. With `--minutes`,
+no seed is begun later than that. What a folder already has is not run again, so the same command continues.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import math
 import os
 import random
 import shutil
@@ -21,8 +23,9 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -72,10 +75,10 @@ class KilledRun:
     seed: int
     kills: int
     generations: int
-    sources: tuple[str, ...]
-    seconds: tuple[float, ...]
+    sources: Sequence[str]
+    seconds: Sequence[float]
     worst: float
-    problems: tuple[str, ...]
+    problems: Sequence[str]
 
 
 def draw_kills(seed: int) -> list[Kill]:
@@ -105,12 +108,28 @@ class KilledRuns:
         sites = folder / "sites"
         sites.mkdir(exist_ok=True)
         (sites / "five.yaml").write_text(f"description: five ranks here\nscheduler: local\nranks_per_node: {RANKS}\n")
+        self._outcomes = folder / "outcomes.jsonl"
         self._alone = RunDir(folder / "runs" / "alone")
-        run_undisturbed(self._file("alone", None, SETTINGS), self._alone)
+        if not (self._alone.checkpoints / f"global_step{STEPS}").exists():
+            run_undisturbed(self._file("alone", None, SETTINGS), self._alone)
 
     def _file(self, name: str, survive: dict[str, Any] | None, more: dict[str, Any]) -> Path:
         layout = Layout(1, 1, 1, "fp32", 0.0)
         return write_run_file(self._folder, name, layout, self._corpus, survive, more)
+
+    def outcomes(self, seeds: Sequence[int], until: float) -> list[KilledRun]:
+        """Return the outcomes of seeds; those that are not known are run, as long as it is before `until`."""
+        for seed in seeds:
+            if seed not in self._known() and time.monotonic() < until:
+                found = self.outcome(seed)
+                with self._outcomes.open("a") as output:
+                    output.write(json.dumps(asdict(found)) + "\n")
+        known = self._known()
+        return [known[seed] for seed in seeds if seed in known]
+
+    def _known(self) -> dict[int, KilledRun]:
+        lines = self._outcomes.read_text().splitlines() if self._outcomes.exists() else []
+        return {each["seed"]: KilledRun(**each) for each in map(json.loads, lines)}
 
     def outcome(self, seed: int) -> KilledRun:
         """Run a seed, and judge it."""
@@ -217,13 +236,15 @@ def main() -> None:
     parser.add_argument("--seeds", default="0:100", help="FIRST:LAST, or seeds separated by commas")
     parser.add_argument("--held-out", action="store_true", help="also run what nothing was tuned to")
     parser.add_argument("--folder", type=Path, help="keep the runs here")
+    parser.add_argument("--minutes", type=float, default=math.inf, help="begin no seed later")
     parser.add_argument("--page", type=Path, help="write the table into this page, between its marks")
     options = parser.parse_args()
     folder = options.folder or Path(tempfile.mkdtemp(prefix="uneven-"))
     folder.mkdir(parents=True, exist_ok=True)
+    until = time.monotonic() + 60 * options.minutes
     runs = KilledRuns(folder)
-    outcomes = [runs.outcome(seed) for seed in parse_seeds(options.seeds)]
-    held_out = [runs.outcome(seed) for seed in HELD_OUT] if options.held_out else []
+    outcomes = runs.outcomes(parse_seeds(options.seeds), until)
+    held_out = runs.outcomes(HELD_OUT, until) if options.held_out else []
     text = page_of(outcomes, held_out)
     print(text)
     if options.page:

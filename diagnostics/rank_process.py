@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import json
 import os
+import re
 import select
 import signal
 import socket
@@ -58,6 +59,25 @@ def coordinate(rank: int, topology: dict[str, int]) -> dict[str, int]:
     for axis in AXES:
         rank, index[axis] = divmod(rank, topology[axis])
     return {axis: index[axis] for axis in RECORDED if axis in ALWAYS_RECORDED or topology[axis] > 1}
+
+
+def place_in_pipelines(attempt: Path, rank: int) -> dict[str, int] | None:
+    """Where a rank is in the newest pipelines of an uneven run, as `topology` writes them; None for any other run."""
+    try:
+        with safe_files.open_stream(attempt / "layouts.jsonl") as stream:
+            text = safe_files.parse_json(stream.read().splitlines()[-1])["topology"]
+        tp, pipelines = re.findall(r"^pipelines=(?:tp=(\d+),)?(.*)", text)[0]
+        for dp, pipeline in enumerate(pipelines.split("/")):
+            at = 0
+            for part in pipeline.partition("x")[0].split(","):
+                first, _, last = part.partition("-")
+                if int(first) <= rank <= int(last or first):
+                    pp, lane = divmod(at + rank - int(first), int(tp or 1))
+                    return {"pp": pp, "tp": lane, "dp": dp}
+                at += int(last or first) - int(first) + 1
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+        pass
+    return None
 
 
 def end_with_parent(number: int) -> None:
@@ -202,7 +222,7 @@ class Rank:
         self.number = place["rank"]
         self.name = self.name_of(self.number)
         self.identity = {"rank": self.number}
-        self.coordinate = coordinate(self.number, topology)
+        self.coordinate = place_in_pipelines(self.attempt, self.number) or coordinate(self.number, topology)
         self.host = socket.gethostname()
         self.node = node_name(is_local=options.rank is not None or options.slot is not None)
         self.more: dict[str, Any] = {} if generation is None else {"generation": generation}

@@ -6,7 +6,9 @@ the folders that they are in, whatever the umask is; the job script checks that 
 
 from __future__ import annotations
 
+import json
 import os
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -20,10 +22,12 @@ from bigsci_launch.launch.job.frozen import NAME, job_program
 from bigsci_launch.launch.job.request import JobRequest
 from bigsci_launch.launch.job.script import render_script
 from bigsci_launch.launch.provenance import collect_provenance
+from bigsci_launch.plan.survive.uneven import first_layout
 from bigsci_launch.runs.chain.records import write_chain
 from bigsci_launch.runs.control.request import put_request, trace_request
 from bigsci_launch.runs.layout import AttemptDir, RunDir, write_json
 from bigsci_launch.runs.ownership import user_name
+from bigsci_launch.safe_files import append_line
 from bigsci_launch.step_lines import check_forms
 
 FOR_GROUP = 0o640
@@ -49,6 +53,9 @@ def freeze(request: JobRequest, loaded: LoadedRun, command: Sequence[str]) -> No
         safe_files.write_file(attempt.step_line, step_line, within_umask(0o644))
     safe_files.write_file(attempt.config, dump_resolved(loaded.config), private)
     write_json(attempt.origins, loaded.origins, within_umask(0o644))
+    if loaded.config.parallelism.engine == "uneven":
+        record = first_layout(loaded.config, request.topology.world_size).record()
+        append_line(attempt.layouts, json.dumps({"time": time.time(), "generation": 0, **record}))
     if (trace := loaded.config.monitor.trace) is not None:
         put_request(attempt, trace_request(trace.include, trace.from_step, trace.from_call))
     if request.accepted != NOTHING_ACCEPTED:

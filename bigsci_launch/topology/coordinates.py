@@ -18,6 +18,8 @@ from bigsci_launch.topology.ranks import compress_ranks, expand_ranks
 _ALWAYS_WRITTEN = tuple(axis.name for axis in reversed(WRITTEN) if axis.is_always_written)
 PIPELINES = "pipelines="
 """What the text of an `UnevenTopology` begins with."""
+TENSOR_PARALLEL = re.compile(r"tp=(\d+),")
+"""What follows in its text, if stages have several ranks: not at the end, where a ring may have no room for it."""
 _POSITIONS = {axis: position for position, axis in enumerate(AXIS_NAMES)}
 
 
@@ -202,7 +204,7 @@ class Topology:
 
 
 class UnevenPlaces(NamedTuple):
-    """The ranks of a pipeline, stage by stage, and its micro-batches of a step."""
+    """The ranks of a pipeline, stage by stage, each with its tensor-parallel ranks; and its micro-batches of a step."""
 
     ranks: tuple[int, ...]
     micro_batches: int
@@ -215,18 +217,22 @@ class UnevenPlaces(NamedTuple):
 class UnevenTopology(Topology):
     """Pipelines of different depths side by side. A pipeline is an index on dp, a stage one on pp; no grid is full.
 
-    The ranks of a pipeline ascend from stage to stage. Printed `pipelines=0-1x4/2-4x4`: ranks, and micro-batches.
+    The ranks of a pipeline ascend from stage to stage. Printed `pipelines=0-1x4/2-4x4`: ranks, and micro-batches; with
+    tensor parallelism `pipelines=tp=2,0-3x4/4-9x4`.
     """
 
     pipelines: tuple[UnevenPlaces, ...]
     _places: Mapping[int, tuple[int, int]] = field(compare=False)
+    """The pipeline of each rank, and its index in it."""
 
-    def __init__(self, pipelines: Iterable[tuple[Iterable[int], int]]) -> None:
+    def __init__(self, pipelines: Iterable[tuple[Iterable[int], int]], tp: int = 1) -> None:
         found = tuple(UnevenPlaces(tuple(ranks), count) for ranks, count in pipelines)
-        places = {rank: (index, stage) for index, each in enumerate(found) for stage, rank in enumerate(each.ranks)}
+        places = {rank: (index, at) for index, each in enumerate(found) for at, rank in enumerate(each.ranks)}
         if not places or sorted(places) != list(range(sum(len(each.ranks) for each in found))):
             raise ValueError("pipelines must hold each rank from 0 on once")
-        Topology.__init__(self, pp=max(len(each.ranks) for each in found), dp=len(found))
+        if any(len(each.ranks) % tp for each in found):
+            raise ValueError(f"each stage must have {tp} tensor-parallel ranks")
+        Topology.__init__(self, tp=tp, pp=max(len(each.ranks) for each in found) // tp, dp=len(found))
         object.__setattr__(self, "pipelines", found)
         object.__setattr__(self, "_places", places)
 
@@ -237,8 +243,10 @@ class UnevenTopology(Topology):
         Raises:
             ValueError: it is no such text.
         """
-        parts = [part.partition("x") for part in text.removeprefix(PIPELINES).split("/")]
-        return cls((expand_ranks(ranks), int(count)) for ranks, _, count in parts)
+        text = text.removeprefix(PIPELINES)
+        tp = TENSOR_PARALLEL.match(text)
+        parts = [part.partition("x") for part in text[tp.end() if tp else 0 :].split("/")]
+        return cls(((expand_ranks(ranks), int(count)) for ranks, _, count in parts), int(tp[1]) if tp else 1)
 
     @property
     def is_grid(self) -> bool:
@@ -250,27 +258,33 @@ class UnevenTopology(Topology):
 
     def kind_of(self, rank: int) -> int:
         """The first rank at this stage of a pipeline of this depth, with as many micro-batches."""
-        pipeline, stage = self._places[rank]
+        pipeline, at = self._places[rank]
         alike = self._kind(self.pipelines[pipeline])
-        return min(each.ranks[stage] for each in self.pipelines if self._kind(each) == alike)
+        return min(each.ranks[at - at % self.tp] for each in self.pipelines if self._kind(each) == alike)
 
     def _kind(self, pipeline: UnevenPlaces) -> tuple[int, int]:
         return len(pipeline.ranks), pipeline.micro_batches
 
     def group(self, axis: str, rank: int) -> tuple[int, ...]:
-        """The pipeline of `rank`; on the other axes, no group follows from where ranks are."""
+        """The ranks of the pipeline of `rank` with its tensor-parallel index, or those of its stage; on the other axes,
+        no group follows from where ranks are."""
+        pipeline, at = self._places[rank]
+        ranks, lane = self.pipelines[pipeline].ranks, at % self.tp
+        if axis == "tp":
+            return ranks[at - lane : at - lane + self.tp]
         if axis != "pp":
             raise ValueError(f"pipelines of different depths have no groups of {axis}")
-        return self.pipelines[self._places[rank][0]].ranks
+        return ranks[lane :: self.tp]
 
     def coordinate(self, rank: int) -> Coordinate:
         if rank not in self._places:
             raise ValueError(f"rank {rank} is outside 0..{self.world_size - 1}")
-        pipeline, stage = self._places[rank]
-        return Coordinate.at(dp=pipeline, pp=stage)
+        pipeline, at = self._places[rank]
+        return Coordinate.at(dp=pipeline, pp=at // self.tp, tp=at % self.tp)
 
     def __str__(self) -> str:
-        return PIPELINES + "/".join(map(str, self.pipelines))
+        tp = f"tp={self.tp}," if self.tp > 1 else ""
+        return PIPELINES + tp + "/".join(map(str, self.pipelines))
 
 
 def _document(values: Mapping[str, int], first: tuple[str, ...]) -> dict[str, int]:

@@ -11,7 +11,9 @@ from typing import Any
 
 import pytest
 
-from bigsci_launch.runs.layout import RunDir
+from bigsci_launch.runs.generations.read import read_layouts
+from bigsci_launch.runs.layout import RunDir, read_json
+from bigsci_launch.topology import Topology
 from tests.support.texts import has_parts
 from tests.support.waiting import wait_until
 
@@ -60,8 +62,8 @@ class HungRun:
         return json.loads(done.stdout)
 
     def end(self) -> None:
-        self.process.terminate()
-        self.process.wait(60)
+        """Ask until it has ended: ranks that hang are killed when it is asked again, and not after half a minute."""
+        wait_until(lambda: self.process.poll() is not None or self.process.terminate())
 
 
 @pytest.fixture(scope="module")
@@ -95,6 +97,16 @@ def test_slow_compares_no_rank_with_one_that_does_other_work(five: HungRun) -> N
 
 def test_slow_compares_ranks_that_do_the_same_work(four: HungRun) -> None:
     assert [each["ranks"] for each in four.bsl("slow")["stragglers"]] == [[2]]
+
+
+def test_records_have_the_stage_of_each_rank_from_the_submission_on(five: HungRun) -> None:
+    attempt = five.run.latest_attempt()
+    assert attempt is not None
+    submitted, formed = read_layouts(attempt)
+    assert submitted["time"] < formed["time"] and submitted["topology"] == formed["topology"]
+    topology = Topology.parse(submitted["topology"])
+    places = [read_json(attempt.pid_file(rank))["coordinate"] for rank in range(5)]
+    assert places == [topology.coordinate(rank).as_dict() for rank in range(5)]
 
 
 def test_status_shows_the_pipelines(five: HungRun) -> None:

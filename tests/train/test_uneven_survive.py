@@ -23,7 +23,7 @@ TOLERANCE = 1e-6
 SETTINGS: dict[str, Any] = {"training": {"steps": STEPS}, "checkpoint": {"save_interval": STEPS}, **OFF}
 SHARDED: dict[str, Any] = {**UNEVEN, "zero_stage": 1}
 """The tied embedding has four owners, so no rank has its whole state."""
-Lead = Callable[[dict[int, str]], Generations]
+Lead = Callable[..., Generations]
 
 
 @pytest.fixture(scope="module")
@@ -36,10 +36,10 @@ def lead(start_rank: StartRank, dataset: Path, tmp_path: Path) -> Iterator[Lead]
     """`lead({3: "backward:9:die"})` begins a run of 2 + 3 stages; see `programs/slot.py`."""
     led: list[Generations] = []
 
-    def begin(suffering: dict[int, str]) -> Generations:
-        run = Generations(start_rank, tmp_path / f"led{len(led)}", dataset, "dp=5", parallelism=SHARDED, **SETTINGS)
+    def begin(suffering: dict[int, str], topology: str = "dp=5") -> Generations:
+        run = Generations(start_rank, tmp_path / f"led{len(led)}", dataset, topology, parallelism=SHARDED, **SETTINGS)
         led.append(run)
-        run.start(5, suffering)
+        run.start(run.topology.world_size, suffering)
         run.begin()
         return run
 
@@ -102,6 +102,15 @@ def test_a_step_that_another_rank_has_taken_is_taken(lead: Lead, alone: Attempt)
     # 2 on a machine so busy that no other rank had the sum when its generation ended.
     assert run.attempt.events(4, "restored")[1]["restored_step"] in (2, 3)
     assert means(run) == ["composed", "unchanged"]
+
+
+def test_a_stage_of_two_ranks_loses_one(lead: Lead, alone: Attempt) -> None:
+    """With tp 2, the other rank of the stage has no place then. Of 2 + 2 stages, three continue as one pipeline."""
+    run = lead({5: "backward:9:die"}, "tp=2,dp=4")
+    until_lost(run)
+    run.begin("tp=2,dp=3")
+    finish_as(run, alone)
+    assert means(run) == ["composed", "merge"]
 
 
 @pytest.mark.long

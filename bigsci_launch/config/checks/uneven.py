@@ -9,6 +9,7 @@ from bigsci_launch.config.rules.described import DescribedLayout
 from bigsci_launch.config.schema.run import RunConfig
 from bigsci_launch.config.site import Site
 from bigsci_launch.errors import ConfigError
+from bigsci_launch.topology import Topology
 
 ENGINE = "parallelism.engine"
 FAULTS = ("hang", "die", "slow")
@@ -19,7 +20,6 @@ def unsupported(config: RunConfig) -> dict[str, str]:
     """Return the keys of a run that the uneven engine does not support, each with what to set it to."""
     parallelism, training = config.parallelism, config.training
     wanted = {
-        "parallelism.tensor_parallel_size": (parallelism.tensor_parallel_size == 1, "1"),
         "parallelism.context_parallel_size": (parallelism.context_parallel_size == 1, "1"),
         "parallelism.expert_parallel_size": (parallelism.expert_parallel_size == 1, "1"),
         "parallelism.sequence_parallel": (not parallelism.sequence_parallel, "false"),
@@ -61,11 +61,11 @@ def check_uneven(config: RunConfig, site: Site) -> Iterator[Finding]:
     if found:
         yield Finding("uneven", "error", (ENGINE, *found), unsupported_text(found))
     yield from _check_sizes(config)
-    yield from _check_failures(config, DescribedLayout.of_run(config, site).topology.world_size)
+    yield from _check_failures(config, DescribedLayout.of_run(config, site).topology)
 
 
 def _check_sizes(config: RunConfig) -> Iterator[Finding]:
-    """Every number of ranks from n0 on can form pipelines of n0 to 2 n0 - 1 stages."""
+    """Every number of stages from n0 on can form pipelines of n0 to 2 n0 - 1 stages."""
     key, fewest = "parallelism.pipeline_parallel_size", config.parallelism.pipeline_parallel_size
     layers, training = config.model.num_layers, config.training
     if 2 * fewest - 1 > layers:
@@ -80,13 +80,14 @@ def _check_sizes(config: RunConfig) -> Iterator[Finding]:
         yield Finding("uneven", "error", ("training.global_batch_size", "training.micro_batch_size"), text)
 
 
-def _check_failures(config: RunConfig, num_ranks: int) -> Iterator[Finding]:
-    """f + 1 pipelines of n0 stages need so many ranks."""
+def _check_failures(config: RunConfig, topology: Topology) -> Iterator[Finding]:
+    """f + 1 pipelines of n0 stages need so many ranks; each stage has tp."""
     key, fewest = "parallelism.pipeline_parallel_size", config.parallelism.pipeline_parallel_size
-    if config.survive is not None and (config.survive.failures + 1) * fewest > num_ranks:
-        kept = max(0, num_ranks // fewest - 1)
+    if config.survive is not None and (config.survive.failures + 1) * fewest > topology.dp:
+        count = topology.dp // fewest
         text = (
-            f"{num_ranks} ranks form at most {num_ranks // fewest} pipelines, so f = {kept} is what the run begins with"
+            f"{topology.world_size} ranks form at most {count} pipelines, so f = {max(0, count - 1)} is what the run "
+            "begins with"
         )
         yield Finding("uneven", "warning", ("survive.failures", key), text)
 

@@ -100,10 +100,12 @@ def check_layout(config: RunConfig, site: Site) -> Iterator[Finding]:
     misfit, limits, layout = find_misfit(config, site), limits_of(config, site), DescribedLayout.of_run(config, site)
     if misfit:
         yield misfit
-    if config.parallelism.engine == "uneven":
-        return
+    is_uneven = config.parallelism.engine == "uneven"
     has_replicas = misfit is None or config.parallelism.data_parallel_size is not None
     for rule in LAYOUT_RULES:
+        # Uneven pipelines are no grid: only what tensor-parallel ranks split must fit.
+        if is_uneven and not {*rule.looks_at} <= {"tp"}:
+            continue
         if (misfit and rule is WORLD_SIZE) or ("dp" in rule.looks_at and not has_replicas):
             continue
         with suppress(NotDescribed):

@@ -145,10 +145,11 @@ class ParallelismSection(Section):
     def topology(self, num_ranks: int) -> Topology:
         """Return the sizes as a topology. If dp is left out, it is what `num_ranks` ranks allow, at least 1.
 
-        Uneven pipelines are no grid: to all who do not know them, each rank is a replica.
+        Uneven pipelines are no grid: to all who do not know them, the ranks of each stage are a replica.
         """
         if self.engine == "uneven":
-            return Topology(dp=max(1, num_ranks))
+            tp = self.tensor_parallel_size
+            return Topology(tp=tp, dp=max(1, num_ranks // tp))
         sizes = {axis.name: getattr(self, axis.key) for axis in AXES}
         given = Topology(**{axis: size or 1 for axis, size in sizes.items()})
         return given if sizes["dp"] else given.resized(dp=max(1, num_ranks // given.world_size))
@@ -276,9 +277,9 @@ class TrainingSection(Section):
 
     attention: Attention = "fused"
     """`fused`: one kernel that never stores the scores (FlashAttention, torch's scaled_dot_product_attention, cuDNN).
-    `flash1`: the first FlashAttention, which is slower. `flash3`: its third version, or cuDNN 9, which is faster on
-    Hopper. `unfused`: products and softmax one after the other, as in
-    Megatron of 2021."""
+    `flash1`: the first FlashAttention, which is slower. `triton`: its version in Triton, of 2023, which is slower on
+    Hopper. `flash3`: its third version, or cuDNN 9, which is faster there. `unfused`: products and softmax one after
+    the other, as in Megatron of 2021."""
 
     kernels: Kernels | None = None
     """How the program in `run.command` computes norms, sums and activations: `eager` (one by one), `fused` (a

@@ -38,7 +38,7 @@ def group_members(scope: str, rank: int, world_size: int, topology: Topology | N
     if topology is None or rank >= topology.world_size:
         return None
     if isinstance(topology, UnevenTopology):
-        return _in_pipeline(scope, rank, topology.group("pp", rank))
+        return _in_pipeline(scope, rank, topology)
     if scope in AXIS_NAMES:
         return share(topology.group(scope, rank))
     if scope in _OVER:
@@ -46,13 +46,16 @@ def group_members(scope: str, rank: int, world_size: int, topology: Topology | N
     return _stage_partners(scope, rank, topology)
 
 
-def _in_pipeline(scope: str, rank: int, pipeline: tuple[int, ...]) -> tuple[int, ...] | None:
+def _in_pipeline(scope: str, rank: int, topology: UnevenTopology) -> tuple[int, ...] | None:
     """Among pipelines of different depths: gradients are summed over the owners of a layer, which no place shows."""
+    pipeline = topology.group("pp", rank)
     at = pipeline.index(rank)
     first = {"next stage": at, "previous stage": at - 1}.get(scope)
     if first is not None:
         return pipeline[first : first + 2] if 0 <= first < len(pipeline) - 1 else None
-    return share(pipeline) if scope in ("pp", "model") else None
+    if scope == "model":
+        return share(topology.pipelines[topology.coordinate(rank).dp_rank].ranks)
+    return share(topology.group(scope, rank)) if scope in ("tp", "pp") else None
 
 
 def _stage_partners(scope: str, rank: int, topology: Topology) -> tuple[int, ...] | None:

@@ -1,10 +1,10 @@
-"""The engine of one rank: one stage of one pipeline, on the schedules of torch.distributed.pipelining.
+"""The engine of one rank: one stage of one pipeline, or its part of it, on torch.distributed.pipelining's schedules.
 
 It has the part of DeepSpeed's interface that the training loop and its companions use. A step is
 
 1. forward and backward passes of the micro batches of this pipeline,
 2. sums of the gradients of each unit over its owners,
-3. one sum over all ranks: the loss, and the squares of all gradients,
+3. one sum over all ranks: the loss, the squares of all gradients, and the seconds of each pipeline,
 4. the optimizer's step, alone; with ZeRO-1, the weights are then put together.
 
 So whoever has the result of 3 knows that every rank has its summed gradients: then the step counts, and a rank that has
@@ -14,7 +14,8 @@ not taken it yet can still take it, with the same result. Before that, it does n
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from itertools import islice
 
 import torch
@@ -24,16 +25,17 @@ from torch import Tensor
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 
 from bigsci_launch.config.schema.run import RunConfig
-from bigsci_launch.train.device.gpu import computes_on_gpu
+from bigsci_launch.plan.survive.uneven import UnevenLayout, micro_batches_of
+from bigsci_launch.train.device.gpu import computes_on_gpu, finish_queued_work
 from bigsci_launch.train.parallel.loss import VocabularyParallelLoss
 from bigsci_launch.train.parallel.model import GptSizes, TransformerLayer
 from bigsci_launch.train.parallel.pipeline import layer_specs
 from bigsci_launch.train.parallel.tensor import TensorParallel
 from bigsci_launch.train.state.durable import RankCheckpointEngine
-from bigsci_launch.train.uneven.layout import UnevenLayout, micro_batches_of
 from bigsci_launch.train.uneven.optimizer import MasterAdamW, ReducedStep, square_norm
 from bigsci_launch.train.uneven.reduction import OwnerGroups
 from bigsci_launch.train.uneven.shards import OwnerShards
+from bigsci_launch.train.uneven.speed import PipelineSpeeds
 from bigsci_launch.train.uneven.stage import UnevenStage, bounds_of, owners_of
 
 
@@ -42,14 +44,16 @@ class UnevenEngine:
 
     def __init__(self, config: RunConfig, layout: UnevenLayout, rank: int, ranks: TensorParallel) -> None:
         sizes = self._sizes = GptSizes.of_config(config)
-        self.layout, self.rank = layout, rank
+        self.layout, self.rank, self.lane = layout, rank, ranks.rank
         self.specs: list[LayerSpec] = layer_specs(config, sizes, ranks)
-        self.pipeline, self.stage = layout.places[rank]
+        lane = layout.lanes[self.lane]
+        self.pipeline, self.stage = lane.places[rank]
         self.bounds = bounds_of(self.specs, self.pipeline.counts)
         self.device = torch.device("cuda", torch.cuda.current_device()) if computes_on_gpu() else torch.device("cpu")
         self.module = self._build(config)
-        self.owners = owners_of(self.specs, layout)
-        self.groups = OwnerGroups(layout, self.owners, rank)
+        owners = [owners_of(self.specs, each) for each in layout.lanes]
+        self.owners = owners[self.lane]
+        self.groups = OwnerGroups(layout, owners, rank)
         self.shards = OwnerShards(self.groups, self.owners, rank, layout.copies)
         self.optimizer = MasterAdamW(self.module, config.optimizer, self.shards)
         self._loss = VocabularyParallelLoss(sizes.vocab, ranks)
@@ -57,6 +61,9 @@ class UnevenEngine:
         assert config.training.micro_batch_size != "auto"
         self.micro_batch_size, self.micro_batches = config.training.micro_batch_size, self.pipeline.micro_batches
         self._schedule = self._make_schedule()
+        self._speeds = PipelineSpeeds(config)
+        self.listeners: list[Callable[[UnevenEngine, UnevenLayout], None]] = []
+        """What is called when pipelines get other micro batches."""
         self.checkpoint_engine = RankCheckpointEngine()
 
     def _build(self, config: RunConfig) -> UnevenStage:
@@ -84,7 +91,8 @@ class UnevenEngine:
         tokens = torch.empty(size, sizes.length, dtype=torch.int64, device="meta")
         weight = next(self.module.parameters())
         stream = torch.empty(*tokens.shape, sizes.hidden, dtype=weight.dtype, device="meta", requires_grad=True)
-        logits = torch.empty(*tokens.shape, sizes.padded_vocab_size, dtype=weight.dtype, device="meta")
+        width = sizes.padded_vocab_size // self.layout.tp
+        logits = torch.empty(*tokens.shape, width, dtype=weight.dtype, device="meta")
         return tokens if self.is_first else stream, logits.requires_grad_() if self.is_last else stream
 
     def _weighted_loss(self, logits: Tensor, labels: Tensor) -> Tensor:
@@ -101,6 +109,11 @@ class UnevenEngine:
         return self.optimizer.num_skipped
 
     @property
+    def is_in_first_pipeline(self) -> bool:
+        """Whether this rank's pipeline is the one that is saved."""
+        return self.pipeline.first == 0
+
+    @property
     def is_first(self) -> bool:
         return self.stage == 0
 
@@ -115,19 +128,36 @@ class UnevenEngine:
     def train_batch(self, batches: Iterator[tuple[Tensor, Tensor]]) -> float:
         """Take a step with this pipeline's next micro batches, and return the mean loss of all pipelines."""
         self.optimizer.clear_gradients()
+        started = time.monotonic()
         loss = self._pass_through(batches)
+        seconds = [0.0] * len(self.layout.pipelines)
+        if self.is_first and self.lane == 0:
+            finish_queued_work()
+            seconds[self.layout.topology.coordinate(self.rank).dp_rank] = time.monotonic() - started
         gradients = self.optimizer.gradients()
         self.groups.sum(gradients)
         self.optimizer.summed = self.global_steps + 1
-        squares = square_norm([tensor for unit in self.groups.counted() for tensor in gradients[unit]])
-        both = torch.tensor([loss, squares], dtype=torch.float64, device=self.device)
-        dist.all_reduce(both)
-        total, squares = map(float, both.tolist())
+        squares = square_norm(self.optimizer.gradients_of(self.groups.counted(), only_split=self.lane > 0))
+        mine = [0.0 if self.lane else loss, squares, *seconds]
+        sums = torch.tensor(mine, dtype=torch.float64, device=self.device)
+        dist.all_reduce(sums)
+        total, squares, *seconds = map(float, sums.tolist())
         norm = math.sqrt(squares) if squares >= 0 else math.nan
         reduced = ReducedStep(self.global_steps + 1, total, norm, self.optimizer.param_groups[0]["lr"])
         self.optimizer.overflow = not math.isfinite(reduced.norm)
         self.take_step(reduced)
+        if (layout := self._speeds.after_step(self.layout, seconds)) is not None:
+            self._change_to(layout)
         return total
+
+    def _change_to(self, layout: UnevenLayout) -> None:
+        """Continue with other micro batches on the same pipelines."""
+        self.layout = layout
+        self.pipeline, _ = layout.lanes[self.lane].places[self.rank]
+        self.micro_batches = self.pipeline.micro_batches
+        self._schedule = self._make_schedule()
+        for each in self.listeners:
+            each(self, layout)
 
     def _pass_through(self, batches: Iterator[tuple[Tensor, Tensor]]) -> float:
         """Do the forward and backward passes, and return this rank's share of the mean loss."""

@@ -22,6 +22,7 @@ from torch import Tensor
 from bigsci_launch.checkpoints.folder import OTHER_CHECKPOINT, CheckpointRecord
 from bigsci_launch.config.schema.run import RunConfig
 from bigsci_launch.errors import CheckpointError
+from bigsci_launch.plan.survive.uneven import UnevenLayout
 from bigsci_launch.topology import Coordinate, Topology
 from bigsci_launch.train.guards.copies import TIED
 from bigsci_launch.train.guards.engine.state import HeldState
@@ -29,7 +30,6 @@ from bigsci_launch.train.parallel.pipeline import engine_settings
 from bigsci_launch.train.rank.rng import capture_generators
 from bigsci_launch.train.state.reshard import SavedShards, layer_name, shard_name, states_name
 from bigsci_launch.train.uneven.engine import UnevenEngine
-from bigsci_launch.train.uneven.layout import UnevenLayout
 from bigsci_launch.train.uneven.optimizer import MOMENTS, ROLES, ReducedStep, UnitState
 
 
@@ -37,7 +37,12 @@ def saved_record(record: CheckpointRecord, layout: UnevenLayout) -> CheckpointRe
     """Return the record of a checkpoint with the topology and the cut of what is saved."""
     counts = layout.pipelines[0].counts
     model = {**record.model, "partition_method": f"time:{','.join(map(str, counts))}"}
-    return replace(record, topology=Topology(pp=len(counts)).as_dict(), model=model)
+    return replace(record, topology=saved_topology(layout).as_dict(), model=model)
+
+
+def saved_topology(layout: UnevenLayout) -> Topology:
+    """Return the topology of what is saved."""
+    return Topology(tp=layout.tp, pp=len(layout.pipelines[0].counts))
 
 
 class StageFiles:
@@ -46,8 +51,8 @@ class StageFiles:
     def __init__(self, engine: UnevenEngine, config: RunConfig, states: Mapping[str, UnitState]) -> None:
         self._engine, self._optimizer = engine, engine.optimizer
         self._is_bf16 = config.training.weight_format == "bf16"
-        topology = Topology(pp=len(engine.pipeline.ranks))
-        self._topology = topology
+        topology = self._topology = saved_topology(engine.layout)
+        self._index = engine.stage * topology.tp + engine.lane
         self._settings = engine_settings(config, topology, config.training.global_batch_size)
         self._groups = self._optimizer.names_by_group()
         self._flats = [
@@ -69,9 +74,9 @@ class StageFiles:
         files.makedirs(str(folder), exist_ok=True)
         for number in engine.module.numbers:
             if (layer := self._layer(number)) is not None:
-                files.save(layer, str(folder / layer_name(number, 0)))
-        files.save({**self._states(), **client_state}, str(folder / states_name(engine.stage)))
-        name = f"{'bf16_' if self._is_bf16 else ''}{shard_name(0, engine.stage)}"
+                files.save(layer, str(folder / layer_name(number, engine.lane)))
+        files.save({**self._states(), **client_state}, str(folder / states_name(self._index)))
+        name = f"{'bf16_' if self._is_bf16 else ''}{shard_name(0, self._index)}"
         files.save(self._optimizer_file(), str(folder / name))
 
     def _layer(self, number: int) -> OrderedDict[str, Tensor] | None:
@@ -84,7 +89,7 @@ class StageFiles:
         return found or None
 
     def _states(self) -> dict[str, Any]:
-        engine, pp = self._engine, self._topology.pp
+        engine, topology = self._engine, self._topology
         shapes = [OrderedDict((name, self._optimizer.weights[name].shape) for name in group) for group in self._groups]
         return {
             **dict.fromkeys(("module", "optimizer", "frozen_param_shapes", "frozen_param_fragments")),
@@ -96,8 +101,8 @@ class StageFiles:
             "global_steps": engine.global_steps,
             "global_samples": engine.global_steps * engine.num_samples,
             "dp_world_size": 1,
-            "mp_world_size": pp,
-            "checkpoint_parallel_dimensions": {"pp_degree": pp, "tp_degree": 1},
+            "mp_world_size": topology.world_size,
+            "checkpoint_parallel_dimensions": {"pp_degree": topology.pp, "tp_degree": topology.tp},
             "ds_config": self._settings,
             "ds_version": deepspeed.__version__,
         }
@@ -154,7 +159,7 @@ def load_files(engine: UnevenEngine, folder: Path, record: CheckpointRecord, con
     if counters.get("iteration") != record.step:
         wrong = f"iteration is {counters.get('iteration')}, but {record.step} in checkpoint.json"
         raise CheckpointError(f"{folder}: {wrong}", hint=OTHER_CHECKPOINT)
-    found = {name: _read(saved, name, weight, config.padded_vocab_size) for name, weight in _weights(engine)}
+    found = {name: _read(saved, name, weight, config, engine.lane) for name, weight in _weights(engine)}
     steps = saved.template["optimizer_state_dict"]["base_optimizer_state"]["state"][0]["step"]
     taken = ReducedStep(record.step)
     engine.optimizer.load(found, taken, counters.get("skipped_steps", 0), int(steps))
@@ -164,11 +169,12 @@ def _weights(engine: UnevenEngine) -> list[tuple[str, Tensor]]:
     return list(engine.optimizer.weights.items())
 
 
-def _read(saved: SavedShards, name: str, weight: Tensor, rows: int) -> UnitState:
+def _read(saved: SavedShards, name: str, weight: Tensor, config: RunConfig, lane: int) -> UnitState:
     parameter = saved.parameters.get(name)
     if parameter is None:
         raise CheckpointError(f"{saved.folder}: has no parameter {name}", hint=OTHER_CHECKPOINT)
-    found = UnitState(*(saved.cut(role, parameter, 0, 1, rows) for role in ROLES))
+    tp, rows = config.parallelism.tensor_parallel_size, config.padded_vocab_size
+    found = UnitState(*(saved.cut(role, parameter, lane, tp, rows).contiguous() for role in ROLES))
     if found.master.shape != weight.shape:
         sizes = f"{tuple(found.master.shape)} in the checkpoint and {tuple(weight.shape)} in the run"
         raise CheckpointError(f"{saved.folder}: {name} is {sizes}", hint=OTHER_CHECKPOINT)
@@ -177,6 +183,8 @@ def _read(saved: SavedShards, name: str, weight: Tensor, rows: int) -> UnitState
 
 def part_of(engine: UnevenEngine) -> tuple[int, Coordinate] | None:
     """Return the rank and the place that this rank has in the saved topology; None if it saves nothing."""
-    if engine.pipeline is not engine.layout.pipelines[0]:
+    if not engine.is_in_first_pipeline:
         return None
-    return engine.stage, Coordinate.at(pp=engine.stage)
+    topology = saved_topology(engine.layout)
+    coordinate = Coordinate.at(pp=engine.stage, tp=engine.lane)
+    return topology.rank(coordinate), coordinate

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from bigsci_launch.recover.holding import Shard
 from bigsci_launch.train.device.digest import digests64
-from bigsci_launch.train.guards.copies import Violation, Watched
+from bigsci_launch.train.guards.copies import CopyAxes, Violation, Watched
 from bigsci_launch.train.guards.engine.data import DataWatch, find_other_tokens
 from bigsci_launch.train.guards.engine.hooks import before_call
 from bigsci_launch.train.guards.engine.judge import Judge
@@ -31,7 +31,7 @@ from bigsci_launch.train.rank.bits import as_bits
 from bigsci_launch.train.steps.companion import Built, RankSetup
 from bigsci_launch.train.steps.word import DataWord, StepWord
 from bigsci_launch.train.uneven.engine import UnevenEngine
-from bigsci_launch.train.uneven.optimizer import MOMENTS, ROLES
+from bigsci_launch.train.uneven.optimizer import MOMENTS, ROLES, is_split
 from bigsci_launch.train.uneven.stage import unit_of
 
 SAMPLED = 32
@@ -47,8 +47,10 @@ class UnevenGuards(EngineGuards):
     def __init__(self, setup: RankSetup, built: Built, judge: Judge) -> None:
         engine: Any = built.engine
         self._layout = engine.layout
-        members = [{"pp": engine.layout.topology.group("pp", rank)} for rank in range(setup.identity.world_size)]
-        judge.name_by(Places(setup.identity.rank, tuple(members), engine.layout.topology))
+        topology = engine.layout.topology
+        ranks = range(setup.identity.world_size)
+        members = tuple({axis: topology.group(axis, rank) for axis in ("tp", "pp")} for rank in ranks)
+        judge.name_by(Places(setup.identity.rank, members, topology))
         super().__init__(setup, built, judge)
         self.data = OwnData(setup.batches)
 
@@ -60,7 +62,7 @@ class UnevenGuards(EngineGuards):
 
     def _watched_here(self, places: Places) -> list[Watched]:
         engine: Any = self._engine
-        owners = {name: (("dp", engine.owners[unit_of(name)]),) for name in engine.optimizer.weights}
+        owners = {name: self._held_by(name, engine.owners[unit_of(name)]) for name in engine.optimizer.weights}
         everyone = (("world", tuple(range(len(places.members)))),)
         return [
             *(self._watched_shard(title, shard) for title, shard, _ in tensors_of(engine)),
@@ -72,7 +74,14 @@ class UnevenGuards(EngineGuards):
         engine: Any = self._engine
         length = engine.optimizer.lengths[shard.unit]
         holders = engine.owners[unit_of(shard.unit)] if title == "weight" else engine.shards.holders(shard, length)
-        return Watched(shard_name(title, shard, length), (("dp", holders),))
+        return Watched(shard_name(title, shard, length), self._held_by(shard.unit, holders))
+
+    def _held_by(self, name: str, holders: tuple[int, ...]) -> CopyAxes:
+        """Return who has the same of a parameter: these ranks, and those of the stage if they do not split it."""
+        engine: Any = self._engine
+        if engine.layout.tp == 1 or is_split(engine.optimizer.weights[name]):
+            return (("dp", holders),)
+        return ("dp", holders), ("tp", engine.layout.topology.group("tp", engine.rank))
 
     def _digests(self, with_gradients: bool = False) -> list[int]:
         engine: Any = self._engine

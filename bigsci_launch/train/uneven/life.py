@@ -18,6 +18,7 @@ from torch import Tensor
 
 from bigsci_launch.config.checks.uneven import require_supported
 from bigsci_launch.config.schema.run import RunConfig
+from bigsci_launch.plan.survive.uneven import UnevenLayout, first_layout, next_layout
 from bigsci_launch.recover.holding import Holding, Shard, StateVersion, Transfer, plan_transfers
 from bigsci_launch.train.device.digest import digest64
 from bigsci_launch.train.rank.events import RankReport
@@ -31,10 +32,9 @@ from bigsci_launch.train.survive.restore import find_apart, require_equal
 from bigsci_launch.train.survive.waits import Waits
 from bigsci_launch.train.survive.words import LifeWords
 from bigsci_launch.train.uneven.engine import UnevenEngine
-from bigsci_launch.train.uneven.layout import UnevenLayout, first_layout, next_layout
 from bigsci_launch.train.uneven.optimizer import ROLES, MasterAdamW, UnitState
 from bigsci_launch.train.uneven.origin import UnevenOrigin
-from bigsci_launch.train.uneven.past import CommonPast, Past, common_past, of_roles, wanted_by
+from bigsci_launch.train.uneven.past import CommonPast, Past, common_past, lane_name, of_lane, of_roles, wanted_by
 
 
 @dataclass(slots=True)
@@ -63,9 +63,22 @@ class KeptStage:
             self.began.consumed_samples + (taken.step - self.began.step) * self.num_samples,
             self.began.step,
             self.told,
-            tuple(self.optimizer.masters),
+            tuple(of_lane(self.optimizer.masters, self.lane)),
             self.whole,
         )
+
+    @property
+    def lane(self) -> int:
+        return self.rank % self.layout.tp
+
+    def digests(self) -> dict[Shard, list[int]]:
+        """Return those of all that this rank holds."""
+        masters, states = list(self.optimizer.masters), self.optimizer.state_of
+        tensors = [states(shard).tensors for shard in masters]
+        return {
+            shard: [digest64(tensor) for tensor in each]
+            for shard, each in zip(of_lane(masters, self.lane), tensors, strict=True)
+        }
 
 
 class KeptStages:
@@ -128,8 +141,7 @@ class UnevenLife(UnevenOrigin):
         """Continue with this state if the copies of each parameter are equal; a collective call."""
         kept = self._memory.kept
         holds = self._begin.rank in past.pasts and kept is not None
-        digests = {shard: _digests(kept.optimizer, shard) for shard in kept.optimizer.masters} if holds and kept else {}
-        apart = find_apart(digests, self._group)
+        apart = find_apart(kept.digests() if holds and kept else {}, self._group)
         if apart is None:
             self._past = past
         else:
@@ -141,7 +153,9 @@ class UnevenLife(UnevenOrigin):
         return next_layout(config, self._past.newest.layout, self._past.new_ranks, num_ranks)
 
     def joined(self, built: Built) -> None:
-        everywhere = self._group.gather(built.engine.optimizer.lengths)
+        engine: Any = built.engine
+        mine = {lane_name(name, engine.lane): length for name, length in engine.optimizer.lengths.items()}
+        everywhere = self._group.gather(mine)
         self._whole = {name: length for lengths in everywhere for name, length in lengths.items()}
         self._words.joined()
 
@@ -164,7 +178,7 @@ class UnevenLife(UnevenOrigin):
 
     def _continue(self, past: CommonPast, engine: UnevenEngine) -> Start:
         """Set the engine to the state that counts; a collective call."""
-        self._fetch(past, engine.optimizer)
+        self._fetch(past, engine.optimizer, engine.lane)
         newest = past.newest
         ahead = past.taken.step - newest.taken.step
         progress = TrainingProgress(past.taken.step, newest.consumed_samples + ahead * engine.num_samples)
@@ -175,7 +189,7 @@ class UnevenLife(UnevenOrigin):
             untold = StepDone(progress, (), taken.loss, engine.num_samples, taken.learning_rate, seconds, is_skipped)
         return Start(progress, is_restored=True, untold=untold)
 
-    def _fetch(self, past: CommonPast, target: MasterAdamW) -> None:
+    def _fetch(self, past: CommonPast, target: MasterAdamW, lane: int) -> None:
         """Fill `target` from what this rank holds and what others send.
 
         Raises:
@@ -183,19 +197,20 @@ class UnevenLife(UnevenOrigin):
         """
         group, rank, kept = self._group, self._begin.rank, self._memory.kept
         version = StateVersion(past.taken.step, 0)
-        wanted = group.gather(wanted_by(target.lengths, target.masters))
+        wanted = group.gather(wanted_by(target.lengths, target.masters, lane))
         manifests = [
             [Holding(version, tuple(of_roles(past.pasts[each].held)), {})] if each in past.pasts else []
             for each in range(len(wanted))
         ]
         plan = plan_transfers(manifests, version, wanted)
-        found = {f"{role} {name}": torch.empty(size) for name, size in target.lengths.items() for role in ROLES}
+        names = {name: lane_name(name, lane) for name in target.weights}
+        found = {f"{role} {names[name]}": torch.empty(size) for name, size in target.lengths.items() for role in ROLES}
         held = kept.optimizer if kept is not None and rank in past.pasts else None
         sent, got = _carry_out(plan, held, found, group)
         require_equal(plan, sent, got, group)
         self._source = "buddies" if got else "memory"
         facts = next(each for _, each in sorted(past.pasts.items()) if each.taken.step == past.taken.step)
-        states = {name: UnitState(*(found[f"{role} {name}"] for role in ROLES)) for name in target.weights}
+        states = {name: UnitState(*(found[f"{role} {names[name]}"] for role in ROLES)) for name in target.weights}
         target.load(states, past.taken, facts.num_skipped, facts.num_steps)
 
     def begin(self, start: Start) -> None:
@@ -219,13 +234,9 @@ class UnevenLife(UnevenOrigin):
         """Nothing is on its way."""
 
 
-def _digests(optimizer: MasterAdamW, shard: Shard) -> list[int]:
-    return [digest64(tensor) for tensor in optimizer.state_of(shard).tensors]
-
-
 def _held_part(optimizer: MasterAdamW, wanted: Shard) -> Tensor:
-    """Return elements that this rank holds, in host memory; `wanted.unit` names a role and a parameter."""
-    role, _, name = wanted.unit.partition(" ")
+    """Return elements that this rank holds, in host memory; `wanted.unit` names a role, this lane and a parameter."""
+    role, _, name = wanted.unit.split(" ", 2)
     around = next(
         shard
         for shard in optimizer.masters

@@ -93,6 +93,11 @@ class MasterAdamW:
         """Return what the backward passes have accumulated, by unit, as fp32."""
         return {unit: [self.weights[name]._hp_grad for name in names] for unit, names in self.units.items()}  # type: ignore[attr-defined]
 
+    def gradients_of(self, units: Sequence[Unit], *, only_split: bool) -> list[Tensor]:
+        """Return the gradients of these units, all or those alone that tensor-parallel ranks split."""
+        weights = [self.weights[name] for unit in units for name in self.units[unit]]
+        return [each._hp_grad for each in weights if not only_split or is_split(each)]  # type: ignore[attr-defined]
+
     def take(self, reduced: ReducedStep) -> None:
         """Take the step whose gradients are summed, or skip it where they are not finite."""
         self.taken = reduced
@@ -173,6 +178,11 @@ class MasterAdamW:
         groups = [group["name"] for group in self.param_groups]
         of = {name: group_by_shape(name, weight) for name, weight in self.weights.items()}
         return [[name for name in self.weights if of[name] == group] for group in groups]
+
+
+def is_split(weight: Tensor) -> bool:
+    """Return whether each tensor-parallel rank has another part of a weight."""
+    return getattr(weight, "model_parallel", False)
 
 
 def _piece(tensor: Tensor, shard: Shard) -> Tensor:

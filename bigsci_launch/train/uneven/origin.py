@@ -7,13 +7,17 @@ import json
 import os
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from bigsci_launch.checkpoints.folder import CheckpointRecord, CheckpointsDir
 from bigsci_launch.config.checks.uneven import require_supported
 from bigsci_launch.config.schema.run import RunConfig
+from bigsci_launch.errors import RunDirError
 from bigsci_launch.file_names import checkpoint_tag
+from bigsci_launch.plan.survive.uneven import UnevenLayout, first_layout
+from bigsci_launch.runs.layout import read_json, write_json
 from bigsci_launch.safe_files import append_line
 from bigsci_launch.topology import Coordinate
 from bigsci_launch.train.parallel.attention import prefer_fastest_attention
@@ -33,7 +37,6 @@ from bigsci_launch.train.state.checkpoint import (
 from bigsci_launch.train.steps.companion import RankSetup, TrainingProgress
 from bigsci_launch.train.uneven.engine import UnevenEngine
 from bigsci_launch.train.uneven.files import StageFiles, load_files, part_of, saved_record
-from bigsci_launch.train.uneven.layout import UnevenLayout, first_layout
 
 
 class UnevenOrigin(Origin):
@@ -53,21 +56,8 @@ class UnevenOrigin(Origin):
         prefer_fastest_attention()
         layout = self.layout(build.config, setup.identity.world_size)
         engine = UnevenEngine(build.config, layout, setup.identity.rank, ranks)
-        setup.batches.begin_at(engine.pipeline.first)
-        say_layout(setup, layout)
-        layers = (engine.module.numbers.start, engine.module.numbers.stop)
-        setup.report.event(
-            "pipeline",
-            pipeline=layout.pipelines.index(engine.pipeline),
-            stage=engine.stage,
-            layers=layers,
-            micro_batches=engine.micro_batches,
-            pipelines=[list(each.ranks) for each in layout.pipelines],
-            means=layout.means,
-            failures=layout.failures,
-            wanted_failures=layout.wanted,
-            planned_s=layout.seconds,
-        )
+        begin_layout(setup, engine, layout)
+        engine.listeners.append(partial(begin_layout, setup))
         return engine
 
     def load(self, engine: Any, chosen: ChosenCheckpoint, setup: RankSetup) -> TrainingProgress:
@@ -78,15 +68,37 @@ class UnevenOrigin(Origin):
         return save_uneven(self._config, *save)
 
 
+def begin_layout(setup: RankSetup, engine: UnevenEngine, layout: UnevenLayout) -> None:
+    """Take the micro batches of this rank's pipeline from now on, and record what it is."""
+    setup.batches.begin_at(engine.pipeline.first)
+    say_layout(setup, layout)
+    setup.report.event(
+        "pipeline",
+        pipeline=layout.topology.coordinate(setup.identity.rank).dp_rank,
+        stage=engine.stage,
+        layers=(engine.module.numbers.start, engine.module.numbers.stop),
+        micro_batches=engine.micro_batches,
+        pipelines=[list(each.ranks) for each in layout.pipelines],
+        means=layout.means,
+        failures=layout.failures,
+        wanted_failures=layout.wanted,
+        planned_s=layout.seconds,
+    )
+
+
 def say_layout(setup: RankSetup, layout: UnevenLayout) -> None:
     """Write for `bsl spy`, `slow` and `status` where each rank is."""
-    setup.report.coordinate = layout.topology.coordinate(setup.identity.rank)
+    identity, coordinate = setup.identity, layout.topology.coordinate(setup.identity.rank)
+    setup.report.coordinate = coordinate
+    with contextlib.suppress(OSError, RunDirError):
+        path = identity.attempt.pid_file(identity.rank)
+        write_json(path, {**read_json(path), "coordinate": coordinate.as_dict()})
     if (hook := sys.modules.get("ring_hook")) is not None:
         hook.place(str(layout.topology))
-    if setup.identity.rank == 0:
+    if identity.rank == 0:
         record = {"time": time.time(), "generation": int(os.environ.get("BSL_GENERATION", 0)), **layout.record()}
         with contextlib.suppress(OSError):
-            append_line(setup.identity.attempt.layouts, json.dumps(record))
+            append_line(identity.attempt.layouts, json.dumps(record))
 
 
 def save_uneven(

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from bigsci_launch.plan.survive.uneven import UnevenLayout
 from bigsci_launch.recover.holding import Holding, Shard, StateVersion, choose_version
-from bigsci_launch.train.uneven.layout import UnevenLayout
 from bigsci_launch.train.uneven.optimizer import ROLES, ReducedStep
 
 CHUNK = 1 << 22
@@ -85,6 +85,16 @@ def common_past(everywhere: Sequence[Past | None]) -> CommonPast | None:
     return CommonPast(taken, {rank: past for rank, past in known.items() if past.reaches(taken.step)})
 
 
+def of_lane(shards: Iterable[Shard], lane: int) -> list[Shard]:
+    """Return shards of parameters as those of a lane: other lanes have other parts of these parameters."""
+    return [Shard(lane_name(shard.unit, lane), shard.start, shard.stop) for shard in shards]
+
+
+def lane_name(name: str, lane: int) -> str:
+    """Return what a lane's part of a parameter is called: `tp0 3.norm.weight`."""
+    return f"tp{lane} {name}"
+
+
 def of_roles(shards: Iterable[Shard], roles: Sequence[str] = ROLES) -> list[Shard]:
     """Return the master and the moments of shards of parameters, as they travel: apart, and in chunks."""
     return [
@@ -95,7 +105,7 @@ def of_roles(shards: Iterable[Shard], roles: Sequence[str] = ROLES) -> list[Shar
     ]
 
 
-def wanted_by(lengths: Mapping[str, int], held: Iterable[Shard]) -> list[Shard]:
+def wanted_by(lengths: Mapping[str, int], held: Iterable[Shard], lane: int) -> list[Shard]:
     """Return what a rank needs to begin: the masters of all its parameters, and the moments of what it holds."""
-    masters = of_roles((Shard(name, 0, length) for name, length in lengths.items()), ROLES[:1])
-    return masters + of_roles(held, ROLES[1:])
+    whole = [Shard(name, 0, length) for name, length in lengths.items()]
+    return of_roles(of_lane(whole, lane), ROLES[:1]) + of_roles(of_lane(held, lane), ROLES[1:])

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from bigsci_launch.train.uneven.layout import UnevenLayout
+from bigsci_launch.plan.survive.uneven import UnevenLayout
 from bigsci_launch.train.uneven.stage import Unit
 
 BUCKET_BYTES = 1 << 28
@@ -21,12 +21,13 @@ BUCKET_BYTES = 1 << 28
 class OwnerGroups:
     """The process groups of a layout; to make them is a collective call."""
 
-    def __init__(self, layout: UnevenLayout, owners: Mapping[Unit, tuple[int, ...]], rank: int) -> None:
+    def __init__(self, layout: UnevenLayout, owners: Sequence[Mapping[Unit, tuple[int, ...]]], rank: int) -> None:
+        """`owners` are those of each lane."""
         self._rank = rank
         self._units: dict[tuple[int, ...], list[Unit]] = {}
-        for unit, ranks in owners.items():
+        for unit, ranks in ((unit, ranks) for lane in owners for unit, ranks in lane.items()):
             self._units.setdefault(ranks, []).append(unit)
-        pipelines = [each.ranks for each in layout.pipelines]
+        pipelines = [each.ranks for lane in layout.lanes for each in lane.pipelines]
         wanted = dict.fromkeys([*pipelines, *(ranks for ranks in self._units if len(ranks) > 1)])
         self._groups: dict[tuple[int, ...], dist.ProcessGroup] = {
             ranks: dist.new_group(list(ranks)) for ranks in wanted

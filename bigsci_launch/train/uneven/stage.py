@@ -14,10 +14,10 @@ from torch.utils.checkpoint import checkpoint
 
 from bigsci_launch.config.schema.run import RunConfig
 from bigsci_launch.plan.shape.partition import Layer, cut_at_counts
+from bigsci_launch.plan.survive.uneven import UnevenLayout
 from bigsci_launch.train.guards.copies import TIED
 from bigsci_launch.train.parallel.model import TransformerLayer
 from bigsci_launch.train.rank.rng import derive_seed
-from bigsci_launch.train.uneven.layout import UnevenLayout
 
 Unit = str
 """The number of a layer, or the name of a tied module."""

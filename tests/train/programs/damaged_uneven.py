@@ -1,4 +1,4 @@
-"""A rank of an uneven run with a defect in step 3, which DAMAGE names.
+"""A rank of an uneven run with a defect in step 3, which DAMAGE names; DAMAGED is the rank, if it is not rank 2.
 
 `factor`: all sums of gradients are halved. `sum`: rank 2 gets another sum than the other owners. `update`: a moment of
 rank 2 changes in its step. `memory`: a master of rank 2 changes between two steps.
@@ -13,7 +13,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from bigsci_launch.train import __main__, startup
 
-STEP, RANK = 3, 2
+STEP, RANK = 3, int(os.environ.get("DAMAGED", "2"))
 
 
 def start_deepspeed() -> None:

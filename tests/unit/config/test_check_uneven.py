@@ -37,12 +37,23 @@ def test_what_it_can_do_is_accepted_on_any_number_of_ranks() -> None:
 
 
 def test_all_that_it_cannot_do_is_one_error() -> None:
-    wrong = {**UNEVEN, "tensor_parallel_size": 2, "zero_stage": 2, "data_parallel_size": 2}
+    wrong = {**UNEVEN, "sequence_parallel": True, "zero_stage": 2, "data_parallel_size": 2}
     (found,) = findings(parallelism=wrong, training={"precision": "fp16", "micro_batch_size": "auto"})
-    keys = ("tensor_parallel_size", "data_parallel_size", "zero_stage")
+    keys = ("sequence_parallel", "data_parallel_size", "zero_stage")
     wanted = {"parallelism.engine", *(f"parallelism.{key}" for key in keys)}
     assert {*found.keys} == wanted | {"training.precision", "training.micro_batch_size"}
     assert found.severity == "error"
+
+
+def test_tensor_parallel_ranks_form_a_stage() -> None:
+    parallelism = {**UNEVEN, "tensor_parallel_size": 2}
+    assert findings(parallelism=parallelism) == []
+    ranks = load_site("local").config.ranks_per_node
+    assert DescribedLayout.of_run(config(parallelism=parallelism), load_site("local")).topology == Topology(
+        tp=2, dp=ranks // 2
+    )
+    wrong = check_run(config(parallelism={**UNEVEN, "tensor_parallel_size": 3}), load_site("local"))
+    assert "tp divides" in [each.rule for each in wrong]
 
 
 @pytest.mark.parametrize(("fewest", "is_refused"), [(1, False), (2, False), (3, True)])

@@ -28,7 +28,7 @@ from bigsci_launch.runs.layout import AttemptDir, rank_files, write_json
 from bigsci_launch.scheduler.command import is_scrubbed
 from bigsci_launch.spy.evidence.calls.written_stacks import OF_THE_RING
 from bigsci_launch.spy.inputs.flight_recorder import read_recorder_json, read_recorder_pickle
-from bigsci_launch.topology import AXIS_NAMES, Topology
+from bigsci_launch.topology import AXIS_NAMES, Topology, UnevenTopology
 
 from .conftest import DIAGNOSTICS, Parsed, Program, nodes, standalone
 
@@ -270,3 +270,13 @@ def test_what_the_runner_of_a_rank_knows_of_rings_is_known_alike(program: Progra
     assert asks.LOOK_S * asks.NUM_LOOKS >= 3 * asked.HEARTBEAT_S
     assert all(hasattr(asked, name) for name in OF_THE_RING)
     assert program("rank_recorder").DUMP_VARIABLES == program("node_identity").DUMP_VARIABLES
+
+
+@pytest.mark.parametrize("text", ["pipelines=0-1x4/2,4-5x3/3,6x4", "pipelines=tp=2,0-3x4/4-7,10-11x3/8-9,12-13x1"])
+def test_runners_find_ranks_in_the_pipelines_of_an_uneven_run(program: Program, text: str, tmp_path: Path) -> None:
+    topology, place = UnevenTopology.parse_pipelines(text), program("rank_process").place_in_pipelines
+    ranks = range(topology.world_size)
+    assert place(tmp_path, 0) is None
+    (tmp_path / "layouts.jsonl").write_text(f'{{"topology": "pipelines=0x1"}}\n{{"topology": "{text}"}}\n')
+    assert [place(tmp_path, rank) for rank in ranks] == [topology.coordinate(rank).as_dict() for rank in ranks]
+    assert place(tmp_path, topology.world_size) is None

@@ -24,7 +24,23 @@ def test_the_text_is_read_as_it_is_written(topology: Topology) -> None:
         topology.coordinate(7)
 
 
-@pytest.mark.parametrize("text", ["pipelines=", "pipelines=0-1x4/1-2x3", "pipelines=0-1x4/3x2", "pipelines=0-1"])
+def test_stages_have_tensor_parallel_ranks() -> None:
+    text = "pipelines=tp=2,0-3x4/4-9x4"
+    topology = Topology.parse(text)
+    assert (str(topology), topology.world_size, topology.tp, topology.pp, topology.dp) == (text, 10, 2, 3, 2)
+    assert str(topology.coordinate(7)) == "dp1 pp1 tp1"
+    members = {scope: group_members(scope, 7, 10, topology) for scope in ("tp", "pp", "previous stage", "model")}
+    assert members == {"tp": (6, 7), "pp": (5, 7, 9), "previous stage": (5, 7), "model": (4, 5, 6, 7, 8, 9)}
+    assert [topology.kind_of(rank) for rank in range(10)] == [0, 0, 2, 2, 4, 4, 6, 6, 8, 8]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("pipelines=", "pipelines=0-1x4/1-2x3", "pipelines=0-1x4/3x2", "pipelines=0-1"),
+        *("pipelines=tp=2,0-2x4", "pipelines=tp=x,0-1x4"),
+    ],
+)
 def test_what_is_no_such_text(text: str) -> None:
     with pytest.raises(ValueError):
         Topology.parse(text)

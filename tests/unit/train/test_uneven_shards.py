@@ -43,7 +43,11 @@ def test_a_shard_has_as_many_holders_as_copies() -> None:
 
 
 def test_masters_are_wanted_whole_and_moments_where_they_are_held() -> None:
-    found = wanted_by({"1.weight": 30}, [Shard("1.weight", 10, 20)])
+    found = wanted_by({"1.weight": 30}, [Shard("1.weight", 10, 20)], lane=1)
     units = {shard.unit: (shard.start, shard.stop) for shard in found}
-    assert units == {"master 1.weight": (0, 30), "exp_avg 1.weight": (10, 20), "exp_avg_sq 1.weight": (10, 20)}
+    assert units == {
+        "master tp1 1.weight": (0, 30),
+        "exp_avg tp1 1.weight": (10, 20),
+        "exp_avg_sq tp1 1.weight": (10, 20),
+    }
     assert len(of_roles([Shard("1.weight", 0, (1 << 22) + 1)])) == 6
