@@ -1,11 +1,13 @@
 """Kills ranks of a loop that uses `Survivor`, and counts the seconds until all ranks have done a new step.
 
-    python benchmarks/survivor_kills.py [ddp|fsdp2] [--seed 0] [--kills 9] [--page docs/measurements/survivor.md]
+    python benchmarks/survivor_kills.py [ddp|fsdp2|hsdp|accelerate|deepspeed] [--seed 0] [--kills 9]
+        [--page docs/measurements/survivor.md]
 
 The loop is one of `surviving/` on four gloo ranks, with more and longer steps, under `bsl submit` on this machine with
 a standby for each rank. A seed decides what happens to which ranks, and how long after the last standby has come:
-kill -9, an exception, SIGSTOP (which the runner ends after 10 s), two ranks at once, or a second rank as soon as the
-next generation has begun. The same loop runs undisturbed, and the losses of all steps are compared.
+kill -9, an exception, SIGSTOP (which the runner ends after a second), two ranks at once, or a second rank as soon as
+the next generation has begun. The same loop runs undisturbed, and the losses of all steps are compared. hsdp is fsdp2
+with two replicas.
 """
 
 from __future__ import annotations
@@ -29,14 +31,15 @@ from statistics import median
 from typing import Any
 
 LOOPS = Path(__file__).parent / "surviving"
+FILES = {"hsdp": "fsdp2", "accelerate": "with_accelerate", "deepspeed": "with_deepspeed"}
 RANKS, LIMIT_S = 4, 400.0
 KINDS = ("kill", "raise", "stop", "two", "again")
-WEIGHTS = (8, 4, 1, 4, 3)
+WEIGHTS = (6, 4, 3, 4, 3)
 FAIL = """
         import os, time
         time.sleep(PAUSE_S)
-        if os.path.exists(f"raise-{dist.get_rank()}"):
-            os.unlink(f"raise-{dist.get_rank()}")
+        if os.path.exists("raise-" + os.environ["RANK"]):
+            os.unlink("raise-" + os.environ["RANK"])
             raise RuntimeError("an exception of this rank's own")
 """
 
@@ -59,7 +62,7 @@ class InjuredLoop:
         self.folder = folder / name
         self.folder.mkdir()
         text = (
-            (LOOPS / f"{loop}.py")
+            (LOOPS / f"{FILES.get(loop, loop)}.py")
             .read_text()
             .replace("STEPS, GLOBAL_BATCH, MICRO_BATCH = 40,", "STEPS, GLOBAL_BATCH, MICRO_BATCH = 20000,")
         )
@@ -75,7 +78,11 @@ class InjuredLoop:
         }
         (self.folder / "run.yaml").write_text(json.dumps(config))
         argv = [sys.executable, "-m", "bigsci_launch", "submit", "run.yaml", "--wait"]
-        self._process = subprocess.Popen(argv, cwd=self.folder, stdout=subprocess.DEVNULL)
+        output = (self.folder / "output.txt").open("w")
+        environment = {**os.environ, "REPLICAS": "2" if loop == "hsdp" else "1"}
+        self._process = subprocess.Popen(
+            argv, cwd=self.folder, env=environment, stdout=output, stderr=subprocess.STDOUT
+        )
         self._attempt = self.folder / "runs" / "loop" / "attempts" / "0001"
 
     def records(self) -> list[dict[str, Any]]:
@@ -144,14 +151,18 @@ class InjuredLoop:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Kills ranks of a loop that uses Survivor.")
-    parser.add_argument("loop", nargs="?", choices=("ddp", "fsdp2"), default="ddp")
+    parser.add_argument("loop", nargs="?", choices=("ddp", "fsdp2", *FILES), default="ddp")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--kills", type=int, default=9)
+    parser.add_argument("--limit", type=float, default=math.inf, help="no further kill after so many seconds")
     parser.add_argument("--page", type=Path)
     options = parser.parse_args()
     folder, draw = Path(tempfile.mkdtemp(prefix="survivor-")), random.Random(options.seed)
     loop = InjuredLoop(options.loop, folder, "injured", 0.1)
-    injuries = [told(loop.injure(draw)) for _ in range(options.kills)]
+    until = time.monotonic() + options.limit
+    injuries: list[Injury] = []
+    while len(injuries) < options.kills and time.monotonic() < until:
+        injuries.append(reported(loop.injure(draw)))
     last = loop.last_step()
     loop.end()
     sound = InjuredLoop(options.loop, folder, "sound", 0.0)
@@ -165,7 +176,7 @@ def main() -> None:
         options.page.write_text("\n".join([head + begin, *lines, end + rest.split(end)[1]]))
 
 
-def told(injury: Injury) -> Injury:
+def reported(injury: Injury) -> Injury:
     print(f"{injury.kind} of ranks {injury.ranks}: {injury.seconds:.2f} s, {injury.source}", flush=True)
     return injury
 
@@ -174,7 +185,7 @@ def table(injuries: list[Injury]) -> Iterator[str]:
     yield "| what | how often | state restored, p50 s | first new step, p50 s | p95 s | most s |"
     yield "|---|---|---|---|---|---|"
     groups = {kind: [each for each in injuries if each.kind == kind] for kind in KINDS}
-    groups["all but stop"] = [each for each in injuries if each.kind != "stop"]
+    groups["all"] = injuries
     for name, found in groups.items():
         if found:
             seconds = sorted(each.seconds for each in found)

@@ -98,6 +98,9 @@ class RestartSlot(Slot):
 class InPlaceSlot(Slot):
     """Level 2: a process waits for a rank, serves it, leaves it when the generation ends, and waits again."""
 
+    stopped_s = 1.0
+    """Less than at level 1: here, to lose a rank that would have come back costs one step."""
+
     num_failed_starts = 0
     """Processes in a row that ended before they were ready."""
     num_failed_standbys = 0

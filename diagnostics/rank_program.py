@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 PR_SET_CHILD_SUBREAPER = 36
 KILL_ROUNDS = 50
 KILL_PAUSE_S = 0.02
-STOPPED_S = 10.0
-"""For how long a process may be stopped by SIGSTOP before it is taken for one that does not come back."""
 STEADY_S = 2.0
 """Two looks that are further apart show that this runner did not run either, such as in a job that was suspended."""
 
@@ -94,9 +92,9 @@ class Program:
             with contextlib.suppress(OSError):
                 self._channel.shutdown(socket.SHUT_RDWR)
 
-    def has_stood_still(self) -> bool:
-        """Whether SIGSTOP has stopped it for `STOPPED_S`; to be asked all the time."""
-        return self.status is None and self._standstill.look()
+    def has_stood_still(self, limit_s: float) -> bool:
+        """Whether SIGSTOP has stopped it for so long; to be asked all the time."""
+        return self.status is None and self._standstill.look(limit_s)
 
     def _wait(self) -> None:
         reader = threading.Thread(target=self._read, daemon=True)
@@ -127,14 +125,14 @@ class Standstill:
         self._since: float | None = None
         self._looked = time.monotonic()
 
-    def look(self) -> bool:
-        """Whether it has been stopped for `STOPPED_S` without a pause. A debugger (state `t`) has not stopped it."""
+    def look(self, limit_s: float) -> bool:
+        """Whether it has been stopped for so long without a pause. A debugger (state `t`) has not stopped it."""
         before, self._looked = self._looked, time.monotonic()
         if state_and_parent(self._stat)[0] != "T":
             self._since = None
-        elif self._since is None or self._looked - before > STEADY_S:
+        elif self._since is None or self._looked - before > min(STEADY_S, limit_s):
             self._since = self._looked
-        return self._since is not None and self._looked - self._since >= STOPPED_S
+        return self._since is not None and self._looked - self._since >= limit_s
 
 
 def state_and_parent(stat: str) -> tuple[str, int]:

@@ -8,7 +8,7 @@ ends. With `--standby` a second process waits next to the one that serves, to ta
 
 Whichever way, the records are those of rank_runner.py: `pids/` names the process that serves a rank now, `logs/` has
 what was printed for it (`logs/slot-NNNN.log`: by processes that have no rank), `exits/` how the last one has ended.
-A process that SIGSTOP has stopped for ten seconds is killed. Without the controller, everything ends.
+A process that SIGSTOP has stopped for a while is killed. Without the controller, everything ends.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from rank_check import NodeCheck, NodeVerdict
 from rank_link import Link, OfferedPort
 from rank_log import StampedLog, say
 from rank_process import TERMINATION_LAG_S, Rank, all_axes, node_name, signal_name
-from rank_program import STOPPED_S, Program, kill_all_below
+from rank_program import Program, kill_all_below
 from rank_rings import Rings
 
 TYPE_CHECKING = False  # typing costs start-up time, and annotations are never evaluated
@@ -50,6 +50,8 @@ HOLD_S = 2.0
 class Slot:
     """What both levels share: the place of the slot, the process that serves, its end, and the end of everything."""
 
+    stopped_s = 10.0
+    """For how long a process may be stopped by SIGSTOP before it is taken for one that does not come back."""
     link: Link
     is_finished = False
     """Whether the process has reported that the training is over for its rank, as those at level 2 do: without that, 0
@@ -171,8 +173,8 @@ class Slot:
             self.deadline = math.inf
         if self.is_stop_wanted:
             self.pass_stop()
-        if program is not None and program.has_stood_still():
-            self.kill(f"stopped by SIGSTOP for {STOPPED_S:g} s", was_requested=False)
+        if program is not None and program.has_stood_still(self.stopped_s):
+            self.kill(f"stopped by SIGSTOP for {self.stopped_s:g} s", was_requested=False)
         if self.terminated is not None and self.exit_code is None and (program is None or self.generation is None):
             self.hold()
             self.leave(128 + signal.SIGTERM)

@@ -1,4 +1,4 @@
-"""A loop with FSDP2 that survives lost ranks. With REPLICAS=2, HSDP: each parameter is cut on two groups of ranks."""
+"""The loop of plain_fsdp2.py, which survives lost ranks. With REPLICAS=2, HSDP: two groups of ranks have each part."""
 
 import os
 

@@ -42,7 +42,7 @@ from bigsci_launch.train.rank.rng import derive_seed
 from bigsci_launch.train.survive.blocked import end_blocked_communication
 from bigsci_launch.train.survive.buddies import HostGroup
 from bigsci_launch.train.survive.channel import VARIABLE, Begin, Channel, wait_for_store
-from bigsci_launch.train.survive.forget import forget_groups
+from bigsci_launch.train.survive.libraries import forget_everything, known_object, prepare_libraries
 from bigsci_launch.train.survive.objects import KeptObjects, has_cut_tensors
 from bigsci_launch.train.survive.outlive import outlive_generations
 from bigsci_launch.train.survive.reducer import Reductions
@@ -132,6 +132,7 @@ class Survivor:
             BslError: `bsl submit` has started this program without `survive.in_place`, so that nothing would survive.
         """
         self._train = train
+        prepare_libraries()
         descriptor = os.environ.get(VARIABLE)
         if descriptor is None:
             if os.environ.get("BSL_GENERATION"):
@@ -171,7 +172,7 @@ class Survivor:
         assert self._waits is not None
         self._waits.keep_groups()
         gc.collect()
-        forget_groups()
+        forget_everything(self._kept.engine if self._kept is not None else None)
         gc.collect()
         if computes_on_gpu():
             torch.cuda.empty_cache()
@@ -194,6 +195,7 @@ class Survivor:
         words, waits = self._now()
         if not dist.is_initialized():
             raise BslError("torch.distributed is not initialized", hint="call survivor.keep after init_process_group")
+        objects = {name: known_object(name, each) for name, each in objects.items()}
         is_cut, ranks = has_cut_tensors(objects), dist.get_world_size()
         if ranks > self._num_micro_batches or (is_cut and self._num_micro_batches % ranks):
             rule = "parameters that are cut need the same number of them on each rank; " if is_cut else ""

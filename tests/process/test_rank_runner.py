@@ -159,8 +159,8 @@ def test_the_warning_of_the_job_script_reaches_the_program_as_usr2(runner: Runne
     assert runner.said() == ["up", "asked to stop"]
 
 
-@pytest.mark.parametrize("name", ["TERM", "INT", "USR1"])
-@pytest.mark.parametrize("slurm", [True, False])
+@pytest.mark.parametrize("name", ["TERM", pytest.param("INT", marks=pytest.mark.long), "USR1"])
+@pytest.mark.parametrize("slurm", [True, pytest.param(False, marks=pytest.mark.long)])
 def test_a_program_may_want_another_signal(runner: Runner, name: str, slurm: bool) -> None:
     rank = ["--rank", "5"] if not slurm else []
     runner.start(LISTENER.replace("SIGUSR2", f"SIG{name}"), *rank, "--stop-signal", name, slurm=slurm)
@@ -173,7 +173,7 @@ def test_a_program_may_want_another_signal(runner: Runner, name: str, slurm: boo
 
 
 def test_a_program_that_knows_no_usr1_survives_it(runner: Runner) -> None:
-    runner.start("import time; print('up'); time.sleep(1); print('done')", "--stop-signal", "USR1")
+    runner.start("import time; print('up'); time.sleep(0.3); print('done')", "--stop-signal", "USR1")
     runner.wait_for("up")
     assert runner.process is not None
     runner.process.send_signal(signal.SIGURG)
@@ -182,7 +182,7 @@ def test_a_program_that_knows_no_usr1_survives_it(runner: Runner) -> None:
 
 
 def test_a_program_that_knows_no_usr2_survives_it(runner: Runner) -> None:
-    runner.start("import time; print('up'); time.sleep(1); print('done')")
+    runner.start("import time; print('up'); time.sleep(0.3); print('done')")
     runner.wait_for("up")
     assert runner.process is not None
     runner.process.send_signal(signal.SIGURG)

@@ -422,6 +422,16 @@ def test_processes_that_wait_end_with_their_controller(slot: ToyController) -> N
     assert not is_alive(first)
 
 
+def test_at_level_2_a_stopped_process_is_killed_after_a_second(slot: ToyController) -> None:
+    start_level_2(slot)
+    slot.begin(0)
+    slot.wait_for("rank", word="stepped")
+    os.kill(slot.serving(0)["pid"], signal.SIGSTOP)
+    ended = slot.wait_for("ended", generation=0)
+    assert (ended["signal"], ended["was_requested"]) == ("SIGKILL", False)
+    assert has_parts(ended["words"], "SIGSTOP", "for 1 s")
+
+
 def test_a_stopped_process_is_killed(stopped: ToyController) -> None:
     ended = stopped.wait_for("ended", generation=0)
     assert 9 < ended["time"] - stopped.stopped_at < 30

@@ -178,6 +178,59 @@ def test_parts_come_from_the_other_replica(lead: Lead) -> None:
     assert [run.attempt.events(rank, "restored")[-1]["source"] for rank in (1, 2)] == ["replicas"] * 2
 
 
+def test_a_loop_with_accelerate_is_left_and_called_again(lead: Lead, undisturbed: dict[int, float]) -> None:
+    run = lead({0: "loop-step:4:die", 1: "loop-commit:9:die"}, LOOPS / "with_accelerate.py")
+    run.lead()
+    assert losses(run) == pytest.approx(undisturbed, rel=1e-6), run.story()
+    assert (run.number, run.stuck) == (2, []), run.story()
+
+
+ZERO = LOOPS / "with_deepspeed.py"
+
+
+@pytest.mark.parametrize("stage", ["1", pytest.param("2", marks=pytest.mark.long), "3"])
+def test_partitions_of_lost_ranks_come_from_buddies_and_are_cut_again(
+    lead: Lead, undisturbed: dict[int, float], stage: str
+) -> None:
+    """DeepSpeed: a rank dies, two do the steps, and a new one joins. Stages 1 and 2 cut groups, 3 each parameter."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("STAGE", stage)
+        run = lead({1: "loop-commit:9:die"}, ZERO)
+        run.until(lambda: bool(run._gone()))
+        run.kill(1)
+        assert run.end() == [], run.story()
+        run.fill_up("dp=2")
+        run.until(lambda: run.step() > 0)
+        run.end()
+        run.fill_up("dp=3")
+        run.lead()
+    assert all(loss == pytest.approx(undisturbed[step], rel=1e-5) for step, loss in printed(run)), run.story()
+    assert [source for _, source in restored(run)[1:]] == ["buddies", "memory"], run.story()
+    assert run.stuck == []
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("stage", ["1", "3"])
+def test_partitions_are_lost_at_any_moment(lead: Lead, undisturbed: dict[int, float], stage: str) -> None:
+    """The test above holds that they come back."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("STAGE", stage)
+        run = lead({0: "loop-step:4:die", 1: "loop-commit:9:die", 2: "loop-update:14:raise"}, ZERO)
+        run.lead({}, {0: "loop-manifest:1:die"})
+    assert {step for step, _ in printed(run)} == set(range(1, STEPS + 1)), run.story()
+    assert all(loss == pytest.approx(undisturbed[step], rel=1e-6) for step, loss in printed(run)), run.story()
+    assert (run.number, run.stuck) == (4, []), run.story()
+
+
+def test_an_engine_whose_state_is_not_known_is_refused_before_the_first_step(lead: Lead) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("STAGE", "0")
+        run = lead(loop=ZERO, ranks=2)
+        run.until(lambda: all(slot.said("final") for slot in run.members))
+    assert has_parts(run.rank(0).said("final")[0]["text"], "engine", "stage 0"), run.story()
+    assert printed(run) == []
+
+
 def test_a_rank_leaves_a_reduction_that_gloo_has_forgotten(lead: Lead) -> None:
     """gloo never reports a message that was partly there when its connection broke, and the reducer waits in C++."""
     run = lead(loop=PROGRAMS / "forgetting_loop.py", ranks=2)
@@ -228,10 +281,22 @@ def test_a_process_whose_groups_were_never_formed_meets_new_ones(monkeypatch: py
     assert seen[0] == seen[1]
 
 
-def test_the_example_changes_fifteen_lines_at_most() -> None:
-    plain, surviving = ((LOOPS / name).read_text().splitlines() for name in ("plain.py", "ddp.py"))
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("plain", "ddp"),
+        ("plain_accelerate", "with_accelerate"),
+        ("plain_deepspeed", "with_deepspeed"),
+        ("plain_fsdp2", "fsdp2"),
+    ],
+)
+def test_the_examples_change_fifteen_lines_at_most(before: str, after: str) -> None:
+    plain, surviving = ((LOOPS / f"{name}.py").read_text().splitlines() for name in (before, after))
     changed = [line for line in difflib.ndiff(plain, surviving) if line.startswith("+ ") and line[2:].strip()]
     assert len(changed) <= 15, "\n".join(changed)
+
+
+def test_the_example_is_in_the_manual() -> None:
     assert (LOOPS / "ddp.py").read_text() in (ROOT / "docs" / "how-to" / "survivor.md").read_text()
 
 

@@ -20,13 +20,14 @@ from torch.optim import Optimizer
 from bigsci_launch.errors import BslError
 from bigsci_launch.recover.holding import Holding, Shard, StateVersion
 from bigsci_launch.train.device.digest import digests64
+from bigsci_launch.train.survive.flat import FlatPart, PartedObject
 
 _PLAIN = (bool, int, float, str, type(None))
 
 
 @dataclass(frozen=True, slots=True)
 class TensorForm:
-    """The place of a tensor in a tree of values. `is_cut`: it is a DTensor, and `shape` that of the whole."""
+    """The place of a tensor in a tree of values. `is_cut`: ranks have parts of it, and `shape` is that of the whole."""
 
     number: int
     shape: tuple[int, ...]
@@ -52,10 +53,16 @@ class KeptObjects:
         self._left_with: dict[str, list[int]] = {}
         self.version: StateVersion | None = None
         self.is_updating = False
-        self._hooks = [each.register_step_pre_hook(self._require_update) for each in self._optimizers()]
+        parted = [each.optimizer for each in objects.values() if isinstance(each, PartedObject)]
+        self._hooks = [each.register_step_pre_hook(self._require_update) for each in (*self._optimizers(), *parted)]
 
     def _optimizers(self) -> list[Optimizer]:
         return [each for each in self._objects.values() if isinstance(each, Optimizer)]
+
+    @property
+    def engine(self) -> Any:
+        """The engine of DeepSpeed among the objects, or None."""
+        return next((each.engine for each in self._objects.values() if isinstance(each, PartedObject)), None)
 
     def _require_update(self, *_arguments: Any) -> None:
         if not self.is_updating:
@@ -176,20 +183,20 @@ def _require_keepable(name: str, each: Any) -> None:
     if type(each).__module__.startswith(("deepspeed.", "torch.distributed.optim.")) or any(
         hasattr(tensor, "ds_id") for tensor in _tensors_of(each)
     ):
-        hint = "survive without in_place starts the program again, from its checkpoint"
+        hint = "of DeepSpeed, give the engine; survive without in_place starts the program again, from its checkpoint"
         raise BslError(f"{where}: it is sharded in a way that Survivor does not know", hint=hint)
     if type(each).__name__ == "FullyShardedDataParallel":
         raise BslError(f"{where}: FSDP1 flattens its parameters", hint="use fully_shard (FSDP2)")
 
 
-def is_cut(tensor: Tensor) -> bool:
-    """Whether a tensor is torch's DTensor, a part of one on this rank."""
-    return type(tensor.data).__name__ == "DTensor"
+def is_cut(tensor: Tensor | FlatPart) -> bool:
+    """Whether a tensor is torch's DTensor, or another part of one on this rank."""
+    return isinstance(tensor, FlatPart) or type(tensor.data).__name__ == "DTensor"
 
 
 def has_cut_tensors(objects: Mapping[str, Any]) -> bool:
-    """Whether the parameters of an object are cut over the ranks, as with FSDP2."""
-    return any(is_cut(tensor) for each in objects.values() for tensor in _tensors_of(each))
+    """Whether state of an object is cut over the ranks, as with FSDP2 and ZeRO."""
+    return any(isinstance(each, PartedObject) or any(map(is_cut, _tensors_of(each))) for each in objects.values())
 
 
 def _tensors_of(each: Any) -> list[Tensor]:
@@ -198,7 +205,10 @@ def _tensors_of(each: Any) -> list[Tensor]:
     return list(each.parameters()) if isinstance(each, nn.Module) else []
 
 
-def _split(tree: Any, tensors: list[Tensor]) -> Any:
+def _split(tree: Any, tensors: list[Any]) -> Any:
+    if isinstance(tree, FlatPart):
+        tensors.append(tree)
+        return TensorForm(len(tensors) - 1, (tree.whole,), tree.data.dtype, is_cut=True)
     if isinstance(tree, Tensor):
         tensors.append(tree.detach())
         return TensorForm(len(tensors) - 1, tuple(tree.shape), tree.dtype, is_cut(tree))

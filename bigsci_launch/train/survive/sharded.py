@@ -19,6 +19,7 @@ from torch.optim import Optimizer
 from bigsci_launch.errors import BslError
 from bigsci_launch.recover.holding import Restorable, Shard, StateVersion, choose_version, keepers, plan_transfers
 from bigsci_launch.train.survive.buddies import Buddies, HostGroup
+from bigsci_launch.train.survive.flat import FlatPart, PartedObject
 from bigsci_launch.train.survive.objects import KeptObjects, TensorForm, forms_in, is_cut
 from bigsci_launch.train.survive.restore import fetch, find_apart
 from bigsci_launch.train.survive.snapshot import Copy, HeldPart, Memory, Shape
@@ -109,6 +110,8 @@ class ShardedObjects(KeptObjects):
         for name, each in self._objects.items():
             if isinstance(each, nn.Module):
                 apart |= {f"{name}.{key}" for key, _ in each.named_buffers()}
+            elif isinstance(each, PartedObject):
+                apart |= {f"{name}.{key}" for key in each.local}
         return {shard: found for shard, found in self._memory.digests(version).items() if shard.unit not in apart}
 
     def settle(self) -> None:
@@ -169,8 +172,11 @@ class ShardedObjects(KeptObjects):
         return ByteShape(f"rank {self._group.rank} of {len(self._nodes)}", tuple(parts))
 
     def _templates(self, name: str, form: Any) -> dict[int, Any]:
-        """Return the parameters of this rank that are cut as the tensors of a form are, by number."""
+        """Return what of this rank is cut as the tensors of a form are, by number."""
         each = self._objects[name]
+        if isinstance(each, PartedObject):
+            places = each.places(form)
+            return {leaf.number: place for place, branch in places for leaf in forms_in(branch) if leaf.is_cut}
         if isinstance(each, Optimizer):
             parameters = [parameter for group in each.param_groups for parameter in group["params"]]
             states = form["state"].items()
@@ -191,15 +197,19 @@ class ShardedObjects(KeptObjects):
         return found
 
 
-def local(tensor: Tensor) -> Tensor:
+def local(tensor: Tensor | FlatPart) -> Tensor:
     """Return what this rank has of a tensor."""
+    if isinstance(tensor, FlatPart):
+        return tensor.data
     if not is_cut(tensor):
         return tensor
     part: Tensor = tensor.to_local()  # type: ignore[attr-defined]
     return part
 
 
-def _like(template: Any, data: Tensor) -> Tensor:
+def _like(template: Any, data: Tensor) -> Any:
+    if isinstance(template, FlatPart):
+        return FlatPart(data, template.start, template.whole)
     shape = {"shape": template.shape, "stride": template.stride()}
     own = local(template)
     placed = data.view(own.shape).to(own.device)
@@ -211,6 +221,8 @@ def _like(template: Any, data: Tensor) -> Tensor:
 
 def rows_of(template: Any, form: TensorForm, name: str) -> tuple[int, int]:
     """Return the bytes [start, stop) of a tensor that this rank has, which are some of its rows."""
+    if isinstance(template, FlatPart):
+        return template.start * form.dtype.itemsize, (template.start + len(template.data)) * form.dtype.itemsize
     if tuple(template.shape) != form.shape:
         raise BslError(f"keep: {name} has state of the shape {form.shape}, and its parameter {tuple(template.shape)}")
     cuts = [axis for axis, placement in enumerate(template.placements) if not placement.is_replicate()]

@@ -25,7 +25,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import OpType, Reducer, Work  # type: ignore[attr-defined]
 from torch.distributed import _functional_collectives, distributed_c10d
 
-SLICE_S = 0.25
+SLICE_S = 0.1
 _SLICE = timedelta(seconds=SLICE_S)
 _MESSAGES = {OpType.SEND, OpType.RECV, OpType.RECVANYSOURCE}
 _TIMED_OUT = "Operation timed out"

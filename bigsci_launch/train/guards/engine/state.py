@@ -63,7 +63,8 @@ def partitions(optimizer: Any) -> list[OptimizerPartition]:
     for number, (parts, master) in enumerate(zip(flats, masters, strict=True)):
         mine = parts[dist.get_rank(group=optimizer.real_dp_process_group[number])]
         slices = {name: (at.start, at.numel) for name, at in optimizer._param_slice_mappings[number].items()}
-        found.append(OptimizerPartition(optimizer.param_groups[number]["name"], mine, master, slices))
+        name = optimizer.param_groups[number].get("name", f"group {number}")
+        found.append(OptimizerPartition(name, mine, master, slices))
     return found
 
 
