@@ -48,7 +48,11 @@ def main() -> None:
         ]
         files = [pyz_row(work, python) for python in options.pythons]
     _, mark, rest = options.page.read_text().partition("\n## ")
-    options.page.write_text(page_of(sizes, starts, files) + mark + rest)
+    options.page.write_text(page_of(version_of(options.before), sizes, starts, files) + mark + rest)
+
+
+def version_of(tree: Path) -> str:
+    return (tree / "bigsci_launch" / "__init__.py").read_text().split('__version__ = "')[1].partition('"')[0]
 
 
 def size_rows(before: Path, now: Path) -> list[Row]:
@@ -99,12 +103,12 @@ def pyz_row(work: Path, python: Path) -> tuple[str, ...]:
     return version, is_equal, f"{first:.0f} ms", f"{later:.0f} ms", f"{unpacked / 1e6:.1f} MB"
 
 
-def page_of(sizes: list[Row], starts: list[Row], files: list[tuple[str, ...]]) -> str:
+def page_of(before: str, sizes: list[Row], starts: list[Row], files: list[tuple[str, ...]]) -> str:
     load = float(Path("/proc/loadavg").read_text().split()[0])
     lines = [
         *("# A release: sizes and starts", ""),
         f"{time.strftime('%Y-%m-%d')}, by `benchmarks/release_sizes.py`, Python {sys.version.split()[0]},",
-        f"load {load:.0f} on {os.cpu_count()} cores.",
+        f"load {load:.0f} on {os.cpu_count()} cores. *Before* is version {before}.",
         *("", *table(("file", "before", "now"), sizes), ""),
         "Processor time of a start, the cheapest of five:",
         *("", *table(("command", "before", "now"), starts), ""),

@@ -141,7 +141,7 @@ def child(verb: str, folder: str, name: str, killed: str) -> None:
     follow.MOST_AT_ONCE = 20
     follower = follow.TrackerFollower(run, name)
     if killed == "1":
-        count = iter([None, None])
+        count = iter([None])
         write = follower._write_cursor
         follower._write_cursor = lambda: write() if next(count, 0) is None else os.kill(os.getpid(), signal.SIGKILL)  # type: ignore[method-assign]
     follower.catch_up()

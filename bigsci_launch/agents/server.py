@@ -80,7 +80,7 @@ class ReadTools:
         ranks: Annotated[str | None, Field(description="Such as 3 or 0-3,7")] = None,
         node: str | None = None,
         grep: Annotated[str | None, Field(description="Regular expression")] = None,
-        since: Annotated[str | None, Field(description="10m, 2h, 1d ago, or a time in UTC")] = None,
+        since: Annotated[str | None, Field(description="10m, 2h, 1d ago, or a time")] = None,
         tail: Annotated[int, Field(ge=1, le=500, description="Only the last lines")] = 60,
         attempt: Attempt = None,
     ) -> str:

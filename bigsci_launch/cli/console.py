@@ -117,9 +117,13 @@ def answer_styled(text: str, style: dict[str, Any]) -> None:
 
 def answer_spans(spans: Spans) -> None:
     """Print a line of the answer whose parts have their own styles; plain where `answer_styled` is plain."""
+    click.echo(_styled(spans), color=has_colour())
+
+
+def _styled(spans: Spans) -> str:
     is_styled = has_colour()
-    shown = [(printable(text), style if is_styled else {}) for text, style in spans]
-    click.echo("".join(click.style(text, **style) if style else text for text, style in shown), color=is_styled)
+    shown = ((printable(text), style if is_styled else {}) for text, style in spans)
+    return "".join(click.style(text, **style) if style else text for text, style in shown)
 
 
 def has_colour() -> bool:
@@ -309,9 +313,10 @@ def bytes_text(num_done: int, total: int, num_read: int, seconds: float) -> str:
 
 
 @contextmanager
-def first_frame(line: str) -> Iterator[None]:
-    """Show a line on a screen of its own at once, while what draws the whole of it is loaded."""
-    click.echo(f"\x1b[?1049h\x1b[H\x1b[2J{printable(line)}", nl=False)
+def first_frame(draw: Callable[[int, int], Sequence[Spans]]) -> Iterator[None]:
+    """Show a frame on a screen of its own at once, while what draws the next ones is loaded."""
+    lines = draw(*shutil.get_terminal_size())
+    click.echo("\x1b[?1049h\x1b[H\x1b[2J" + "\n".join(map(_styled, lines)), nl=False)
     try:
         yield
     except BaseException:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 @click.option("--node", metavar="NAME", help="Only ranks on this node.")
 @click.option("--grep", "pattern", metavar="RE", help="Only lines that match this regular expression.")
 @click.option("-n", "--tail", metavar="N", type=click.IntRange(min=1), help="Only the last N lines of those, at once.")
-@click.option("--since", "begin", metavar="TIME", help="Only lines since then: 90s, 10m, 2h, 1d ago, or a time in UTC.")
+@click.option("--since", "begin", metavar="TIME", help="Only lines since then: 90s, 10m, 2h, 1d ago, or a time.")
 @click.option("--color", is_flag=True, help="Keep the colours of the ranks' output if stdout is a terminal.")
 @click.option("--attempt", "name", metavar="NAME", help="This attempt, such as 0001 or 0001.r1; default: the newest.")
 @click.option("--json", "as_json", is_flag=True, help="Print each line as a JSON document.")
@@ -43,7 +43,9 @@ def logs(
     name: str | None,
     as_json: bool,
 ) -> None:
-    """Print the logs of RUN's newest attempt, merged by time (UTC), each line with node, rank and coordinate.
+    """Print the logs of RUN's newest attempt, merged by time, each line with node, rank and coordinate.
+
+    Times are those of your time zone; those in the log files and in JSON are UTC, and end with Z.
 
     Control characters are shown as escapes such as \\x1b, and colours are left out. The log files have all bytes.
     """

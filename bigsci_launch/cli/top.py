@@ -22,14 +22,15 @@ def top() -> None:
 
     Slurm is asked every 30 seconds, the files of the runs on the screen are read every 3.
     """
-    from bigsci_launch.runs.find import runs_root
+    from bigsci_launch.top.draw import first_lines
 
     if find_spec("textual") is None:
         raise BslError("bsl top needs the package textual, which is not installed", hint=INSTALL_TOP)
     if not (console.is_interactive() and sys.stderr.isatty()):
         raise click.UsageError("bsl top needs a terminal; for a pipe: bsl list --json")
-    with console.first_frame("bsl top  asking Slurm, and reading the runs ..."):
+    with console.first_frame(first_lines):
         from bigsci_launch.cli.screens.top import TopApp
+        from bigsci_launch.runs.find import runs_root
 
         app = TopApp(runs_root())
     app.run(mouse=False)

@@ -27,7 +27,7 @@ from bigsci_launch.runs.layout import RunDir
 from bigsci_launch.runs.watching.places import is_owner
 from bigsci_launch.safe_files import make_folder, open_lock, write_file
 from bigsci_launch.scheduler.job import JobInfo
-from bigsci_launch.watch.facts.job import SLURM_EVERY_S
+from bigsci_launch.scheduler.slurm import SLURM_EVERY_S
 from bigsci_launch.watch.rounds.until_over import EndSignals
 
 EVERY_S = 15.0

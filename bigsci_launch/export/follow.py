@@ -58,7 +58,7 @@ class TrackerFollower:
         num_steps = 0
         attempts = [each for each in self._run.attempts() if each.name not in self._read]
         for attempt in attempts:
-            self._annotate(beginning_of(attempt, self._cursor.step))
+            beginning = beginning_of(attempt, self._cursor.step)
             steps = new_steps(attempt, self._cursor.step)
             num_steps += len(steps)
             for first in range(0, len(steps), MOST_AT_ONCE):
@@ -66,6 +66,8 @@ class TrackerFollower:
                 self._tracker.log(block)
                 self._cursor.step = block[-1].step
                 self._write_cursor()
+            # trackio finds a run again only if it has steps: a note before them would be another run's after a kill.
+            self._annotate(beginning)
         self._read.update(attempt.name for attempt in attempts[:-1])
         for finding in read_findings(self._run):
             self._annotate(note_of(finding))

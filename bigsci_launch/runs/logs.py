@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
+from functools import lru_cache
 
 from bigsci_launch.errors import RunDirError
 from bigsci_launch.file_names import launcher_of_name
@@ -116,7 +117,7 @@ class MergedLogs:
         return self._labels[rank]
 
     def _text(self, line: LogLine) -> str:
-        when = f"{line.stamp[5:10]} {line.stamp[11:23]} " if line.stamp else ""
+        when = f"{_local_minute(line.stamp[:16])}{line.stamp[16:23]} " if line.stamp else ""
         return f"{when}[{self._label(line.rank)}] {line.text}"
 
     def _document(self, line: LogLine) -> str:
@@ -129,6 +130,15 @@ class MergedLogs:
             "text": line.text,
         }
         return json.dumps(document).replace("\x7f", "\\u007f")
+
+
+@lru_cache(maxsize=1024)
+def _local_minute(minute: str) -> str:
+    """Return a minute in UTC, such as `2026-11-27T14:30`, in the reader's time zone, as `11-27 15:30`."""
+    try:
+        return f"{datetime.fromisoformat(f'{minute}+00:00').astimezone():%m-%d %H:%M}"
+    except (ValueError, OverflowError):  # the text of a log may pass for a time
+        return f"{minute[5:10]} {minute[11:]}"
 
 
 def describe_rank(attempt: AttemptDir, rank: int) -> tuple[str, str]:
@@ -169,25 +179,27 @@ _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 def parse_since(text: str, now: float) -> str:
     """Return the time that `text` means, in the form of a `LogLine.stamp`.
 
-    It is an age (`90s`, `10m`, `2h`, `1d`), or a time in UTC (`14:30`, `2026-11-27`, `2026-11-27T14:30:05Z`). `now`
-    is in seconds since the epoch; a time of day is the last such one.
+    It is an age (`90s`, `10m`, `2h`, `1d`), or a time in the reader's zone (`14:30`, `2026-11-27`), or in UTC
+    (`2026-11-27T14:30:05Z`). `now` is in seconds since the epoch; a time of day is the last such one.
 
     Raises:
         ValueError: anything else.
     """
-    here = datetime.fromtimestamp(now, timezone.utc)
+    here = datetime.fromtimestamp(now).astimezone()
     if match := _AGE.fullmatch(text):
         try:
             found = here - timedelta(seconds=int(match[1]) * _SECONDS[match[2]])
         except OverflowError:
-            found = datetime.min.replace(tzinfo=timezone.utc)
+            return datetime.min.isoformat(timespec="microseconds")
     elif re.fullmatch(r"[0-9]{2}:[0-9]{2}(:[0-9]{2})?", text):
-        found = datetime.fromisoformat(f"{here:%Y-%m-%d}T{text}+00:00")
-        found -= timedelta(days=found > here)
+        found = datetime.fromisoformat(f"{here:%Y-%m-%d}T{text}")
+        found -= timedelta(days=found.astimezone() > here)
     else:
-        found = datetime.fromisoformat(text.removesuffix("Z"))
-        found = found.replace(tzinfo=found.tzinfo or timezone.utc).astimezone(timezone.utc)
-    return found.replace(tzinfo=None).isoformat(timespec="microseconds")
+        found = datetime.fromisoformat(f"{text[:-1]}+00:00" if text.endswith("Z") else text)
+    try:
+        return found.astimezone(timezone.utc).replace(tzinfo=None).isoformat(timespec="microseconds")
+    except OverflowError:
+        raise ValueError(f"{text!r} is not a time of this calendar in UTC") from None
 
 
 def end_detector(attempt: AttemptDir) -> Callable[[], bool]:

@@ -42,6 +42,8 @@ SUBMIT_TIMEOUT_S = 150.0
 """sbatch itself repeats its request for 120 s while the cluster has as many jobs as it may (MaxJobCount)."""
 NAMES_TIMEOUT_S = 15.0
 """Names are optional: they are worth the wait for a slurmctld that is slow, and not for one that is down."""
+SLURM_EVERY_S = 30.0
+"""Seconds between two questions of whoever asks again and again."""
 ONLY_OWN_JOBS = "this cluster shows you only your own jobs (PrivateData)"
 _SETTING = re.compile(r"^(ClusterName|PrivateData)\s*=\s*(\S+)", re.MULTILINE)
 _CLUSTER_HEADING = "CLUSTER: "

@@ -7,9 +7,9 @@ from collections import Counter
 from collections.abc import Sequence
 
 from bigsci_launch.printable import one_line
-from bigsci_launch.top.rows import TopRow, TopState
+from bigsci_launch.styled_lines import AMBER, BOLD, GREEN, RED, SOFT, Style, StyledLine, cells, cut, first_cells
+from bigsci_launch.top.rows import TopDetails, TopRow, TopState
 from bigsci_launch.units import format_age
-from bigsci_launch.watch.show.live import AMBER, BOLD, GREEN, RED, SOFT, LiveView, Style, StyledLine, cut, live_lines
 
 COLUMNS = (("run or job", 18), ("state", 9), (">step", 13), (">s/step", 7), (">loss", 8), ("phase", 5), (">!", 2),
            (">GPU-h", 7))  # fmt: skip
@@ -20,9 +20,6 @@ AROUND = 5
 """Lines of the screen that are no rows: title, heads, and what is known of the selected row."""
 UNKNOWN = "-"
 KEYS = "Enter  s spy  l slow  w why  g logs  c control  x cancel  / find  o sort  q quit"
-
-
-KEYS_OF_RUN = "Esc back  s spy  l slow  w why  g logs  c control  x cancel  q quit"
 
 
 def rows_in(height: int) -> int:
@@ -39,8 +36,13 @@ def list_lines(state: TopState, width: int, height: int, now: float) -> list[Sty
     if not state.rows:
         lines.append([(_why_empty(state), SOFT)])
     lines += [[] for _ in range(height - AROUND + 2 - len(lines))]
-    lines += [*_about(state.row), [(KEYS, SOFT)]]
+    lines += [*about_lines(state.row), [(KEYS, SOFT)]]
     return [cut(line, width) for line in lines[:height]]
+
+
+def first_lines(width: int, height: int) -> list[StyledLine]:
+    """Return the screen on which nothing has been read yet."""
+    return list_lines(TopState(), width, height, time.time())
 
 
 def _why_empty(state: TopState) -> str:
@@ -57,11 +59,13 @@ def _title(state: TopState, now: float) -> StyledLine:
     clock = time.strftime("%H:%M:%S", time.localtime(now))
     words = f"  find: {state.words}" if state.words else ""
     order = "" if state.order == "activity" else f"  by {state.order}"
-    title: StyledLine = [("bsl top", BOLD), (f"  {clock}  {', '.join(counts)}", {})]
+    # What changes each second is first: only this is drawn again.
+    title: StyledLine = [("bsl top", BOLD), (f"  {clock}{asked}", SOFT), (f"  {', '.join(counts)}", {})]
     if findings:
         title.append((f"  {findings} with findings", {**RED, **BOLD}))
-    trouble = f"  Slurm is not known: {state.trouble}" if state.trouble else ""
-    return [*title, (f"{words}{order}", SOFT), (trouble or asked, AMBER if trouble else SOFT)]
+    if state.trouble:
+        title.append((f"  Slurm is not known: {state.trouble}", AMBER))
+    return [*title, (f"{words}{order}", SOFT)]
 
 
 def _group(row: TopRow) -> str:
@@ -78,42 +82,49 @@ def _widths(width: int) -> list[int]:
 
 
 def _heads(widths: Sequence[int], width: int) -> str:
-    heads = [_cell(name, size) for (name, _), size in zip(COLUMNS, widths, strict=True)]
+    heads = [_cell(name.lstrip(">"), size, is_number=name.startswith(">"))
+             for (name, _), size in zip(COLUMNS, widths, strict=True)]  # fmt: skip
     return " ".join([*heads, "next"] if width >= NEXT_FROM else heads)
 
 
-def _cell(text: str, size: int) -> str:
-    """Return a text in a column of `size`: numbers, which begin with `>`, are right-aligned, and never cut silently."""
-    if text.startswith(">"):
-        return f"{text[1:]:>{size}}"
-    return f"{text:<{size}}" if len(text) <= size else f"{text[: size - 1]}~"
+def _cell(text: str, size: int, *, is_number: bool) -> str:
+    """Return a text in a column of `size`: numbers are right-aligned, and never cut."""
+    if is_number:
+        return f"{text:>{size}}"
+    shown = text if cells(text) <= size else f"{first_cells(text, size - 1)}~"
+    return shown + " " * (size - cells(shown))
 
 
 def _row(row: TopRow, widths: Sequence[int], width: int, *, is_selected: bool) -> StyledLine:
     details, state = row.details, row.state
-    total = f"/{details.total_steps}" if details and details.total_steps else ""
-    cells = [
+    texts = [
         one_line(row.name),
         state.value if state is not None else "...",
-        f">{details.step}{total}" if details and details.step is not None else f">{UNKNOWN}",
-        f">{details.seconds:.3g}" if details and details.seconds is not None else f">{UNKNOWN}",
-        f">{details.loss:.5g}" if details and details.loss is not None else f">{UNKNOWN}",
+        _step(details, widths[2]),
+        UNKNOWN if details is None or details.seconds is None else f"{details.seconds:.3g}",
+        UNKNOWN if details is None or details.loss is None else f"{details.loss:.5g}",
         details.phase if details and details.phase else UNKNOWN,
-        f">{len(details.findings)}" if details and details.findings else ">",
-        f">{details.gpu_hours:,.4g}" if details and details.gpu_hours is not None else f">{UNKNOWN}",
+        str(len(details.findings)) if details and details.findings else "",
+        UNKNOWN if details is None or details.gpu_hours is None else f"{details.gpu_hours:,.4g}",
     ]
-    shown = [_cell(text, size) for text, size in zip(cells, widths, strict=True)]
+    name, job, *numbers = (
+        _cell(text, size, is_number=head.startswith(">"))
+        for text, size, (head, _) in zip(texts, widths, COLUMNS, strict=True)
+    )
     if width >= NEXT_FROM:
-        shown.append(one_line(details.next) if details else "")
-    text = " ".join(shown)
+        numbers.append(one_line(details.next) if details else "")
+    line: StyledLine = [(f"{name} ", {}), (f"{job} ", _style(row)), (" ".join(numbers), _found(row))]
     if is_selected:
-        return [(f"{text:<{width}}", {"reverse": True})]
-    place = widths[0] + 1
-    return [
-        (text[:place], {}),
-        (text[place : place + widths[1]], _style(row)),
-        (text[place + widths[1] :], _found(row)),
-    ]
+        text = "".join(part for part, _ in line)
+        return [(text + " " * (width - cells(text)), {"reverse": True})]
+    return line
+
+
+def _step(details: TopDetails | None, size: int) -> str:
+    if details is None or details.step is None:
+        return UNKNOWN
+    whole = f"{details.step}/{details.total_steps}" if details.total_steps else ""
+    return whole if whole and len(whole) <= size else str(details.step)
 
 
 def _style(row: TopRow) -> Style:
@@ -125,7 +136,7 @@ def _found(row: TopRow) -> Style:
     return RED if row.details is not None and row.details.findings else {}
 
 
-def _about(row: TopRow | None) -> list[StyledLine]:
+def about_lines(row: TopRow | None) -> list[StyledLine]:
     """Return two lines about the selected row: what is found, or what it is; and what happens next."""
     if row is None:
         return [[], []]
@@ -137,10 +148,3 @@ def _about(row: TopRow | None) -> list[StyledLine]:
         first.append((f"  {one_line(details.findings[-1])}", RED))
     coming = "..." if details is None else one_line(details.next) or UNKNOWN
     return [first, [("next: ", SOFT), (coming, {})]]
-
-
-def run_lines(view: LiveView, row: TopRow, width: int, height: int) -> list[StyledLine]:
-    """Return the screen of one run: as `bsl watch --live`, and below it what happens next."""
-    lines = live_lines(view, width, height - 3)
-    lines += [[] for _ in range(height - 2 - len(lines))]
-    return [*lines, *(cut(line, width) for line in (_about(row)[1], [(KEYS_OF_RUN, SOFT)]))]

@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from bigsci_launch.top.read import list_rows, read_details
+from bigsci_launch.scheduler.slurm import SLURM_EVERY_S
+from bigsci_launch.top.list import list_rows
 from bigsci_launch.top.rows import TopDetails, TopRow
-from bigsci_launch.watch.facts.job import SLURM_EVERY_S
 
 EVERY_S = 3.0
 """Seconds between two looks at the files of the runs on the screen that have not ended."""
@@ -79,6 +79,9 @@ class TopLoader:
 
     def _read_rows(self, rows: Sequence[TopRow]) -> bool:
         """Read those rows whose details may have changed. Return whether there were any."""
+        # The first rows are on the screen before the readers of records are loaded.
+        from bigsci_launch.top.details import read_details
+
         now, found = time.monotonic(), {}
         for row in rows:
             read, is_over = self._read.get(row.key, (0.0, False))

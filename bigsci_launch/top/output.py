@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from bigsci_launch.printable import printable
-from bigsci_launch.watch.show.live import BOLD, SOFT, StyledLine, cut
+from bigsci_launch.styled_lines import BOLD, SOFT, StyledLine, cut, first_cells
 
 MOST_LINES = 5000
 """If there are more, the last are kept."""
 
 
 class CommandOutput:
-    """What a command has printed so far. The newest lines are shown, until they are scrolled back."""
+    """What a command has printed so far, in lines of at most `width` columns. The newest are shown, until they are
+    scrolled back."""
 
-    def __init__(self, command: str) -> None:
-        self.command = command
+    def __init__(self, command: str, width: int) -> None:
+        self.command, self._width = command, max(1, width)
         self.code: int | None = None
         self.lines: list[str] = []
         self._torn = ""
@@ -23,13 +24,13 @@ class CommandOutput:
 
     def add(self, text: str) -> None:
         *lines, self._torn = (self._torn + text).split("\n")
-        self.lines = [*self.lines, *lines][-MOST_LINES:]
+        self.lines = [*self.lines, *(part for line in lines for part in folded(line, self._width))][-MOST_LINES:]
 
     def end(self, code: int) -> None:
         """Note the exit code of the command."""
         self.code = code
         if self._torn:
-            self.lines.append(self._torn)
+            self.lines += folded(self._torn, self._width)
             self._torn = ""
 
     def scroll(self, by: int, height: int) -> None:
@@ -45,6 +46,17 @@ class CommandOutput:
         return self.lines[first : first + room]
 
 
+def folded(line: str, width: int) -> Iterator[str]:
+    """Yield a line in parts that a terminal of `width` columns shows whole; what it would obey becomes visible."""
+    rest = printable(line).expandtabs()
+    while True:
+        part = first_cells(rest, width) or rest[:1]
+        yield part
+        rest = rest[len(part) :]
+        if not rest:
+            return
+
+
 def _room(height: int) -> int:
     return max(1, height - 2)
 
@@ -53,6 +65,6 @@ def output_lines(output: CommandOutput, width: int, height: int) -> list[StyledL
     """Return the screen: the command, its output, and whether it is done."""
     state = "runs ...  Esc ends it" if output.code is None else f"exit code {output.code}  Esc goes back"
     lines: list[StyledLine] = [[(output.command, BOLD)]]
-    lines += [[(printable(line), {})] for line in output.visible(height)]
+    lines += [[(line, {})] for line in output.visible(height)]
     lines += [[] for _ in range(height - 1 - len(lines))]
     return [cut(line, width) for line in [*lines, [(state, SOFT)]]]

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from bigsci_launch.runs.layout import RunDir
 from bigsci_launch.scheduler.job import JobInfo, JobState
 
+LONGEST_NUMBER = 12
+"""Numbers in names are in their order up to so many digits."""
+_DIGITS = re.compile(r"[0-9]+")
 ORDERS = ("activity", "name", "step", "GPU-hours")
 
 
@@ -134,16 +138,17 @@ def _text(row: TopRow) -> str:
 
 
 def _place(row: TopRow, order: str) -> tuple[float | str, ...]:
-    """Return where a row is in an order: what needs a person first, then what runs, waits, and has ended."""
-    details = row.details
+    """Return where a row is in an order: what needs a person first, then what runs, waits, and has ended. Runs of `bsl`
+    come before other jobs."""
+    details, name = row.details, _DIGITS.sub(lambda digits: digits[0].zfill(LONGEST_NUMBER), row.name)
     if order == "name":
-        return (row.name, row.key)
+        return (name, row.key)
     if order == "step":
-        return (-(details.step or 0) if details else 0, row.name, row.key)
+        return (-(details.step or 0) if details else 0, name, row.key)
     if order == "GPU-hours":
-        return (-(details.gpu_hours or 0.0) if details else 0.0, row.name, row.key)
+        return (-(details.gpu_hours or 0.0) if details else 0.0, name, row.key)
     state = row.state
     group = 3 if state is None else 2 if state.is_over else 1 if state.is_queued else 0
     is_found = bool(details and details.findings) and state is not None and not state.is_over
     ended = -(details.last_sign or 0.0) if details and group >= 2 else 0.0
-    return (0 if is_found else 1, group, ended, row.name, row.key)
+    return (0 if is_found else 1, group, row.run is None, ended, name, row.key)

@@ -117,12 +117,12 @@ def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]
         with started([*own, "metrics", "seen", "--follow"], folder, "metrics"):
             until(lambda: found.now("bsl_step > 3 and bsl_hang == 0"), folder)
             with stopped(run):
-                until(lambda: found.now("bsl_findings"), folder)
+                until(lambda: found.ever("bsl_findings"), folder)
             bsl(folder, "cancel", "seen")
         run_file(folder, port, survive={"standby": False})
         bsl(folder, "submit", "run.yaml", "--local", "--detach")
         with started([*own, "metrics", "seen", "--follow"], folder, "metrics-2"):
-            until(lambda: found.now("bsl_attempts == 2") and found.now("bsl_generation"), folder)
+            until(lambda: found.now("bsl_attempts == 2") and found.ever("bsl_generation"), folder)
         yield found
 
 

@@ -12,7 +12,8 @@ import shlex
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from contextlib import ExitStack
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -20,22 +21,23 @@ from textual import events, work
 from textual.app import App, ComposeResult, RenderResult
 from textual.binding import Binding, BindingType
 from textual.content import Content
-from textual.geometry import Region
+from textual.geometry import Region, Size
 from textual.widget import Widget
 from textual.widgets import Input
 
 from bigsci_launch.content import module_argv
 from bigsci_launch.errors import BslError
-from bigsci_launch.launch.cancel import would_end
 from bigsci_launch.printable import printable
-from bigsci_launch.top.draw import list_lines, rows_in, run_lines
+from bigsci_launch.styled_lines import StyledLine, changed_cells
+from bigsci_launch.top.draw import list_lines, rows_in
 from bigsci_launch.top.load import TopLoader
 from bigsci_launch.top.output import CommandOutput, output_lines
 from bigsci_launch.top.rows import TopDetails, TopRow, TopState, moved, next_order, scrolled, with_details, with_rows
 from bigsci_launch.top.rows import with_words as find
-from bigsci_launch.watch.show.live import StyledLine, read_live_view
 
 FRAME_S = 1.0
+FIRST_FRAME_S = 0.5
+"""How long the frame that was there before this program is left for the first rows to come."""
 RUN_EVERY_S = 2.0
 TAIL = "500"
 """Lines of logs that are shown at once."""
@@ -44,6 +46,26 @@ OF_RUNS = ("logs", "control")
 """Commands that take no job which `bsl` did not submit."""
 
 DrawLines = Callable[[int, int], Sequence[StyledLine]]
+
+
+# What follows loads the readers of all records: the first screens do not wait for them.
+
+
+def _run_screen(row: TopRow) -> DrawLines:
+    from bigsci_launch.top.run_screen import read_run_screen
+
+    return read_run_screen(row)
+
+
+def _would_end(row: TopRow) -> str:
+    from bigsci_launch.launch.cancel import would_end
+
+    return ", ".join(would_end(row.run)) if row.run is not None else f"job {row.argument[-1]}"
+
+
+def _key(keys: str, action: str) -> Binding:
+    """Return a key that is obeyed before the next one is looked at: what is typed after `/` is the answer to it."""
+    return Binding(keys, action, priority=True)
 
 
 class Canvas(Widget):
@@ -55,21 +77,19 @@ class Canvas(Widget):
         super().__init__()
         self.draw: DrawLines = lambda width, height: []
         self.shown: Sequence[StyledLine] = ()
+        self._drawn_for = Size(0, 0)
 
     def show(self) -> None:
-        """DrawLines the lines again that have changed: each byte counts over a slow line."""
+        """Draw what has changed again: each byte counts over a slow line."""
         before, self.shown = self.shown, self.draw(self.size.width, self.size.height)
-        most = max(len(before), len(self.shown))
-        changed = [at for at in range(most) if before[at : at + 1] != self.shown[at : at + 1]]
-        if changed:
-            self.refresh(*(Region(0, at, self.size.width, 1) for at in changed))
-
-    def on_resize(self) -> None:
-        self.shown = ()
-        self.show()
-        self.refresh()
+        nothing: StyledLine = []
+        for at, (old, new) in enumerate(zip_longest(before, self.shown, fillvalue=nothing)):
+            if old != new:
+                self.refresh(Region(0, at, changed_cells(old, new) or self.size.width, 1))
 
     def render(self) -> RenderResult:
+        if self._drawn_for != self.size:
+            self._drawn_for, self.shown = self.size, self.draw(self.size.width, self.size.height)
         return Content("\n").join(Content.assemble(*map(_span, line)) for line in self.shown)
 
 
@@ -88,21 +108,21 @@ class TopApp(App[None]):
     CSS = "Canvas { height: 1fr; } Input { display: none; border: none; height: 1; padding: 0; }"
     ENABLE_COMMAND_PALETTE = False
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("q", "quit", priority=False),
-        Binding("escape,left,h", "leave"),
-        Binding("enter,right", "open_run"),
-        Binding("down,j", "move(1)"),
-        Binding("up,k", "move(-1)"),
-        Binding("pagedown,space,ctrl+f", "page(1)"),
-        Binding("pageup,ctrl+b", "page(-1)"),
-        Binding("home,shift+g", "move(-1000000)"),
-        Binding("end,G", "move(1000000)"),
-        *(Binding(key, f"ask('{key}')") for key in COMMANDS),
-        Binding("c", "control"),
-        Binding("x", "cancel"),
-        Binding("slash", "find"),
-        Binding("o", "order"),
-        Binding("r", "read"),
+        _key("q,ctrl+c", "quit"),
+        _key("escape,left,h", "leave"),
+        _key("enter,right", "open_run"),
+        _key("down,j", "move(1)"),
+        _key("up,k", "move(-1)"),
+        _key("pagedown,space,ctrl+f", "page(1)"),
+        _key("pageup,ctrl+b", "page(-1)"),
+        _key("home,shift+g", "move(-1000000)"),
+        _key("end,G", "move(1000000)"),
+        *(_key(key, f"ask('{key}')") for key in COMMANDS),
+        _key("c", "control"),
+        _key("x", "cancel"),
+        _key("slash", "find"),
+        _key("o", "order"),
+        _key("r", "read"),
     ]
 
     def __init__(self, root: Path) -> None:
@@ -114,15 +134,24 @@ class TopApp(App[None]):
         self._drawn = 0.0
         self._process: asyncio.subprocess.Process | None = None
         self._answer: Callable[[str], None] | None = None
+        self._first_frame = ExitStack()
+
+    def on_load(self) -> None:
+        self._first_frame.enter_context(self.batch_update())
+
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool:
+        """Whether a key is a command: not while a question is answered."""
+        return self._answer is None
 
     def compose(self) -> ComposeResult:
         yield Canvas()
         yield Input()
 
     def on_mount(self) -> None:
-        self.canvas.focus()
+        self.screen.set_focus(self.canvas)
         self._draw_list()
         self.set_interval(FRAME_S, self._tick)
+        self.set_timer(FIRST_FRAME_S, self._first_frame.close)
         self._loader.start()
 
     def on_unmount(self) -> None:
@@ -152,6 +181,8 @@ class TopApp(App[None]):
     def _change(self, change: Callable[[TopState], TopState]) -> None:
         is_first = self.state.asked is None
         self.state = scrolled(change(self.state), self.height)
+        if is_first:
+            self._first_frame.close()
         if is_first or time.monotonic() - self._drawn > FRAME_S / 2:
             self._tick()
 
@@ -172,20 +203,16 @@ class TopApp(App[None]):
         """Show a run until another view is shown. Its files are read in a thread."""
         self.opened = row
         while self.opened is not None and self.opened.key == row.key:
-            assert row.run is not None
+            newest = next((each for each in self.state.found if each.key == row.key), row)
             try:
-                view = await asyncio.to_thread(read_live_view, row.run, self._job_of(row))
+                draw = await asyncio.to_thread(_run_screen, newest)
             except BslError as error:
                 self._show_lines([[(error.message, {"fg": "red"})]])
                 return
             if self.opened is not None and self.output is None:
-                newest = next((each for each in self.state.found if each.key == row.key), row)
-                self.canvas.draw = partial(run_lines, view, newest)
+                self.canvas.draw = draw
                 self.canvas.show()
             await asyncio.sleep(RUN_EVERY_S)
-
-    def _job_of(self, row: TopRow) -> Any:
-        return next((each.job for each in self.state.found if each.key == row.key), row.job)
 
     def _show_lines(self, lines: Sequence[StyledLine]) -> None:
         self.canvas.draw = lambda width, height: lines
@@ -258,7 +285,7 @@ class TopApp(App[None]):
         if row is None:
             return
         try:
-            whole = ", ".join(await asyncio.to_thread(would_end, row.run)) if row.run else " ".join(row.argument)
+            whole = await asyncio.to_thread(_would_end, row)
         except BslError as error:
             self.notify(error.message, markup=False)
             return
@@ -275,7 +302,8 @@ class TopApp(App[None]):
         line = self.query_one(Input)
         line.value, line.placeholder, line.styles.display = "", printable(question), "block"
         self._answer = answer
-        line.focus()
+        # At once, not when there is time: what is typed next is the answer.
+        self.screen.set_focus(line)
 
     def on_input_submitted(self, event: Input.Submitted) -> None:
         answer = self._answer
@@ -291,7 +319,7 @@ class TopApp(App[None]):
     def _close_prompt(self) -> None:
         self._answer = None
         self.query_one(Input).styles.display = "none"
-        self.canvas.focus()
+        self.screen.set_focus(self.canvas)
 
     # Commands.
 
@@ -303,7 +331,7 @@ class TopApp(App[None]):
             return
         named = row.argument if words[0] != "why" or row.run is not None else row.argument[1:]
         whole = (words[0], *named, *words[1:])
-        output = self.output = CommandOutput(shlex.join(["bsl", *whole]))
+        output = self.output = CommandOutput(shlex.join(["bsl", *whole]), self.canvas.size.width)
         self.canvas.draw = lambda width, height: output_lines(output, width, height)
         self._tick()
         self._process = process = await asyncio.create_subprocess_exec(

@@ -7,6 +7,7 @@ Another one is an entry point in the group `bigsci_launch.trackers`: a function 
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -21,6 +22,9 @@ from bigsci_launch.errors import BslError, ConfigError
 PROJECT = "bsl"
 """The project or experiment of a run, where the environment names no other."""
 NO_STEP = -1
+WRITTEN_S = 60.0
+"""How long a tracker may take to write what it was given, and to end after the process that gave it."""
+LOOK_S = 0.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +91,19 @@ def open_tracker(name: str, run: TrackedRun) -> Tracker:
         f"monitor.trackers: there is no tracker {name!r}",
         hint=f"there are {', '.join(known_names())}; another one is an entry point in the group {TRACKER_GROUP}",
     )
+
+
+def wait_until_written(holds: Callable[[], bool], trouble: str) -> None:
+    """Wait until a tracker that writes in its own time has written.
+
+    Raises:
+        BslError: it does not, in the words of `trouble`.
+    """
+    deadline = time.monotonic() + WRITTEN_S
+    while not holds():
+        if time.monotonic() > deadline:
+            raise BslError(f"{trouble} after {WRITTEN_S:.0f} s")
+        time.sleep(LOOK_S)
 
 
 def known_names() -> list[str]:

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import os
 import struct
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -17,16 +16,19 @@ from typing import Any
 import wandb
 from wandb.proto.wandb_internal_pb2 import Record
 
-from bigsci_launch.errors import BslError
-from bigsci_launch.export.trackers.seam import NO_STEP, PROJECT, TrackedNote, TrackedRun, TrackedStep
+from bigsci_launch.export.trackers.seam import (
+    NO_STEP,
+    PROJECT,
+    TrackedNote,
+    TrackedRun,
+    TrackedStep,
+    wait_until_written,
+)
 from bigsci_launch.safe_files import make_folder, open_stream
 
 FLUSH_S = 1.0
 FLUSH = "x_transaction_log_flush_interval"
 """The setting for the seconds between two writes, since W&B 0.31. Older ones write when 32 KiB have come together."""
-WRITTEN_S = 60.0
-"""How long W&B may take to write what it was given, and to end after the process that gave it."""
-LOOK_S = 0.2
 
 
 class WandbRun:
@@ -117,19 +119,12 @@ class OfflineFile:
 
     def wait_for(self, step: int) -> None:
         """Wait until a step is on disk."""
-        self._wait(lambda: self.read() >= step, f"step {step} is not written")
+        wait_until_written(lambda: self.read() >= step, f"{self._path}: step {step} is not written")
 
     def newest_when_closed(self) -> int:
         """Return the newest step, when no process has the file open: that of W&B outlives the one that it served."""
-        self._wait(lambda: not is_open(self._path), "another process still writes it")
+        wait_until_written(lambda: not is_open(self._path), f"{self._path}: another process still writes it")
         return self.read()
-
-    def _wait(self, holds: Callable[[], bool], trouble: str) -> None:
-        deadline = time.monotonic() + WRITTEN_S
-        while not holds():
-            if time.monotonic() > deadline:
-                raise BslError(f"{self._path}: {trouble} after {WRITTEN_S:.0f} s")
-            time.sleep(LOOK_S)
 
 
 def is_open(path: Path) -> bool:

@@ -89,7 +89,7 @@ from pathlib import Path
 from bigsci_launch.export import follow
 from bigsci_launch.runs.layout import RunDir
 follow.MOST_AT_ONCE = 2
-follower = follow.TrackerFollower(RunDir(Path(sys.argv[1])), "tensorboard")
+follower = follow.TrackerFollower(RunDir(Path(sys.argv[1])), sys.argv[3])
 write, left = follower._write_cursor, int(sys.argv[2])
 def killed() -> None:
     global left
@@ -102,17 +102,39 @@ follower.catch_up()
 """
 
 
+def kill_follower(run: RunDir, name: str, times: int) -> None:
+    """Start a follower that is killed when it has written its cursor `times` times, and would write it again."""
+    argv = [sys.executable, "-c", PROGRAM, str(run.path), str(times), name]
+    assert subprocess.run(argv, timeout=300, check=False).returncode == -signal.SIGKILL
+
+
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_a_follower_that_is_killed_before_it_writes_the_cursor_repeats_no_step(run: RunDir) -> None:
     for times in (1, 3, 0):
-        done = subprocess.run([sys.executable, "-c", PROGRAM, str(run.path), str(times)], timeout=120, check=False)
-        assert done.returncode == -signal.SIGKILL
+        kill_follower(run, "tensorboard", times)
     newest = max(run.tracker_files("tensorboard").glob("events*"), key=os.path.getmtime)
     with newest.open("ab") as stream:
         stream.write(newest.read_bytes()[:20])  # a record that was being written
     follow(run, "tensorboard")
     assert tensorboard_steps(run) == ALL_STEPS
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_no_alert_of_trackio_is_lost_or_there_twice_if_followers_are_killed(
+    run: RunDir, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))
+    raise_finding(run, FINDING)
+    kill_follower(run, "trackio", times=3)  # the first alert is stored, and not noted
+    kill_follower(run, "trackio", times=6)  # the third one was noted a moment before
+    follow(run, "trackio")
+    from trackio.sqlite_storage import SQLiteStorage
+
+    alerts = [each["title"] for each in SQLiteStorage.get_alerts("bsl", f"{run.name}-abc123")]
+    assert sorted(alerts) == ["attempt 0001", "attempt 0002", "attempt 0003", "slower"]
+    assert sorted(trackio_steps(run)) == ALL_STEPS
 
 
 class Noted:

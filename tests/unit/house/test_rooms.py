@@ -28,6 +28,7 @@ GROUND = {
     "safe_files",
     "safe_pickle",
     "step_lines",
+    "styled_lines",
     "topology",
     "typed_path",
     "units",

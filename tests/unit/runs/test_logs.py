@@ -6,7 +6,7 @@ import itertools
 import json
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from bigsci_launch.cli.main import bsl
 from bigsci_launch.runs import log_reader, logs
-from bigsci_launch.runs.logs import LogFilter, MergedLogs, end_detector, parse_ranks
+from bigsci_launch.runs.logs import LogFilter, MergedLogs, end_detector, parse_ranks, parse_since
 from bigsci_launch.topology import compress_ranks
 from tests.support.texts import has_parts
 
@@ -43,6 +43,52 @@ def test_lines_are_merged_and_say_who_they_are_from(logged: Any) -> None:
         "11-21 01:02:03.123 [n2 rank 5 dp0 pp1 tp1] c error",
         "11-21 01:02:04.123 [n0 rank 0 dp0 pp0 tp0] d",
     ]
+
+
+@pytest.fixture
+def in_tokyo(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("TZ", "Asia/Tokyo")
+    time.tzset()
+    logs._local_minute.cache_clear()
+    yield
+    monkeypatch.undo()
+    time.tzset()
+    logs._local_minute.cache_clear()
+
+
+@pytest.mark.usefixtures("in_tokyo")
+def test_times_are_those_of_the_reader_and_json_has_utc(logged: Any) -> None:
+    logged.log(5, "2026-99-99T01:02:02.123456Z not a time\n")
+    first, *_, last = invoke().stdout.splitlines()
+    assert first.startswith("11-21 10:02:01.123 [") and last.startswith("99-99 01:02:02.123 [")
+    assert json.loads(invoke("--json").stdout.splitlines()[0])["time"] == "2026-11-21T01:02:01.123456Z"
+    assert invoke("--since", "2026-11-21T10:02:03").stdout.count("[n") == 3
+    assert invoke("--since", "2026-11-21T01:02:03Z").stdout.count("[n") == 3
+
+
+NOW = 1_795_809_600.0
+"""2026-11-27T20:00:00Z, which is 05:00 of the next day in Tokyo."""
+
+
+@pytest.mark.usefixtures("in_tokyo")
+@pytest.mark.parametrize(
+    ("text", "stamp"),
+    [
+        ("04:30", "2026-11-27T19:30:00.000000"),
+        ("05:30", "2026-11-26T20:30:00.000000"),
+        ("2026-11-27", "2026-11-26T15:00:00.000000"),
+        ("2026-11-27T14:30:05Z", "2026-11-27T14:30:05.000000"),
+        ("10m", "2026-11-27T19:50:00.000000"),
+        ("999999999d", "0001-01-01T00:00:00.000000"),
+    ],
+)
+def test_a_time_is_that_of_the_reader_or_an_age(text: str, stamp: str) -> None:
+    assert parse_since(text, NOW) == stamp
+
+
+@pytest.mark.usefixtures("in_tokyo")
+def test_a_time_before_all_times_is_a_usage_error(logged: Any) -> None:
+    assert invoke("--since", "0001-01-01T00:00+09:00").exit_code == 2
 
 
 @pytest.mark.parametrize(

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+from bigsci_launch.runs.layout import RunDir
 from bigsci_launch.scheduler.job import JobInfo, JobState
+from bigsci_launch.styled_lines import BOLD, SOFT, StyledLine, cells, changed_cells, cut
 from bigsci_launch.top.draw import list_lines, rows_in
 from bigsci_launch.top.output import CommandOutput, output_lines
 from bigsci_launch.top.rows import (
@@ -20,7 +23,6 @@ from bigsci_launch.top.rows import (
     with_rows,
     with_words,
 )
-from bigsci_launch.watch.show.live import StyledLine
 
 NOW = 1_000_000.0
 
@@ -107,13 +109,39 @@ def test_what_is_not_known_is_a_dash_and_what_was_not_read_are_dots(state: TopSt
     assert shown(list_lines(read, 80, 24, NOW))[2].split() == ["c", "RUNNING", "7/9", "1.5", "2.25", "save", "12"]
 
 
+def test_letters_of_two_columns_keep_the_columns_in_line(state: TopState) -> None:
+    wide = with_rows(state, [row("d"), row("実験データ解析テスト名前"), row("e\u0301clair")], NOW)
+    lines = shown(list_lines(wide, 80, 24, NOW))
+    assert {cells(line[: line.index("RUNNING")]) for line in lines[2:5]} == {19}
+    assert cells(shown([cut([("a実験", {}), ("b", {})], 4)])[0]) == 3, "a letter of two columns does not fit into one"
+
+
+def test_only_what_changed_is_drawn_again() -> None:
+    before: StyledLine = [("bsl top", BOLD), ("  12:00:00", SOFT), ("  3 running", {})]
+    assert changed_cells(before, [before[0], ("  12:00:01", SOFT), before[2]]) == 17
+    assert changed_cells(before, [before[0], ("  9:00:01", SOFT), before[2]]) is None, "what follows has moved"
+    assert changed_cells(before, [*before[:2], ("  4 running", {})]) == 28
+
+
+def test_a_name_or_a_step_that_is_too_long_moves_no_column(state: TopState) -> None:
+    long = {"c": details(step=1_000_000, total_steps=20_000_000, loss=2.5)}
+    line = shown(list_lines(with_details(with_rows(state, [row("c"), row(">x")], NOW), long), 80, 24, NOW))
+    assert line[2].split()[:4] == [">x", "RUNNING", "-", "-"] and line[3].split()[2] == "1000000"
+    assert line[2].index("RUNNING") == line[3].index("RUNNING")
+
+
+def test_numbers_in_names_are_in_their_order_and_runs_before_other_jobs(state: TopState) -> None:
+    run = replace(row("z"), run=RunDir(Path("z")))
+    assert keys(with_rows(state, [row("eval-10"), row("eval-9"), run], NOW)) == ["z", "eval-9", "eval-10"]
+
+
 def test_slurm_that_gives_no_answer_is_said(state: TopState) -> None:
     title = shown(list_lines(with_rows(state, [], NOW, "squeue timed out"), 80, 24, NOW))[0]
     assert "squeue timed out" in title
 
 
 def test_output_follows_the_end_until_it_is_scrolled() -> None:
-    output = CommandOutput("bsl spy x")
+    output = CommandOutput("bsl spy x", 80)
     output.add("".join(f"line {number}\n" for number in range(100)) + "torn")
     assert output.visible(12)[-1] == "line 99"
     output.scroll(-5, 12)
@@ -125,7 +153,13 @@ def test_output_follows_the_end_until_it_is_scrolled() -> None:
     assert (lines[0], lines[-2].strip(), len(lines)) == ("bsl spy x", "torn is whole", 12) and "code 1" in lines[-1]
 
 
+def test_long_lines_of_output_are_folded_and_nothing_is_lost() -> None:
+    output = CommandOutput("bsl logs x", 10)
+    output.add("0123456789abc\n\n実験データ解析\n")
+    assert list(output.visible(12)) == ["0123456789", "abc", "", "実験データ", "解析"]
+
+
 def test_a_command_may_print_what_a_terminal_would_obey() -> None:
-    output = CommandOutput("bsl logs x")
+    output = CommandOutput("bsl logs x", 80)
     output.add("\x1b]0;title\x07\x1b[2Jtext\n")
     assert all(letter.isprintable() for line in shown(output_lines(output, 80, 12)) for letter in line)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from textual.events import Key
 from textual.pilot import Pilot
 from textual.widgets import Input
 
@@ -20,7 +21,7 @@ from bigsci_launch.runs.attempts import JobRecord, write_job
 from bigsci_launch.runs.layout import RunDir, write_json
 from bigsci_launch.runs.watching.ledger import RunFinding, raise_finding
 from bigsci_launch.scheduler.slurm import UserJob, jobs_of_user
-from bigsci_launch.top.read import list_rows
+from bigsci_launch.top.list import list_rows
 from bigsci_launch.topology import Topology
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
@@ -133,6 +134,26 @@ def test_cancel_asks_first_and_only_yes_does_it(root: Path) -> None:
     play(root, keys)
 
 
+def test_what_is_typed_right_after_a_key_that_asks_is_the_answer(root: Path) -> None:
+    """As a pasted text, or over a slow line: the keys are there before the question is."""
+
+    async def keys(app: TopApp, pilot: Pilot[None]) -> None:
+        for key in ("slash", *"sxo", "enter"):
+            app.post_message(Key(key, key if len(key) == 1 else None))
+        await until(pilot, lambda: app.state.words, app)
+        assert (app.state.words, app.state.order, app.output) == ("sxo", "activity", None)
+
+    play(root, keys)
+
+
+def test_ctrl_c_ends_it(root: Path) -> None:
+    async def keys(app: TopApp, pilot: Pilot[None]) -> None:
+        await pilot.press("ctrl+c")
+        await until(pilot, lambda: app.return_code == 0, app)
+
+    play(root, keys)
+
+
 def test_control_is_for_runs_and_passes_the_reason_on(root: Path) -> None:
     async def keys(app: TopApp, pilot: Pilot[None]) -> None:
         await until(pilot, lambda: app.state.row and app.state.row.run, app)
@@ -150,7 +171,7 @@ def test_slurm_is_asked_once_for_all_and_not_again_within_30_s(root: Path, fake_
         calls.append(user)
         return jobs_of_user(user)
 
-    monkeypatch.setattr("bigsci_launch.top.read.jobs_of_user", counted)
+    monkeypatch.setattr("bigsci_launch.top.list.jobs_of_user", counted)
 
     async def keys(app: TopApp, pilot: Pilot[None]) -> None:
         for _ in range(5):
@@ -195,10 +216,9 @@ def test_the_first_frame_comes_before_textual_is_loaded(tmp_path: Path) -> None:
     program = """
 import sys
 import bigsci_launch.cli.console as console
-echo = console.click.echo
 def noted(text, **words):
-    echo(text, **words)
-    open("loaded", "w").write(str("textual" in sys.modules))
+    heavy = {"textual", "pydantic", "bigsci_launch.watch"} & sys.modules.keys()
+    open("frame", "w").write(f"{sorted(heavy)}\\n{text}")
     raise SystemExit
 console.click.echo = noted
 from bigsci_launch.cli.main import main
@@ -210,7 +230,9 @@ main()
                    cwd=tmp_path)  # fmt: skip
     os.close(slave)
     os.close(master)
-    assert (tmp_path / "loaded").read_text() == "False"
+    heavy, *frame = (tmp_path / "frame").read_text().splitlines()
+    assert heavy == "[]"
+    assert len(frame) == 24 and "s/step" in frame[1] and "q quit" in frame[-1]
 
 
 def test_without_textual_it_is_one_clear_error(monkeypatch: pytest.MonkeyPatch) -> None:
