@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import settings
+from hypothesis import is_hypothesis_test, settings
 
 # How long an example takes depends more on the machine than on the code.
-settings.register_profile("any machine", deadline=None)
-settings.load_profile("any machine")
+settings.register_profile("few examples", deadline=None, max_examples=50)
+settings.register_profile("many examples", deadline=None, max_examples=200)
 
 TESTS = Path(__file__).parent
 LEFT_OUT = pytest.StashKey[int]()
@@ -57,8 +57,16 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     return ByFile(config, log)
 
 
-def pytest_configure() -> None:
-    """Let Ctrl-C end what tests start: a job of a shell or of nohup begins with SIGINT ignored; programs inherit it."""
+def asks_for_long(config: pytest.Config) -> bool:
+    return re.search(r"(?<!not )\blong\b", config.option.markexpr) is not None
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Choose the number of examples of a property.
+
+    Let Ctrl-C end what tests start: a job of a shell or of nohup begins with SIGINT ignored; programs inherit it.
+    """
+    settings.load_profile("many examples" if asks_for_long(config) else "few examples")
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -69,7 +77,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Begin with the longest tiers, and leave the long one out, unless `-m` says what to do with it."""
+    """Begin with the longest tiers, and leave the long one out, unless `-m` says what to do with it.
+
+    With many examples, a property is of the long tier.
+    """
+    if asks_for_long(config):
+        for item in filter(lambda item: is_hypothesis_test(getattr(item, "obj", None)), items):
+            item.add_marker("long")
     items.sort(key=lambda item: next((n for n, tier in enumerate(LONGEST_FIRST) if item.nodeid.startswith(tier)), 9))
     if re.search(r"\blong\b", config.option.markexpr):
         return

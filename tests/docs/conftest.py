@@ -38,9 +38,16 @@ HOME = "/home/me"
 FOLDER = "bigsci-launch"
 HOST = "vm"
 WORDS = {"torch", "slurm", "tutorial"}
-# tests/slurm/test_training.py, tests/process/test_rehearse.py and tests/train/test_diff_weights_defects.py show the
-# same.
-LONG = {("submit.md", "slurm"), ("rehearse.md", "tutorial"), ("restart-spike.md", "torch")}
+# The same is shown by tests/slurm/test_training.py and test_nodes.py, tests/process/test_rehearse.py, and
+# tests/train/test_diff_weights_defects.py, test_survivor.py and test_attach_loops.py.
+LONG = {
+    ("submit.md", "slurm"),
+    ("nodes.md", "slurm"),
+    ("rehearse.md", "tutorial"),
+    ("restart-spike.md", "torch"),
+    ("survivor.md", "torch"),
+    ("guards-library.md", "torch"),
+}
 COLUMNS = 100
 SESSION_TIMEOUT_S = 270.0
 MARK = "\x1e"

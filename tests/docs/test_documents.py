@@ -20,6 +20,10 @@ sys.path.insert(0, str(ROOT / "docs" / "reference"))
 meanings = importlib.import_module("meanings")
 sys.path.pop(0)
 
+ON_A_RUN = (
+    """--version > /dev/null; test -d runs/seen || bsl submit configs/demo.yaml --local --set run.name=seen"""
+    """ --set 'run.command=["false"]' --set 'monitor.notify.command=["true"]' > /dev/null; bsl """
+)
 ALONE = {
     "bsl submit --dry-run --json": ["submit configs/minicluster.yaml --dry-run --json"],
     "bsl list --json": ["list --json"],
@@ -29,10 +33,7 @@ ALONE = {
         """ --set 'run.command=["sh", "-c", "echo CUDA error: out of memory; exit 1"]' > /dev/null;"""
         """ bsl why ended --json""",
     ],
-    "bsl slow --json": [
-        """submit configs/demo.yaml --local --set run.name=paced --set 'run.command=["true"]' > /dev/null;"""
-        " bsl slow paced --json"
-    ],
+    "bsl slow --json": [ON_A_RUN + "slow seen --json"],
     "bsl rehearse --json": ["""rehearse configs/demo.yaml --set 'run.command=["true"]' --json"""],
     "bsl config check --json": [
         "config check configs/demo.yaml --json",
@@ -52,18 +53,9 @@ ALONE = {
     "bsl hang-lab list --json": ["hang-lab list --json"],
     "bsl plan check --json": ["plan check configs/bloom-176b.yaml --json"],
     "bsl cluster status --json": ["cluster status --json"],
-    "bsl notify --json": [
-        """submit configs/demo.yaml --local --set run.name=told --set 'run.command=["true"]'"""
-        """ --set 'monitor.notify.command=["true"]' > /dev/null; bsl notify told --json"""
-    ],
-    "bsl control --json": [
-        """submit configs/demo.yaml --local --set run.name=asked --set 'run.command=["true"]' > /dev/null;"""
-        " touch runs/asked/control/save; bsl control asked --json"
-    ],
-    "bsl watch --json": [
-        """submit configs/demo.yaml --local --set run.name=seen --set 'run.command=["false"]' > /dev/null;"""
-        " bsl watch seen --once --json"
-    ],
+    "bsl notify --json": [ON_A_RUN + "notify seen --json"],
+    "bsl control --json": [ON_A_RUN + "--version > /dev/null; touch runs/seen/control/save; bsl control seen --json"],
+    "bsl watch --json": [ON_A_RUN + "watch seen --once --json"],
     "bsl nodes list --json": ["nodes add n1 --reason hot > /dev/null; bsl nodes list --json"],
     "bsl data prepare --json": ["data prepare configs --output corpus --vocab-size 300 --json"],
 }
@@ -77,15 +69,14 @@ AFTER_TUTORIAL = {
     "bsl logs --json": ["logs demo -n 1 --json"],
     "bsl checkpoint list --json": ["checkpoint list demo --json"],
     "bsl checkpoint verify --json": ["checkpoint verify demo --json"],
-    "bsl hang-lab run --json": ["hang-lab run H30 --json"],
     "bsl spy --json": ["spy --bundle $(ls -d runs/hangs/spy/* | head -1) --json --why"],
     "bsl trace last --json": ["trace last hangs --json"],
     "bsl diff-weights --json": [
         "diff-weights runs/demo/checkpoints/global_step10 runs/demo/checkpoints/global_step20 --json"
     ],
 }
-ON_SLURM = {"bsl nodes check --json", "bsl nodes bisect --json"}
-"""Checked where a cluster runs: tests/slurm/test_nodes.py."""
+ON_SLURM = {"bsl nodes check --json", "bsl nodes bisect --json", "bsl hang-lab run --json"}
+"""Checked where a cluster runs: tests/slurm/test_nodes.py and test_hang_lab.py."""
 
 
 def differences(document: Any, fields: dict[str, str], path: str = "") -> Iterator[str]:
@@ -132,7 +123,11 @@ def test_the_comparison_notices() -> None:
 
 
 def cases(table: dict[str, list[str]]) -> list[Any]:
-    return [pytest.param(name, words, id=words) for name, commands in table.items() for words in commands]
+    return [
+        pytest.param(name, words, id=words.rpartition("bsl ")[2])
+        for name, commands in table.items()
+        for words in commands
+    ]
 
 
 @pytest.mark.parametrize(("name", "words"), cases(ALONE))

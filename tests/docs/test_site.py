@@ -23,14 +23,6 @@ def build(project: Path, site: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(argv, cwd=project, env=variables, capture_output=True, text=True, timeout=300, check=False)
 
 
-@pytest.fixture
-def copy(tmp_path: Path) -> Path:
-    """A copy of the manual that a test may spoil."""
-    shutil.copytree(ROOT / "docs", tmp_path / "docs", ignore=shutil.ignore_patterns("__pycache__"))
-    shutil.copy(ROOT / "mkdocs.yml", tmp_path)
-    return tmp_path
-
-
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The site of the manual as it is."""
@@ -56,16 +48,12 @@ def test_no_page_asks_another_server_for_anything(site: Path) -> None:
 
 
 @NEEDS_THEME
-@pytest.mark.parametrize(
-    "line", ["[gone](gone.md)", "[gone](how-to/spy.md#gone)"], ids=["a page that is gone", "an anchor that is gone"]
-)
-def test_a_link_to_nothing_is_an_error(copy: Path, line: str) -> None:
-    with (copy / "docs" / "README.md").open("a", encoding="utf-8") as page:
-        page.write(f"\n{line}\n")
-    assert build(copy, copy / "site").returncode == 1
-
-
-@NEEDS_THEME
-def test_a_page_that_is_not_in_the_navigation_is_an_error(copy: Path) -> None:
-    (copy / "docs" / "how-to" / "new.md").write_text("# New\n", encoding="utf-8")
-    assert build(copy, copy / "site").returncode == 1
+def test_links_to_nothing_and_a_page_that_is_not_in_the_navigation_are_errors(tmp_path: Path) -> None:
+    shutil.copytree(ROOT / "docs", tmp_path / "docs", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(ROOT / "mkdocs.yml", tmp_path)
+    (tmp_path / "docs" / "how-to" / "new.md").write_text("# New\n", encoding="utf-8")
+    with (tmp_path / "docs" / "README.md").open("a", encoding="utf-8") as page:
+        page.write("\n[a](gone.md) [b](how-to/spy.md#nowhere)\n")
+    done = build(tmp_path, tmp_path / "site")
+    assert done.returncode == 1
+    assert all(word in done.stderr for word in ("gone.md", "#nowhere", "how-to/new.md")), done.stderr

@@ -8,17 +8,17 @@ import os
 import resource
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
 
-from bigsci_launch.cli.main import bsl
 from bigsci_launch.runs.layout import AttemptDir
 from bigsci_launch.trace.last import RankCalls
 from bigsci_launch.trace.read import files_in, read_files
+from tests.support.command import invoke
 from tests.support.waiting import wait_until
 
 from .recorded_ranks import find_python
@@ -67,16 +67,21 @@ IN_C, IN_PYTHON = "in C", "in Python"
 NO_COMPILER = {"CC": "no-such-compiler", "XDG_CACHE_HOME": "/dev/null"}
 
 
-def interpreters() -> list[Any]:
-    """Return the Python of the tests, and others that are installed next to it; of these, 3.12 is the first that has
-    sys.monitoring."""
-    found = [pytest.param(sys.executable, id="own")]
-    for version in ("3.8", "3.9", "3.12", "3.13"):
-        python = find_python(version)
-        is_absent = pytest.mark.skipif(python is None, reason=f"there is no Python {version} here")
-        marks = [is_absent] if version == "3.12" else [is_absent, pytest.mark.long]
-        found.append(pytest.param(python, id=version, marks=marks))
-    return found
+WAYS = {"C": {}, "Python": NO_COMPILER}
+IN_EACH_WAY = pytest.mark.parametrize(
+    "environment", [{}, pytest.param(NO_COMPILER, marks=pytest.mark.long)], ids=list(WAYS)
+)
+
+
+def interpreters() -> Iterator[Any]:
+    """Yield the Python of the tests, and others that are installed next to it, with each way to trace them. Of the
+    others, 3.12 is the first that has sys.monitoring."""
+    for version, way in product(("own", "3.8", "3.9", "3.12", "3.13"), WAYS):
+        python = sys.executable if version == "own" else find_python(version)
+        marks = [pytest.mark.skipif(python is None, reason=f"there is no Python {version} here")]
+        if version != "own" and (version, way) != ("3.12", "Python"):
+            marks.append(pytest.mark.long)
+        yield pytest.param(python, WAYS[way], id=f"{version}-{way}", marks=marks)
 
 
 class Traced:
@@ -123,8 +128,7 @@ def names(each: RankCalls, thread: int | None = None) -> list[str]:
     return [str(call.operation).removeprefix("wanted.utils.") for call in calls]
 
 
-@pytest.mark.parametrize("environment", [{}, NO_COMPILER], ids=["C", "Python"])
-@pytest.mark.parametrize("python", interpreters())
+@pytest.mark.parametrize(("python", "environment"), list(interpreters()))
 def test_calls_of_a_package_are_traced_in_all_threads_and_children_until_the_process_is_killed(
     traced: Traced, python: str, environment: dict[str, str]
 ) -> None:
@@ -174,10 +178,10 @@ gate.wait()
     traced.run(program, "--include", "wanted")
     (whole,) = traced.read()
     assert whole.trace is not None and whole.trace.lost_threads == 1000 - 31  # the main thread has imported it
-    assert "969 threads" in CliRunner().invoke(bsl, ["trace", "last", str(traced.traces)]).stdout
+    assert "969 threads" in invoke("trace", "last", str(traced.traces)).stdout
 
 
-@pytest.mark.parametrize("environment", [{}, NO_COMPILER], ids=["C", "Python"])
+@IN_EACH_WAY
 def test_a_profile_function_of_the_program_stays_and_the_answer_says_that_calls_are_missing(
     traced: Traced, environment: dict[str, str]
 ) -> None:
@@ -196,7 +200,7 @@ assert "leaf" in seen
     assert "profile function" in whole.trace.words and "profile function" in done.stderr
 
 
-@pytest.mark.parametrize("environment", [{}, NO_COMPILER], ids=["C", "Python"])
+@IN_EACH_WAY
 def test_a_profile_function_that_was_there_before_the_trace_stays(traced: Traced, environment: dict[str, str]) -> None:
     program = """
 import sys
@@ -278,7 +282,7 @@ def test_a_trace_that_is_damaged_or_foreign_says_so_and_what_is_whole_is_read(tr
     def answer(change: Callable[[bytearray], Any]) -> str:
         file.write_bytes(whole)
         damaged(change)(file)
-        return CliRunner().invoke(bsl, ["trace", "last", str(traced.traces), "-n", "32"]).stdout
+        return invoke("trace", "last", str(traced.traces), "-n", "32").stdout
 
     def tear(data: bytearray) -> None:
         data[first_event + 12] ^= 1
@@ -302,13 +306,13 @@ def test_a_trace_that_is_damaged_or_foreign_says_so_and_what_is_whole_is_read(tr
 def test_a_wish_that_cannot_be_is_refused_before_anything_starts(
     traced: Traced, options: list[str], check_text: Callable[..., None]
 ) -> None:
-    done = traced.run("raise SystemExit(9)", *options, rc=2)
-    assert not traced.traces.exists()
+    done = invoke("trace", "run", "--output", str(traced.traces), *options, "--", sys.executable, "-c", "exit(9)")
+    assert done.exit_code == 2 and not traced.traces.exists()
     check_text(done.stderr)
 
 
 def test_a_folder_in_use_and_a_program_that_is_missing_leave_nothing_behind(traced: Traced) -> None:
-    done = CliRunner().invoke(bsl, ["trace", "run", "--include", "a", "--output", str(traced.traces), "--", "no-such"])
+    done = invoke("trace", "run", "--include", "a", "--output", str(traced.traces), "--", "no-such")
     assert "cannot start no-such" in done.stderr and not traced.traces.exists()
     traced.traces.mkdir()
     (traced.traces / "mine").write_text("")
@@ -358,8 +362,8 @@ def test_a_running_run_is_traced_from_a_step_on_until_it_is_switched_off(
     living: list[dict[str, Any]] = []
 
     def ranks() -> list[dict[str, Any]]:
-        shown = subprocess.run([*BSL, "trace", "last", "run", "--json"], capture_output=True, text=True, check=False)
-        living[:] = json.loads(shown.stdout)["ranks"] if shown.returncode == 0 else []
+        shown = invoke("trace", "last", "run", "--json")
+        living[:] = json.loads(shown.stdout)["ranks"] if shown.exit_code == 0 else []
         return living
 
     def traced_calls(each: dict[str, Any], package: str) -> list[dict[str, Any]]:
@@ -373,19 +377,18 @@ def test_a_running_run_is_traced_from_a_step_on_until_it_is_switched_off(
         assert [each["traced"] for each in living] == ["wanted", "wanted"]
         for each in living:
             assert all(call["step"] >= 3 for call in traced_calls(each, "wanted"))
-        subprocess.run([*BSL, "trace", "on", "run", "--include", "torch.optim"], check=True, capture_output=True)
+        assert invoke("trace", "on", "run", "--include", "torch.optim").exit_code == 0
         wait_until(lambda: all(traced_calls(each, "torch.optim") for each in ranks()) and len(living) == 2)
         assert not any(traced_calls(each, "wanted") for each in living)
         first, second = (attempt.rings / f"rank-{rank:04d}.calls" for rank in (0, 1))
         assert b"wanted" in first.read_bytes(), "the trace that was replaced is kept until the next is"
-        subprocess.run([*BSL, "trace", "off", "run"], check=True, capture_output=True)
+        assert invoke("trace", "off", "run").exit_code == 0
         wait_until(lambda: b"torch.optim" in first.read_bytes() and b"torch.optim" in second.read_bytes())
-        whole = subprocess.run([*BSL, "trace", "export", "run", "--perfetto", "t.json"], capture_output=True, text=True)
-        assert whole.returncode == 0, whole.stderr
+        whole = invoke("trace", "export", "run", "--perfetto", "t.json")
+        assert whole.exit_code == 0, whole.output
         events = json.loads((tmp_path / "t.json").read_text())["traceEvents"]
         assert {"all_reduce", "torch.optim.sgd.SGD.step"} <= {event["name"] for event in events}
     finally:
-        subprocess.run([*BSL, "cancel", "run"], check=False, capture_output=True)
-    wait_until(lambda: attempt.exit.exists())
-    late = subprocess.run([*BSL, "trace", "on", "run", "--include", "a"], capture_output=True, text=True, check=False)
-    assert late.returncode == 2 and "has ended" in late.stderr
+        invoke("cancel", "run")
+    late = wait_until(lambda: (asked := invoke("trace", "on", "run", "--include", "a")).exit_code == 2 and asked)
+    assert "has ended" in late.stderr

@@ -21,18 +21,12 @@ from bigsci_launch.config.load import dump_resolved, load_run
 from bigsci_launch.procfs import start_ticks
 from bigsci_launch.runs.control.request import OF_CONTROLLER, Request, put_request, read_answer, read_requests
 from bigsci_launch.runs.layout import AttemptDir
-from tests.support.listening import listeners, processes_of
+from tests.support.listening import listeners
 from tests.support.texts import has_parts
 from tests.support.waiting import wait_until
 
-ROOT = Path(__file__).parents[2]
-PROGRAMS = Path(__file__).parent / "programs"
-MODEL = {"num_layers": 2, "hidden_size": 8, "num_attention_heads": 2, "sequence_length": 8, "vocab_size": 64}
-PRELUDE = """
-import os, signal, sys, time
-RANK, GENERATION = int(os.environ["RANK"]), int(os.environ["BSL_GENERATION"])
-print("up", GENERATION, os.environ["WORLD_SIZE"], flush=True)
-"""
+from .generation_job import PRELUDE, PROGRAMS, ROOT, Job, job_in
+
 WAIT = "time.sleep(600)\n"
 # Nobody continues before rank 0 has printed its line, and its runner has had time to write it.
 TOGETHER = """
@@ -42,119 +36,19 @@ time.sleep(0.3)
 """
 
 
-class Job:
-    """An attempt with `survive`, as its records show it."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.attempt = folder / "runs" / "run" / "attempts" / "0001"
-        self.process: subprocess.Popen[str] | None = None
-
-    def write(self, program: str, *, dp: int = 4, **more: Any) -> Path:
-        config = {
-            "run": {"name": "run", "command": [sys.executable, "-c", PRELUDE + program]},
-            "slurm": {"site": "local"},
-            "parallelism": {"data_parallel_size": dp},
-            "model": MODEL,
-            "training": {"steps": 10, "micro_batch_size": 1, "global_batch_size": 12},
-            "data": {"prefix": "none"},
-            "monitor": {"watch": "off"},
-            "survive": True,
-            **more,
-        }
-        path = self.folder / "run.yaml"
-        path.write_text(json.dumps(config))
-        return path
-
-    def submit(self) -> subprocess.Popen[str]:
-        """Start it as a user does, on this machine."""
-        argv = [sys.executable, "-m", "bigsci_launch", "submit", "run.yaml"]
-        return self._start(argv)
-
-    def start_step(self, num_nodes: int, per_node: int, level: str, *program: str, dp: int) -> None:
-        """Start it as a job script of Slurm does, with nodes that are made up."""
-        config = load_run(self.write("pass", dp=dp)).config
-        self.attempt.mkdir(parents=True)
-        (self.attempt / "config.yaml").write_text(dump_resolved(config))
-        options = ["--attempt-dir", str(self.attempt)]
-        self._start(
-            [
-                *(sys.executable, "-I", "-m", "bigsci_launch.recover.controller", *options, "--level", level),
-                *("--slots", str(num_nodes * per_node), "--step"),
-                *("--", sys.executable, str(PROGRAMS / "start_step.py"), str(num_nodes), str(per_node)),
-                *(sys.executable, "-I", "-S", str(ROOT / "diagnostics" / "rank_runner.py"), *options),
-                *("--topology", f"dp={dp}", "--ranks-per-node", str(per_node), "--survive", level),
-                *("--", *program),
-            ]
-        )
-
-    def _start(self, argv: list[str]) -> subprocess.Popen[str]:
-        self.process = subprocess.Popen(
-            argv,
-            cwd=self.folder,
-            env={**os.environ, "MASTER_ADDR": "127.0.0.1"},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        return self.process
-
-    def end(self) -> int:
-        """Wait for the end. Returns the exit code."""
-        assert self.process is not None
-        self.output = self.process.communicate(timeout=300)[0]
-        return self.process.returncode
-
-    def records(self, event: str = "") -> list[dict[str, Any]]:
-        path = self.attempt / "recover" / "generations.jsonl"
-        lines = path.read_text().splitlines() if path.exists() else []
-        return [record for line in lines if event in ((record := json.loads(line))["event"], "")]
-
-    def wait_for(self, event: str, number: int = 1) -> dict[str, Any]:
-        wait_until(lambda: len(self.records(event)) >= number)
-        return self.records(event)[number - 1]
-
-    def wait_for_step(self, generation: int) -> None:
-        wait_until(
-            lambda: any(
-                (record["generation"], record["phase"]) == (generation, "first_step")
-                for record in self.records("phase")
-            )
-        )
-
-    def log(self, rank: int) -> str:
-        path = self.attempt / "logs" / f"rank-{rank:04d}.log"
-        return path.read_text() if path.exists() else ""
-
-    def pid(self, rank: int, which: str = "pid") -> int:
-        return int(json.loads((self.attempt / "pids" / f"rank-{rank:04d}.json").read_text())[which])
-
-    def has_pid(self, rank: int) -> bool:
-        """Whether its record is there, which is written after the process was started."""
-        return (self.attempt / "pids" / f"rank-{rank:04d}.json").exists()
-
-    def exit(self) -> dict[str, Any]:
-        return dict(json.loads((self.attempt / "exit.json").read_text()))
-
-    def processes(self) -> list[int]:
-        """Return every process of the attempt: its folder is in the arguments or in the environment."""
-        return processes_of(self.folder)
-
-
 @pytest.fixture
 def job(tmp_path: Path) -> Iterator[Job]:
-    job = Job(tmp_path)
-    yield job
-    if job.process is not None:
-        job.process.terminate()
-        try:
-            job.process.wait(20)
-        except subprocess.TimeoutExpired:
-            job.process.kill()
-        if job.process.stdout is not None:
-            job.process.stdout.close()
-    for pid in job.processes():
-        with contextlib.suppress(ProcessLookupError):
+    with job_in(tmp_path) as job:
+        yield job
+
+
+@pytest.fixture(scope="module", autouse=True)
+def paused(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Job, list[int], float]]:
+    """A job that stands still while other tests run, its processes, and since when."""
+    with job_in(tmp_path_factory.mktemp("paused")) as job:
+        pids = pause(job, lambda pid: True)
+        yield job, pids, time.monotonic()
+        for pid in job.processes():  # where the test that lets them continue was left out
             os.kill(pid, signal.SIGKILL)
 
 
@@ -274,29 +168,34 @@ def is_runner(pid: int) -> bool:
     return not is_controller(pid) and any(word.endswith(b"/rank_runner.py") for word in words)
 
 
-@pytest.mark.parametrize(
-    "stopped",
-    [
-        pytest.param(lambda pid: True, id="everything"),
-        pytest.param(is_controller, id="controller", marks=pytest.mark.long),
-        pytest.param(is_runner, id="runners", marks=pytest.mark.long),
-        pytest.param(lambda pid: not is_controller(pid), id="slots", marks=pytest.mark.long),
-    ],
-)
-def test_a_pause_is_no_loss(stopped: Callable[[int], bool], job: Job) -> None:
+def pause(job: Job, stopped: Callable[[int], bool]) -> list[int]:
+    """Start a job, stop those of its processes that are chosen, and return them."""
     job.write("while not os.path.exists('enough'): time.sleep(0.05)\n", dp=2)
     launched = job.submit()
     wait_until(lambda: all("up 0 2" in job.log(rank) for rank in range(2)))
-    doomed = [pid for pid in job.processes() if pid != launched.pid and stopped(pid)]
-    assert doomed
-    for number in (signal.SIGSTOP, signal.SIGCONT):
-        for pid in doomed:
-            os.kill(pid, number)
-        time.sleep(PAUSE_S if number == signal.SIGSTOP else 3.0)
+    paused = [pid for pid in job.processes() if pid != launched.pid and stopped(pid)]
+    for pid in paused:
+        os.kill(pid, signal.SIGSTOP)
+    return paused
+
+
+def require_no_loss(job: Job, paused: list[int]) -> None:
+    assert paused
+    for pid in paused:
+        os.kill(pid, signal.SIGCONT)
+    time.sleep(3.0)
     (job.folder / "enough").touch()
     assert job.end() == 0, job.output
     assert [record["event"] for record in job.records()] == ["began", "finished"]
     assert job.exit()["reason"] == "finished"
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("stopped", [is_controller, is_runner, lambda pid: not is_controller(pid)])
+def test_a_pause_of_a_part_is_no_loss(stopped: Callable[[int], bool], job: Job) -> None:
+    paused = pause(job, stopped)
+    time.sleep(PAUSE_S)
+    require_no_loss(job, paused)
 
 
 def test_no_rank_outlives_its_controller(job: Job) -> None:
@@ -494,3 +393,10 @@ def test_nodes_are_lost_and_ranks_fenced_until_the_job_is_finished(job: Job, tmp
     assert [each["phase"] for each in job.records("phase")] == ["joined", "restored", "first_step"] * 4
     assert job.records("began")[-1]["world_size"] == 2
     wait_until(lambda: not job.processes())
+
+
+def test_a_pause_of_everything_is_no_loss(paused: tuple[Job, list[int], float]) -> None:
+    """It comes last: by then, most of the pause is over."""
+    job, pids, since = paused
+    time.sleep(max(0.0, since + PAUSE_S - time.monotonic()))
+    require_no_loss(job, pids)

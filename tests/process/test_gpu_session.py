@@ -48,10 +48,10 @@ def test_every_phase_passes_on_a_cpu(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("broken", "state", "why"),
     [
-        ("    record.check('it fails', False, 'seen')\n", "failed", "it fails"),
+        pytest.param("    record.check('it fails', False, 'seen')\n", "failed", "it fails", marks=pytest.mark.long),
         ("    raise ValueError('the cause')\n", "crashed", "the cause"),
         ("    time.sleep(600)\n", "cut short", "after"),
-        ("    sys.exit(0)\n", "crashed", "exit code 0"),
+        pytest.param("    sys.exit(0)\n", "crashed", "exit code 0", marks=pytest.mark.long),
     ],
 )
 def test_a_broken_phase_keeps_what_it_had(broken: str, state: str, why: str, tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -129,6 +129,45 @@ LOOKS = {
 CODES = {"H00-finished": {"0"}, "H04": {"1", "SIGABRT"}, "H70": {"1", "SIGKILL"}, "H71": {"1", "SIGSEGV"}}
 
 
+def child_in(state: str, pid: int) -> None:
+    """H36: the rank itself only polls; its child is stopped or waits for a lock."""
+    (child,) = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    assert kernel_state(int(child))[0] == state
+    assert "read_sample" in functions_of(int(child))
+
+
+def map_is_locked(pid: int) -> None:
+    """H62: reading /proc/PID/cmdline blocks, reading the four safe files does not."""
+    with subprocess.Popen(["cat", f"/proc/{pid}/cmdline"], stdout=subprocess.DEVNULL) as cat:
+        try:
+            with pytest.raises(subprocess.TimeoutExpired):
+                cat.wait(1.0)
+        finally:
+            cat.kill()
+    assert kernel_state(pid)[0] == "D"
+
+
+def core_is_dumped(pid: int) -> None:
+    assert "CoreDumping:\t1" in Path(f"/proc/{pid}/status").read_text()
+
+
+def kill_is_pending(pid: int) -> None:
+    """H61: SIGKILL was sent, and the process still exists."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    pending = [int(line.split()[1], 16) for line in lines if line.startswith(("SigPnd", "ShdPnd"))]
+    assert any(signals >> 8 & 1 for signals in pending)
+
+
+MORE_TO_SEE: dict[str, Callable[[int], None]] = {
+    "H36-lock": partial(child_in, "S"),
+    "H36-stopped": partial(child_in, "T"),
+    "H61": kill_is_pending,
+    "H62": map_is_locked,
+    "H66": core_is_dumped,
+}
+"""What else the culprit of a reproduction shows."""
+
+
 def culprit_of(reproduction: Reproduction) -> int:
     """Return the culprit: another place for each class, so that all places are tested."""
     place = REPRODUCTIONS.index(reproduction) % NUM_RANKS
@@ -136,11 +175,11 @@ def culprit_of(reproduction: Reproduction) -> int:
 
 
 def cases() -> Iterator[Any]:
-    """Yield all reproductions. The first of a kind is of this tier: one program that waits in one way in the kernel."""
+    """Yield all reproductions. The first of a kind is of this tier: one way to wait in the kernel, or more to see."""
     seen = set()
     for one in REPRODUCTIONS:
         look = LOOKS.get(one.name)
-        kind = (one.program, one.stand, one.stage, look and (look.state, look.wchan))
+        kind = (one.stand, one.stage, look and (look.state, look.wchan), MORE_TO_SEE.get(one.name))
         yield pytest.param(one, id=one.name, marks=[pytest.mark.long] if kind in seen else [])
         seen.add(kind)
 
@@ -162,6 +201,8 @@ def test_a_reproduction_is_what_it_says(
             require_ended(standing)
         else:
             require_look(standing, LOOKS[reproduction.name])
+        if more := MORE_TO_SEE.get(reproduction.name):
+            more(standing.pids[standing.job.culprit])
     assert not members(sessions), "processes were left"
     assert not list(tmp_path.iterdir()), "files were left"
     assert str(tmp_path) not in Path("/proc/mounts").read_text(), "a mount was left"
@@ -226,52 +267,8 @@ def functions_of(pid: int) -> set[str]:
     return set()
 
 
-def test_the_worker_of_a_data_loader_is_what_stands(nursery: Nursery) -> None:
-    """H36: the rank itself only polls; its child is stopped or waits for a lock."""
-    for name, state in (("H36-stopped", "T"), ("H36-lock", "S")):
-        with reproduce(Trial(named(name), NUM_RANKS, 2), nursery=nursery) as standing:
-            pid = standing.pids[2]
-            (child,) = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-            assert kernel_state(int(child))[0] == state
-            assert "read_sample" in functions_of(int(child))
-
-
-def test_the_memory_map_is_locked(nursery: Nursery) -> None:
-    """H62: reading /proc/PID/cmdline blocks, reading the four safe files does not."""
-    reproduction = named("H62")
-    if reason := missing_need(reproduction):
-        pytest.skip(reason)
-    with reproduce(Trial(reproduction, NUM_RANKS, 1), nursery=nursery) as standing:
-        with subprocess.Popen(["cat", f"/proc/{standing.pids[1]}/cmdline"], stdout=subprocess.DEVNULL) as cat:
-            try:
-                with pytest.raises(subprocess.TimeoutExpired):
-                    cat.wait(1.0)
-            finally:
-                cat.kill()
-        assert kernel_state(standing.pids[1])[0] == "D"
-
-
 def named(name: str) -> Reproduction:
     return next(one for one in REPRODUCTIONS if one.name == name)
-
-
-def test_a_process_that_dumps_its_core_says_so(nursery: Nursery) -> None:
-    reproduction = named("H66")
-    if reason := missing_need(reproduction):
-        pytest.skip(reason)
-    with reproduce(Trial(reproduction, NUM_RANKS, 3), nursery=nursery) as standing:
-        assert "CoreDumping:\t1" in Path(f"/proc/{standing.pids[3]}/status").read_text()
-
-
-def test_a_signal_that_cannot_be_taken_is_pending(nursery: Nursery) -> None:
-    """H61: SIGKILL was sent, and the process still exists."""
-    reproduction = named("H61")
-    if reason := missing_need(reproduction):
-        pytest.skip(reason)
-    with reproduce(Trial(reproduction, NUM_RANKS, 0), nursery=nursery) as standing:
-        lines = Path(f"/proc/{standing.pids[0]}/status").read_text().splitlines()
-        pending = [int(line.split()[1], 16) for line in lines if line.startswith(("SigPnd", "ShdPnd"))]
-        assert any(signals >> 8 & 1 for signals in pending)
 
 
 def test_a_forked_rank_keeps_the_ring_of_a_new_one_and_bsl_spy_names_the_culprit_from_it(nursery: Nursery) -> None:

@@ -108,7 +108,9 @@ def test_workers_are_the_ranks_and_the_launcher_is_none(run: Launched) -> None:
     assert "launcher" not in run.bsl("logs", "run", "--rank", "0-3")
 
 
-@pytest.mark.parametrize("session", [[], ["one-session"]], ids=["own sessions", "one session"])
+@pytest.mark.parametrize(
+    "session", [[], pytest.param(["one-session"], marks=pytest.mark.long)], ids=["own sessions", "one session"]
+)
 def test_a_worker_that_fails_is_the_first_failure(run: Launched, session: list[str]) -> None:
     run.submit(f"if RANK == 3:\n    sys.exit(41)\n{WAIT}", sys.executable, LAUNCH, *session, "train.py", rc=41)
     ended = run.record("exit")
@@ -149,7 +151,9 @@ def test_the_request_to_stop_reaches_the_workers_alone(run: Launched) -> None:
     assert all(run.log(f"rank-{rank:04d}").endswith("Z asked\n") for rank in range(4))
 
 
-@pytest.mark.parametrize("session", [[], ["one-session"]], ids=["own sessions", "one session"])
+@pytest.mark.parametrize(
+    "session", [pytest.param([], marks=pytest.mark.long), ["one-session"]], ids=["own sessions", "one session"]
+)
 def test_nothing_is_left_of_a_run_that_is_cancelled(run: Launched, session: list[str]) -> None:
     run.submit(WAIT, sys.executable, LAUNCH, *session, "train.py", wait=False)
     pids = run.wait_for_ranks()

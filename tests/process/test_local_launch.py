@@ -97,7 +97,23 @@ class Local:
 
 @pytest.fixture
 def local(tmp_path: Path) -> Iterator[Local]:
-    local = Local(tmp_path)
+    with local_in(tmp_path) as local:
+        yield local
+
+
+@pytest.fixture(scope="module", autouse=True)
+def deaf(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Local]:
+    """A run whose ranks ignore TERM, after one of them has died. Its grace passes while other tests run."""
+    ignore = "signal.signal(signal.SIGTERM, signal.SIG_IGN)\nif RANK == 1: time.sleep(0.5); os.kill(os.getpid(), 9)\n"
+    with local_in(tmp_path_factory.mktemp("deaf")) as local:
+        local.write(ignore + WAIT)
+        local.submit("--detach")
+        yield local
+
+
+@contextlib.contextmanager
+def local_in(folder: Path) -> Iterator[Local]:
+    local = Local(folder)
     yield local
     if local.process is not None:
         local.process.kill()
@@ -223,14 +239,6 @@ def test_the_exit_code_is_that_of_the_first_rank_that_failed(local: Local) -> No
     failure = local.exit()["first_failure"]
     assert (failure["rank"], failure["code"], failure["error"]) == (2, 41, "KeyError: 7")
     assert "first failure: rank 2 (dp1 pp0 tp0)" in done.stderr
-    local.wait_for_silence()
-
-
-def test_ranks_that_ignore_term_are_killed_after_a_grace(local: Local) -> None:
-    ignore = "signal.signal(signal.SIGTERM, signal.SIG_IGN)\nif RANK == 1: time.sleep(0.5); os.kill(os.getpid(), 9)\n"
-    local.write(ignore + WAIT)
-    local.submit(rc=137)
-    assert (local.exit()["reason"], local.exit()["first_failure"]["signal"]) == ("crashed", "SIGKILL")
     local.wait_for_silence()
 
 
@@ -389,3 +397,10 @@ def test_the_next_demonstration_ends_what_a_killed_one_has_left(local: Local) ->
     local.wait_for_silence()
     assert local.exit()["reason"] == "cancelled"
     end_run(RunDir(local.directory))
+
+
+def test_ranks_that_ignore_term_are_killed_after_a_grace(deaf: Local) -> None:
+    wait_until(lambda: (deaf.attempt / "exit.json").exists() and deaf.exit()["exit_code"] is not None)
+    found = deaf.exit()
+    assert (found["reason"], found["first_failure"]["signal"], found["exit_code"]) == ("crashed", "SIGKILL", 137)
+    deaf.wait_for_silence()

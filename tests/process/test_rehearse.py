@@ -95,7 +95,7 @@ def test_a_program_that_behaves_gets_a_go(rehearse: Rehearse, tmp_path: Path) ->
     ("mode", "phase", "words"),
     [
         ("ignores-stop", "stop", "ran 5 s"),
-        ("ends", "steps", r"exit code 1, .*rank \d on .*: OutOfMemoryError"),
+        pytest.param("ends", "steps", r"exit code 1, .*rank \d on .*: OutOfMemoryError", marks=pytest.mark.long),
         # The interrupted rehearsal below finds and kills such a child, too.
         pytest.param("leaves-child", "kill a rank", r"and now killed: pid \d+ \(sleep\)", marks=pytest.mark.long),
         pytest.param("starts-over", "resume after kill", "step 2, .*step 2", marks=pytest.mark.long),

@@ -119,6 +119,9 @@ def test_two_ranks_whose_tags_differ_are_named_and_their_calls_outlive_them(rank
     assert first["recorder"]["last_sequence"] == {"1": 4} and first["recorder"]["members"] == {"1": [0, 1]}
     assert first["recorder"]["open"] == [] and first["are_blocking"]
     assert any(call[2] == "recv" and call[4].endswith("<string>:10 <module>") for call in first["open"])
+    os.kill(ranks.record(1)["pid"], signal.SIGSTOP)
+    assert ("send", 0, 7) in open_calls(read(ranks.live(1))[0]), "a rank that is stopped has a ring too"
+    os.kill(ranks.record(1)["pid"], signal.SIGCONT)
 
     target = Target(label="tags", request={"pid_files": str(ranks.attempt / "pids")})
     evidence = read_evidence({"job": "tags"}, collect(target).nodes)
@@ -202,20 +205,6 @@ def test_what_is_known_of_earlier_calls_is_not_taken_for_another_call(tmp_path: 
     small = [call for call in parent if call[3] == "float32 [6]"]
     assert [ring["open"] for ring in rings] == [[], []]
     assert len({call[1] for call in small}) == 64 and {call[4] for call in small} == {1}
-
-
-@pytest.mark.torch
-def test_a_stopped_rank_has_a_ring(ranks: Ranks) -> None:
-    pytest.importorskip("torch")
-    ranks.start([sys.executable, "-c", TAGS], 2)
-    wait_until(lambda: all("ready" in ranks.log(rank) for rank in (0, 1)))
-    wait_until(lambda: bool(open_calls(read(ranks.live(1))[0])))
-    pid = ranks.record(1)["pid"]
-    os.kill(pid, signal.SIGSTOP)
-    try:
-        assert ("send", 0, 7) in open_calls(read(ranks.live(1))[0])
-    finally:
-        os.kill(pid, signal.SIGCONT)
 
 
 def test_a_rank_that_ends_well_leaves_nothing(ranks: Ranks) -> None:

@@ -84,7 +84,7 @@ def test_a_watcher_raises_a_slow_rank_and_keeps_the_steps_for_the_page(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(stragglers, "FIRST_STEPS", 16)
     monkeypatch.setattr(stragglers, "AGAIN_S", 0.5)
-    monkeypatch.setattr(stragglers, "MOST_PART", 1.0)
+    monkeypatch.setattr(stragglers, "MOST_PART_OF_NEWS", 1.0)
     program = PROGRAM.replace(
         '    if step == 18: print("ready", flush=True)', "    print(SAID.format(step), flush=True)"
     )

@@ -52,6 +52,12 @@ def test_every_stack_is_read_in_whatever_state(document: dict[str, Any], rank: i
     assert last["mono"] - first["mono"] >= 1.0
 
 
+def test_who_asks_for_rings_alone_waits_for_no_stack(hung: Any, ask_agent: AskAgent) -> None:
+    found = ask_agent(launcher_pid=hung.pid, only_rings=True, samples=1)
+    assert [len(rank["samples"]) for rank in found["ranks"]] == [1] * len(PLACES)
+    assert not any({"stack", "motion"} & rank["samples"][0].keys() for rank in found["ranks"])
+
+
 def test_a_process_that_did_not_run_is_not_read_twice(document: dict[str, Any]) -> None:
     second = {PLACES[rank["rank"]]: rank["samples"][1] for rank in document["ranks"]}
     assert second["wait_for_peers"]["same_stack"]

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.command import invoke
 from tests.support.texts import has_parts
 from tests.support.waiting import wait_until
 
@@ -171,9 +172,12 @@ def test_a_local_run_by_name_by_default_and_as_the_only_one(local_run: Path) -> 
         ("--pid 1 --jobid 7", 2),
     ],
 )
-def test_mistakes(tmp_path: Path, words: str, rc: int, check_text: Callable[..., None]) -> None:
-    done = bsl("spy", *words.split(), cwd=tmp_path)
-    assert done.returncode == rc, done.stderr
+def test_mistakes(
+    tmp_path: Path, words: str, rc: int, check_text: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = invoke("spy", *words.split())
+    assert done.exit_code == rc, done.stderr
     check_text(done.stderr)
 
 

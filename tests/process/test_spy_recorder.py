@@ -110,12 +110,13 @@ def test_killing_the_agent_at_any_moment_harms_nobody(ranks: Any, agent_path: Pa
     assert_unharmed(ranks, folder)
 
 
-def test_killing_what_holds_a_thread_harms_nobody(ranks: Any, agent_path: Path, folder: Path) -> None:
+@pytest.mark.parametrize("num_kills", [4, pytest.param(10, marks=pytest.mark.long)])
+def test_killing_what_holds_a_thread_harms_nobody(ranks: Any, agent_path: Path, folder: Path, num_kills: int) -> None:
     """It pulls repeatedly, 50 times a second on an idle machine, and dies while it holds, writes, points or waits."""
     pid = ranks.descendants()[0]
     program = f"import sys; sys.path.insert(0, {str(agent_path.parent)!r})\n"
     program += f"from node_injection import pull\nwhile True: pull({pid}, {{}})"
-    for step in range(10):
+    for step in range(num_kills):
         kill_after([sys.executable, "-I", "-S", "-c", program], 0.3 + 0.0171 * step)
     assert_unharmed(ranks, folder)
 

@@ -214,11 +214,12 @@ PROGRESS = 10
 """Steps further than an earlier generation, which ends a job that makes none. The look at a step is older than it."""
 
 
-def test_a_hang_of_a_run_that_survives_is_fenced_and_the_job_continues(training: Training) -> None:
+@pytest.mark.parametrize("num_hangs", [1, pytest.param(2, marks=pytest.mark.long)])
+def test_a_hang_of_a_run_that_survives_is_fenced_and_the_job_continues(training: Training, num_hangs: int) -> None:
     training.start(survive=True)
     watcher, other = training.watcher("one", may_act=True), training.watcher("two", may_act=True)
     step = 20
-    for number in (1, 2):
+    for number in range(1, num_hangs + 1):
         status = tick_until(watcher, lambda status, step=step: other.tick() and (status.seen.silence.step or 0) > step)
         step = (status.seen.silence.step or 0) + PROGRESS
         hung = training.pid(1)
@@ -229,19 +230,19 @@ def test_a_hang_of_a_run_that_survives_is_fenced_and_the_job_continues(training:
     tick_until(watcher, lambda status: other.tick() and (status.seen.silence.step or 0) > step and not status.findings)
     found = read_generations(training.attempt)
     assert found is not None
-    causes = [(each.cause.kind, each.cause.rank, each.cause.signal) for each in found.all[:2] if each.cause]
-    assert causes == [("stopped", 1, "SIGKILL")] * 2
+    causes = [(each.cause.kind, each.cause.rank, each.cause.signal) for each in found.all[:num_hangs] if each.cause]
+    assert causes == [("stopped", 1, "SIGKILL")] * num_hangs
     acts = [(act.key, act.state) for act in read_acts(training.run)]
-    done = [(f"fence:0001:{number}", state) for number in (0, 1) for state in ("begun", "done")]
+    done = [(f"fence:0001:{number}", state) for number in range(num_hangs) for state in ("begun", "done")]
     assert acts == done, "two watchers, one fence in each generation"
     assert not training.attempt.ended_by.exists() and not training.attempt.exit.exists()
     told = [finding.sentence for finding in training.told if finding.kind == "recovered"]
-    assert len(told) == 2 and has_parts(told[0], "generation 1", "rank 1 (dp1 pp0 tp0)"), told
+    assert len(told) == num_hangs and has_parts(told[0], "generation 1", "rank 1 (dp1 pp0 tp0)"), told
     assert has_parts(training.bsl("status", "run").stdout, "rank 1 (dp1 pp0 tp0)", "fenced")
     training.signal(0, signal.SIGKILL)
-    status = tick_until(watcher, lambda status: other.tick() and generation(training) == 3)
+    status = tick_until(watcher, lambda status: other.tick() and generation(training) == num_hangs + 1)
     assert not status.findings, "a death that is overcome is no finding"
-    assert len(read_acts(training.run)) == 4, "and nothing is done about it"
+    assert len(read_acts(training.run)) == 2 * num_hangs, "and nothing is done about it"
 
 
 def generation(training: Training) -> int:
@@ -362,7 +363,7 @@ def test_ranks_that_move_at_the_last_moment_are_not_ended(training: Training) ->
     assert not training.attempt.ended_by.exists()
 
 
-@pytest.mark.parametrize("how", ["stderr", "sleeps"])
+@pytest.mark.parametrize("how", ["stderr", pytest.param("sleeps", marks=pytest.mark.long)])
 def test_a_silent_controller_is_no_reason_to_act_or_to_call_a_run_healthy_or_lost(
     how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

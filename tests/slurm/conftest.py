@@ -1,7 +1,7 @@
 """Real Slurm clusters for tests; a test is skipped, with the reason, if something they need is missing.
 
-A module uses either `isolated_cluster` or `many_nodes_cluster`. SLURM_CONF points at it from the module's first fixture
-to its last. A test that breaks its cluster makes its own one with `make_cluster`.
+SLURM_CONF points at `isolated_cluster` from a module's first fixture to its last, if one of its tests uses it.
+`shared_cluster` is for what nodes of one host add. A test that breaks its cluster makes one with `make_cluster`.
 """
 
 from __future__ import annotations
@@ -15,8 +15,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-
-SESSION_CLUSTERS = frozenset({"isolated_cluster", "many_nodes_cluster"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,9 +74,9 @@ def isolated_cluster(slurm_packages: None) -> Iterator[SlurmCluster]:
 
 
 @pytest.fixture(scope="session")
-def many_nodes_cluster(slurm_packages: None) -> Iterator[SlurmCluster]:
-    """48 nodes `n00` to `n47` with 8 "GPUs" each: slurmds on one host that share its PIDs and network."""
-    cluster = _start(48, 8, isolated=False)
+def shared_cluster(slurm_packages: None) -> Iterator[SlurmCluster]:
+    """3 nodes `n0` to `n2` with 2 "GPUs" each that share this host. SLURM_CONF does not point at it."""
+    cluster = _start(3, 2, isolated=False)
     yield cluster
     _stop(cluster)
 
@@ -112,12 +110,9 @@ def short_tmp_path() -> Iterator[Path]:
 
 @pytest.fixture(scope="module", autouse=True)
 def slurm_conf(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Point SLURM_CONF at the session cluster that the module's tests use, for its module fixtures too."""
+    """Point SLURM_CONF at the isolated cluster, if the module's tests use it, for its module fixtures too."""
     items = [item for item in request.session.items if getattr(item, "module", None) is request.module]
-    wanted = {name for item in items for name in SESSION_CLUSTERS.intersection(getattr(item, "fixturenames", ()))}
-    if len(wanted) > 1:
-        pytest.fail("a module uses one session cluster: split it")
     with pytest.MonkeyPatch.context() as patch:
-        for name in wanted:
-            patch.setenv("SLURM_CONF", str(request.getfixturevalue(name).slurm_conf))
+        if any("isolated_cluster" in getattr(item, "fixturenames", ()) for item in items):
+            patch.setenv("SLURM_CONF", str(request.getfixturevalue("isolated_cluster").slurm_conf))
         yield

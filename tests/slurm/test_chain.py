@@ -74,17 +74,6 @@ def test_a_chain_by_queue_stops_where_no_step_is_made(make_run: Callable[..., Ru
     assert "step 3" in next_start(run) and run.status()["next"]["progress"] == "none"
 
 
-def test_a_finished_run_leaves_no_successor(make_run: Callable[..., Run]) -> None:
-    run = make_run("finishing")
-    submit(run, "3", "finish-in=0002")
-    run.wait_for(lambda: decision(run, "0002").get("action") == "finished")
-    run.wait_for(lambda: not jobs(run))
-    assert attempts(run) == ["0001", "0002"]
-    status = run.status()
-    assert (status["exit"]["reason"], status["step"]["step"]) == ("finished", 9)
-    assert "next:" not in run.bsl("status", str(run.directory))
-
-
 def test_two_links_wait_survive_a_hand_in_the_middle_and_are_withdrawn_at_the_end(make_run: Callable[..., Run]) -> None:
     run = make_run("linked")
     seen = run.folder / "seen"
@@ -110,6 +99,9 @@ def test_two_links_wait_survive_a_hand_in_the_middle_and_are_withdrawn_at_the_en
     assert "(attempts 0004, 0005)" in output
     run.wait_for(lambda: not jobs(run))
     assert attempts(run) == ["0001", "0003"]
+    status = run.status()
+    assert (status["exit"]["reason"], status["step"]["step"]) == ("finished", 9)
+    assert "next:" not in run.bsl("status", str(run.directory))
 
 
 def test_cancel_ends_what_runs_and_what_waits(make_run: Callable[..., Run]) -> None:

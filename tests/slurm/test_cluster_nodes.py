@@ -53,7 +53,7 @@ def count_processes(name: str) -> int:
 
 
 def test_the_controller_is_in_reach_whichever_nodes_die(make_cluster):
-    cluster = make_cluster(nodes=4, gpus_per_node=0)
+    cluster = make_cluster(nodes=2, gpus_per_node=0)
     for name in cluster.nodes:
         assert cluster.bsl("cluster", "kill-node", name).returncode == 0
         assert status(cluster)["problem"] is None
@@ -64,8 +64,8 @@ def test_a_node_that_is_not_there_cannot_be_killed(isolated_cluster):
     assert done.returncode == 3 and has_parts(done.stderr, "n9", "hint: ", "n0, n1, n2, n3")
 
 
-def test_a_node_that_shares_the_host_cannot_be_killed(make_cluster):
-    done = make_cluster(nodes=1, isolated=False).bsl("cluster", "kill-node", "n0")
+def test_a_node_that_shares_the_host_cannot_be_killed(shared_cluster):
+    done = shared_cluster.bsl("cluster", "kill-node", "n0")
     assert done.returncode == 3
     assert "n0 cannot be killed" in done.stderr
     assert "--isolated" in done.stderr
@@ -81,15 +81,14 @@ def test_a_dead_controller_is_said_and_removed(make_cluster):
     assert "unknown" in done.stdout
 
 
-def test_clusters_stand_beside_each_other(isolated_cluster, make_cluster):
-    shared, other = make_cluster(nodes=3, isolated=False), make_cluster(nodes=2)
-    second_shared = make_cluster(nodes=1, isolated=False)
+def test_clusters_stand_beside_each_other(isolated_cluster, shared_cluster, make_cluster):
+    other, second_shared = make_cluster(nodes=1), make_cluster(nodes=1, isolated=False)
     addresses = [
         {(node["address"], line) for node, line in zip(status(one)["nodes"], ports(one), strict=True)}
-        for one in (isolated_cluster, shared, other, second_shared)
+        for one in (isolated_cluster, shared_cluster, other, second_shared)
     ]
-    assert sum(map(len, addresses)) == len(set.union(*addresses)) == 4 + 3 + 2 + 1
-    for one, num_nodes in ((isolated_cluster, 4), (shared, 3), (other, 2), (second_shared, 1)):
+    assert sum(map(len, addresses)) == len(set.union(*addresses)) == 4 + 3 + 1 + 1
+    for one, num_nodes in ((isolated_cluster, 4), (shared_cluster, 3), (other, 1), (second_shared, 1)):
         done = one.run("srun", f"-N{num_nodes}", "--ntasks-per-node=1", "printenv", "SLURMD_NODENAME")
         assert sorted(done.stdout.split()) == list(one.nodes)
 
@@ -106,8 +105,7 @@ def test_a_cluster_is_not_started_over_another(isolated_cluster):
     assert status(isolated_cluster)["problem"] is None
 
 
-def test_a_job_of_the_cluster_cannot_end_it(make_cluster):
-    cluster = make_cluster(nodes=1, isolated=False)
-    done = cluster.run("srun", "-n1", sys.executable, "-m", "bigsci_launch", "cluster", "down")
+def test_a_job_of_the_cluster_cannot_end_it(shared_cluster):
+    done = shared_cluster.run("srun", "-n1", sys.executable, "-m", "bigsci_launch", "cluster", "down")
     assert has_parts(done.stderr, "error: a job", "cluster")
-    assert status(cluster)["problem"] is None
+    assert status(shared_cluster)["problem"] is None

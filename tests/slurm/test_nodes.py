@@ -119,19 +119,28 @@ def check_headless(run: Run, victim: str) -> None:
     assert not list((run.directory / "attempts").glob("*/exit.json"))
 
 
-def test_a_requeued_job_leaves_out_the_node_that_it_lost(isolated_cluster: Any, tmp_path: Path) -> None:
+def test_a_requeued_job_is_an_attempt_of_its_own_and_leaves_out_the_node_that_it_lost(
+    isolated_cluster: Any, tmp_path: Path
+) -> None:
     """The job is sent back by its operator; its node was given up by hand before, and Slurm does not know that."""
     run = write_run(isolated_cluster, tmp_path, "stop-on-usr2", name="back", nodes=1)
-    job_id = run.submit("--set", "slurm.requeue=true")
+    job_id = run.submit("--set", "slurm.requeue=true", "--set", "monitor.trace.include=[none]")
     run.wait_for_ranks(num=2)
     [bad] = nodes_of(run.status())
     run.bsl("nodes", "add", bad, "--reason", "its fan is broken")
     assert run.cluster.run("scontrol", "requeue", job_id).returncode == 0
-    run.wait_for(lambda: f"bsl: job {job_id} leaves out {bad}" in run.output())
     run.wait_for_ranks("0001.r1", num=2)
-    assert bad not in nodes_of(run.status())
-    run.bsl("cancel", str(run.directory))
-    run.wait_for_state("CANCELLED")
+    assert f"bsl: job {job_id} leaves out {bad}" in run.output()
+    status = run.status()
+    assert bad not in nodes_of(status)
+    assert (status["attempt"]["name"], status["job"]["state"]) == ("0001.r1", "RUNNING")
+    assert '"BSL_ATTEMPT": "0001.r1"' in run.log(0, "0001.r1")
+    assert (run.directory / "attempts" / "0001.r1" / "requests" / "trace.json").is_file(), "it is traced as before"
+    assert run.output().count("bsl: start attempt=") == 2
+    run.cluster.run("scancel", "--signal=URG", job_id)
+    run.wait_for_state("COMPLETED")
+    assert (run.exit("0001.r1")["restart_count"], run.exit("0001.r1")["reason"]) == (1, "finished")
+    assert run.exit("0001")["reason"] == "requeued"
 
 
 @pytest.fixture

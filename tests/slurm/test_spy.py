@@ -204,12 +204,12 @@ def test_a_dead_node_is_silent_and_delays_nobody_for_ever(make_cluster: MakeClus
     assert suspect(document)["rank"] == 1
 
 
-def test_nodes_that_share_a_host_keep_their_own_ranks(make_cluster: MakeCluster, tmp_path: Path) -> None:
-    jobs = Jobs(make_cluster(nodes=6, gpus_per_node=2, isolated=False), tmp_path)
-    command = hung_processes(tmp_path, 7)
-    job = jobs.submit(f"srun {command}", "-N6", "--ntasks-per-node=2")
-    wait_until(ready(tmp_path, 12))
+def test_nodes_that_share_a_host_keep_their_own_ranks(shared_cluster: SlurmCluster, tmp_path: Path) -> None:
+    jobs = Jobs(shared_cluster, tmp_path)
+    command = hung_processes(tmp_path, 3)
+    job = jobs.submit(f"srun {command}", "-N3", "--ntasks-per-node=2")
+    wait_until(ready(tmp_path, 6))
     document = jobs.spy(job)
-    assert (suspect(document)["rank"], suspect(document)["node"]) == (7, "n3")
-    assert document["coverage"]["ranks_read"] == document["world_size"] == 12
+    assert (suspect(document)["rank"], suspect(document)["node"]) == (3, "n1")
+    assert document["coverage"]["ranks_read"] == document["world_size"] == 6
     jobs.cancel(job)

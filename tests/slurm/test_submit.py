@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from bigsci_launch.scheduler.hostlist import expand_hostlist
 from tests.support.command import run_bsl
 from tests.support.texts import has_parts
 from tests.support.waiting import wait_until
@@ -46,6 +47,11 @@ class Run:
 
     def exit(self, attempt: str = "0001") -> dict[str, Any]:
         return json.loads((self.directory / "attempts" / attempt / "exit.json").read_text())
+
+    def nodes(self) -> list[str]:
+        """Return the nodes that Slurm gave to it, in the order of its ranks."""
+        given = self.cluster.run("scontrol", "show", "job", self.exit()["job_id"]).stdout
+        return expand_hostlist(re.search(r"\bNodeList=(\S+)", given)[1])  # type: ignore[index]
 
     def output(self) -> str:
         return (self.directory / "attempts" / "0001" / "job.out").read_text()
@@ -136,15 +142,17 @@ def test_a_run_from_submission_to_its_end(make_run: MakeRun) -> None:
     assert (listed["name"], listed["state"], listed["job"]) == ("run", "COMPLETED", f"job {job_id}")
 
 
+@pytest.mark.usefixtures("warned")
 def test_a_killed_rank_makes_the_job_fail_and_is_named(make_run: MakeRun) -> None:
     run = make_run("die=2")
     job_id = run.submit()
     status = run.wait_for_state("FAILED")
     assert (status["job"]["state"], status["job"]["source"]) == ("FAILED", "squeue")
     assert (run.exit()["reason"], run.exit()["exit_code"], run.exit()["failed_ranks"]) == ("crashed", 137, [2])
-    assert first_failure(run.exit()) == (2, "n1", "SIGKILL", None)
+    node = run.nodes()[1]
+    assert first_failure(run.exit()) == (2, node, "SIGKILL", None)
     text = run.bsl("status", "--jobid", job_id)
-    assert has_parts(text, "rank 2 (dp1 pp0 tp0) on n1: SIGKILL", "bsl logs run --rank 2")
+    assert has_parts(text, f"rank 2 (dp1 pp0 tp0) on {node}: SIGKILL", "bsl logs run --rank 2")
 
 
 def test_an_exit_code_and_the_last_words_are_kept(make_run: MakeRun) -> None:
@@ -152,61 +160,18 @@ def test_an_exit_code_and_the_last_words_are_kept(make_run: MakeRun) -> None:
     run.submit()
     run.wait_for_state("FAILED")
     assert run.cluster.run("scontrol", "show", "job", run.exit()["job_id"]).stdout.count("ExitCode=41:0") == 1
-    assert first_failure(run.exit()) == (3, "n1", None, 41)
+    assert first_failure(run.exit()) == (3, run.nodes()[1], None, 41)
     assert run.exit()["first_failure"]["error"].startswith("ValueError: ")
 
 
 @pytest.fixture(scope="module")
-def slow_runs(isolated_cluster: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Run]:
-    """Runs that wait for Slurm's own clocks, at the same time on one node each."""
-    folder = tmp_path_factory.mktemp("slow")
-    words = {"warned": ("stop-on-usr2", "helper"), "limited": (), "requeued": ("stop-on-usr2",)}
-    runs = {name: write_run(isolated_cluster, folder, *each, name=name, nodes=1) for name, each in words.items()}
-    runs["warned"].submit("--set", "slurm.time_limit=00:02:00", "--set", "monitor.exit_margin_s=112")
-    job_id = runs["limited"].submit("--set", "slurm.time_limit=00:02:00", "--set", "monitor.exit_margin_s=118")
-    requeued = runs["requeued"].submit("--set", "slurm.requeue=true", "--set", "monitor.trace.include=[none]")
-    for run in (runs["limited"], runs["requeued"]):
-        run.wait_for_ranks(num=2)
-    runs["limited"].wait_for(lambda: "time limit" in runs["limited"].output())
-    for argv in (("requeue", requeued), ("update", f"JobId={job_id}", "EndTime=now+5")):
-        done = isolated_cluster.run("scontrol", *argv)
-        assert done.returncode == 0, done.stderr
-    return runs
-
-
-def test_ranks_are_told_before_the_time_limit_and_their_helpers_live(slow_runs: dict[str, Run]) -> None:
-    run = slow_runs["warned"]
-    status = run.wait_for_state("COMPLETED")
-    assert (run.exit()["reason"], run.exit()["exit_code"]) == ("stopped", 0)
-    assert "time limit" in run.output()
-    assert [run.log(rank).splitlines()[-1].split("Z ")[1].strip() for rank in range(2)] == ["asked to stop"] * 2
-    assert status["exit"]["first_failure"] is None
-
-
-@pytest.mark.long
-def test_the_time_limit_itself(slow_runs: dict[str, Run]) -> None:
-    run = slow_runs["limited"]
-    run.wait_for_state("TIMEOUT")
-    assert (run.exit()["reason"], run.exit()["slurm_reason"]) == ("time_limit", "TimeLimit")
-    assert run.exit()["exit_code"] not in (0, None)
-    [told] = run.exit()["evidence"]
-    seconds = re.search(r"(\d+) s ", told)
-    assert seconds is not None and int(seconds[1]) <= 90, told
-
-
-def test_a_requeued_job_is_an_attempt_of_its_own(slow_runs: dict[str, Run]) -> None:
-    run = slow_runs["requeued"]
-    run.wait_for_ranks("0001.r1", num=2)
-    status = run.status()
-    assert (status["attempt"]["name"], status["job"]["state"]) == ("0001.r1", "RUNNING")
-    assert run.exit("0001")["reason"] == "requeued"
-    assert '"BSL_ATTEMPT": "0001.r1"' in run.log(0, "0001.r1")
-    assert (run.directory / "attempts" / "0001.r1" / "requests" / "trace.json").is_file(), "it is traced as before"
-    assert run.output().count("bsl: start attempt=") == 2
-    run.cluster.run("scancel", "--signal=URG", status["job"]["job_id"])
-    run.wait_for_state("COMPLETED")
-    assert (run.exit("0001.r1")["restart_count"], run.exit("0001.r1")["reason"]) == (1, "finished")
-    assert run.exit("0001")["reason"] == "requeued"
+def warned(isolated_cluster: Any, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """A run that waits for Slurm's own clock, next to other tests."""
+    run = write_run(
+        isolated_cluster, tmp_path_factory.mktemp("warned"), "stop-on-usr2", "helper", name="warned", nodes=1
+    )
+    run.submit("--set", "slurm.time_limit=00:02:00", "--set", "monitor.exit_margin_s=112")
+    return run
 
 
 def test_cancel_and_submit_again(make_run: MakeRun) -> None:
@@ -304,6 +269,30 @@ def test_a_program_that_does_not_exist(make_run: MakeRun) -> None:
     assert has_parts(shown[0], "crashed", 127) and "bsl logs run --rank " in shown[2]
     assert shown[1].startswith("first failure: rank ") and "cannot start /no/such/program" in shown[1]
     assert "cannot start /no/such/program" in run.exit()["first_failure"]["error"]
+
+
+def test_ranks_are_told_before_the_time_limit_and_their_helpers_live(warned: Run) -> None:
+    status = warned.wait_for_state("COMPLETED")
+    assert (warned.exit()["reason"], warned.exit()["exit_code"]) == ("stopped", 0)
+    assert "time limit" in warned.output()
+    assert [warned.log(rank).splitlines()[-1].split("Z ")[1].strip() for rank in range(2)] == ["asked to stop"] * 2
+    assert status["exit"]["first_failure"] is None
+
+
+@pytest.mark.long
+def test_the_time_limit_itself(make_run: MakeRun) -> None:
+    run = make_run(nodes=1)
+    job_id = run.submit("--set", "slurm.time_limit=00:02:00", "--set", "monitor.exit_margin_s=118")
+    run.wait_for_ranks(num=2)
+    run.wait_for(lambda: "time limit" in run.output())
+    done = run.cluster.run("scontrol", "update", f"JobId={job_id}", "EndTime=now+5")
+    assert done.returncode == 0, done.stderr
+    run.wait_for_state("TIMEOUT")
+    assert (run.exit()["reason"], run.exit()["slurm_reason"]) == ("time_limit", "TimeLimit")
+    assert run.exit()["exit_code"] not in (0, None)
+    [told] = run.exit()["evidence"]
+    seconds = re.search(r"(\d+) s ", told)
+    assert seconds is not None and int(seconds[1]) <= 90, told
 
 
 # tests/slurm/test_nodes.py waits for the end of such runs.

@@ -164,12 +164,28 @@ def finish(start: Start) -> Start:
 Scenario = tuple[str, dict[str, Any]]
 
 
+class Trained(dict[str, Attempt]):
+    """Attempts by name. Those of `further` are trained, all of them, when a test first looks at one."""
+
+    def __init__(self, train: Callable[[Sequence[Scenario]], dict[str, Attempt]], further: Sequence[Scenario]) -> None:
+        super().__init__()
+        self._train, self._further = train, further
+
+    def __missing__(self, name: str) -> Attempt:
+        if not self._further:
+            raise KeyError(name)
+        further, self._further = self._further, ()
+        self.update(self._train(further))
+        return self[name]
+
+
 @pytest.fixture(scope="session")
 def train_several(dataset: Path, start_rank: StartRank) -> Callable[..., dict[str, Attempt]]:
     """`train_several(folder, "tp=2,pp=2", [("name", {section: ...}), ...])` runs attempts in turn on the same ranks.
 
     `name` is the name of the run; if it occurs twice, the second attempt resumes the first. The result has the keys
     `name`, and `name+` for a second attempt. Runs in `accepting` accept whatever has changed since their checkpoint.
+    Those in `further` are for tests of the long tier, and are not trained without them.
     """
 
     def train_all(
@@ -178,31 +194,39 @@ def train_several(dataset: Path, start_rank: StartRank) -> Callable[..., dict[st
         scenarios: Sequence[Scenario],
         module: str = "several",
         accepting: Collection[str] = (),
+        further: Collection[str] = (),
     ) -> dict[str, Attempt]:
         shape = Topology.parse(topology)
-        found: dict[str, tuple[RunDir, AttemptDir]] = {}
-        for name, sections in scenarios:
-            run = RunDir(folder / name)
-            attempt = run.attempt(run.next_attempt_name())
-            attempt.make()
-            attempt.config.write_text(dump_resolved(make_config(shape, dataset, sections)))
-            if name in accepting:
-                write_accepted(attempt, Acceptance(everything=True))
-            found[f"{name}+" if name in found else name] = run, attempt
-        run = RunDir(folder / "ranks")
-        first = run.attempt("0001")
-        first.make()
-        port, program = find_port(), (module, *(str(each.path) for _, each in found.values()))
-        processes = tuple(
-            start_in(start_rank, run, first, rank, shape.world_size, port, program) for rank in range(shape.world_size)
-        )
-        ranks = Attempt(run, first, processes)
-        try:
-            codes = ranks.wait(240)
-        finally:
-            ranks.kill()
-        assert all(code in (0, -signal.SIGABRT) for code in codes), ranks.logs()
-        return {key: Attempt(run, attempt, processes) for key, (run, attempt) in found.items()}
+
+        def train(scenarios: Sequence[Scenario]) -> dict[str, Attempt]:
+            found: dict[str, tuple[RunDir, AttemptDir]] = {}
+            for name, sections in scenarios:
+                run = RunDir(folder / name)
+                attempt = run.attempt(run.next_attempt_name())
+                attempt.make()
+                attempt.config.write_text(dump_resolved(make_config(shape, dataset, sections)))
+                if name in accepting:
+                    write_accepted(attempt, Acceptance(everything=True))
+                found[f"{name}+" if name in found else name] = run, attempt
+            run = RunDir(folder / "ranks")
+            first = run.attempt(run.next_attempt_name())
+            first.make()
+            port, program = find_port(), (module, *(str(each.path) for _, each in found.values()))
+            processes = tuple(
+                start_in(start_rank, run, first, rank, shape.world_size, port, program)
+                for rank in range(shape.world_size)
+            )
+            ranks = Attempt(run, first, processes)
+            try:
+                codes = ranks.wait(240)
+            finally:
+                ranks.kill()
+            assert all(code in (0, -signal.SIGABRT) for code in codes), ranks.logs()
+            return {key: Attempt(run, attempt, processes) for key, (run, attempt) in found.items()}
+
+        trained = Trained(train, [each for each in scenarios if each[0] in further])
+        trained.update(train([each for each in scenarios if each[0] not in further]))
+        return trained
 
     return train_all
 

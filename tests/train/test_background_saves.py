@@ -57,7 +57,13 @@ def undisturbed(finish: Start, tmp_path_factory: pytest.TempPathFactory) -> Atte
 
 
 @pytest.mark.usefixtures("late_copies")
-@pytest.mark.parametrize(("topology", "precision"), [("tp=2,pp=2", "bf16"), ("dp=2", "fp32")])
+@pytest.mark.parametrize(
+    ("topology", "precision"),
+    [
+        ("dp=2", "bf16"),
+        *(pytest.param(*each, marks=pytest.mark.long) for each in (("tp=2,pp=2", "bf16"), ("dp=2", "fp32"))),
+    ],
+)
 def test_the_files_are_those_of_a_save_that_training_waits_for(
     finish: Start, tmp_path: Path, topology: str, precision: str
 ) -> None:

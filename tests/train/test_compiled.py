@@ -63,7 +63,14 @@ def runs(train_several: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
             ("defect", {"training": COMPILED, "faults": [{"kind": "unreduced_tp_gradients", "step": 3}]}),
         ],
         module="traced",
+        further=("recomputed", "selective", "auto"),
     )
+
+
+def graphs(attempt: Any, number: int) -> list[int]:
+    """Return how many graphs each run of one start of the ranks has made."""
+    log = attempt.run.path.parent / f"ranks/attempts/{number:04d}/logs/rank-0000.log"
+    return [int(each) for each in re.findall(r"^graphs: (\d+)$", log.read_text(), re.MULTILINE)]
 
 
 def test_losses_are_those_of_eager_layers_within_rounding(runs: Any) -> None:
@@ -81,18 +88,20 @@ def test_a_resumed_run_has_the_losses_of_an_undisturbed_one_to_the_last_bit(runs
     assert losses(runs["halves"]) | losses(runs["halves+"]) == losses(runs["compiled"])
 
 
-def test_recomputed_layers_have_the_same_losses(runs: Any) -> None:
+@pytest.mark.long  # test_layers.py holds this for layers that are recomputed in part, and test_parity.py for eager ones
+def test_recomputed_layers_have_the_same_losses_and_graphs(runs: Any) -> None:
     assert losses(runs["recomputed"]) == losses(runs["compiled"])
     assert losses(runs["selective"]) == losses(runs["eager"])
+    assert graphs(runs["recomputed"], 2) == [3, 0, 3]
 
 
 def test_all_layers_share_one_graph_with_the_sums_over_ranks_inside(runs: Any) -> None:
     """A part that cannot be traced would be an error. The loss has two graphs more; the defect replaces the sums over
     ranks, so the graph of the layers is another one."""
-    log = (runs["eager"].run.path.parent / "ranks" / "attempts" / "0001" / "logs" / "rank-0000.log").read_text()
-    assert [int(each) for each in re.findall(r"^graphs: (\d+)$", log, re.MULTILINE)] == [0, 3, 3, 3, 3, 0, 3, 4]
+    assert graphs(runs["eager"], 1) == [0, 3, 3, 3, 4]
 
 
+@pytest.mark.long
 def test_a_size_of_micro_batches_is_found(runs: Any) -> None:
     assert runs["auto"].error(0) is None and sorted(losses(runs["auto"])) == [1, 2, 3, 4]
 

@@ -45,6 +45,7 @@ def test_a_rank_that_hangs_or_skips_stops_the_others(kind: str, start: Any, tmp_
     attempt.kill()
 
 
+@pytest.mark.long
 def test_skip_without_tensor_parallelism_leaves_out_the_data_parallel_collective(start: Any, tmp_path: Path) -> None:
     attempt = start(tmp_path, "dp=2", faults=[{"kind": "skip", "rank": 1, "step": 2}])
     attempt.until(lambda: bool(faults_of(attempt, 1)))
@@ -106,6 +107,7 @@ def test_a_stage_that_would_hang_is_refused(start: Any, tmp_path: Path) -> None:
     assert {attempt.error(rank)["message"] for rank in range(4)} == {error["message"]}
 
 
+@pytest.mark.long  # a run that warns and trains on is in test_guards.py
 def test_forced_it_hangs(start: Any, tmp_path: Path) -> None:
     """The prequel's hang, DeepSpeed#1522: three stages are in the norm of the second group, the last at the loss."""
     forced = {"guards": {"preflight": "warn"}, "training": {"steps": 2, "precision": "fp32"}}

@@ -14,12 +14,15 @@ from bigsci_launch.checkpoints.verify import find_damage
 from bigsci_launch.runs.layout import read_json
 from bigsci_launch.train.guards.interval import MOST_STEPS, interval_for
 from tests.support.texts import has_parts
+from tests.support.tiers import with_long
 
 pytestmark = pytest.mark.torch
 
 BF16 = {"steps": 5, "precision": "bf16"}
 TIED = "tied_modules.embedding.weight"
 Runs = dict[str, Any]
+FURTHER = ("healthy fp32", "B5 fp32", "random unguarded", "counted unguarded")
+"""test_guards_state.py has a defect of each precision, and "unguarded" is one that nothing stops."""
 
 
 def scenario(name: str, kind: str | None = None, step: int = 3, **sections: Any) -> tuple[str, dict[str, Any]]:
@@ -52,15 +55,19 @@ def runs(train_several: Any, tmp_path_factory: pytest.TempPathFactory) -> Runs:
             scenario("warned", "unreduced_tied_gradients", guards={"interval": 1, "action": "warn"}),
             scenario("unguarded", "unreduced_tied_gradients", guards={"interval": "off"}),
         ],
+        further=FURTHER,
     )
     return found
 
 
-def test_a_healthy_run_passes_and_says_what_it_costs(runs: Runs) -> None:
-    for name in ("healthy", "healthy fp32"):
-        assert runs[name].error(0) is None
-        assert runs[name].events(0)[-1]["reason"] == "finished"
-        assert runs[name].events(2, "guard") == []
+@pytest.mark.parametrize("name", with_long(["healthy", "healthy fp32"], FURTHER))
+def test_a_healthy_run_passes(runs: Runs, name: str) -> None:
+    assert runs[name].error(0) is None
+    assert runs[name].events(0)[-1]["reason"] == "finished"
+    assert runs[name].events(2, "guard") == []
+
+
+def test_a_healthy_run_says_what_it_costs(runs: Runs) -> None:
     # Three checks are timed, from the second step on. Later choices are recorded and printed too.
     chosen = runs["healthy"].events(2, "guards")
     assert chosen[0]["step"] == 4
@@ -82,7 +89,7 @@ PARTS = {
 }
 
 
-@pytest.mark.parametrize("name", PARTS)
+@pytest.mark.parametrize("name", with_long(PARTS, FURTHER))
 def test_a_defect_stops_the_run_at_its_step(runs: Runs, name: str) -> None:
     step, parts = PARTS[name]
     found, message = runs[name].stopped()
@@ -132,6 +139,7 @@ def resumed(train_several: Any, tmp_path_factory: pytest.TempPathFactory) -> Run
             scenario("byte", "flipped_byte", 3, **first),
             scenario("byte", **sections),
         ],
+        further=FURTHER,
     )
     return found
 
@@ -173,7 +181,7 @@ def test_the_wrong_byte_is_found_without_a_rank(resumed: Runs) -> None:
     assert "rng_rank_0003.pt" in document["files"]
 
 
-@pytest.mark.parametrize("name", ["random unguarded", "counted unguarded"])
+@pytest.mark.parametrize("name", with_long(["random unguarded", "counted unguarded"], FURTHER))
 def test_without_guards_the_loss_drifts(resumed: Runs, name: str) -> None:
     healthy, wrong = resumed["healthy+"].steps(), resumed[name].steps()
     assert sorted(wrong) == [4, 5, 6]

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from tests.support.texts import has_parts
+from tests.support.tiers import with_long
 
 pytestmark = pytest.mark.torch
 
@@ -45,11 +46,13 @@ def runs(train_several: Any, tmp_path_factory: pytest.TempPathFactory) -> Runs:
         ("healthy fp32", sections("healthy", "fp32")),
         *((name, sections(name, "bf16")) for name in PARTS),
     ]
-    found: Runs = train_several(tmp_path_factory.mktemp("flow"), "pp=2,dp=2", scenarios, "broken_flow")
+    found: Runs = train_several(
+        tmp_path_factory.mktemp("flow"), "pp=2,dp=2", scenarios, "broken_flow", further=["healthy fp32"]
+    )
     return found
 
 
-@pytest.mark.parametrize("name", ["healthy", "healthy fp32"])
+@pytest.mark.parametrize("name", with_long(["healthy", "healthy fp32"], ["healthy fp32"]))
 def test_a_healthy_run_is_silent(runs: Runs, name: str) -> None:
     assert [runs[name].error(rank) for rank in range(4)] == [None] * 4
     assert sorted(runs[name].steps()) == [1, 2, 3, 4, 5, 6]

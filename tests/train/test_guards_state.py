@@ -11,6 +11,7 @@ import pytest
 
 from bigsci_launch.checkpoints.folder import CheckpointsDir, read_record
 from tests.support.texts import has_parts
+from tests.support.tiers import with_long
 
 pytestmark = pytest.mark.torch
 
@@ -34,6 +35,19 @@ NAMES = (
     *("zeroed", "zeroed-all", "scaled", "flipped", "count", "masters"),
     *("rate", "rate-all", "padding", "weight", "decay", "left-out"),
 )
+UNCHECKED = tuple(f"{name}.unchecked" for name in ("zeroed", "scaled", "masters", "rate"))
+IN_FP32 = tuple(f"{name}.fp32" for name in ("healthy", "zeroed", "scaled", "rate", "for-ever", "zeroed.resumed"))
+FURTHER = (
+    "healthy.auto",
+    *IN_FP32,
+    *UNCHECKED[1:],
+    "zeroed-all",
+    "rate-all",
+    "stopped.100",
+    "for-ever.unguarded",
+    "fp16",
+)
+"""Other precisions and intervals, and states that are wrong on all ranks."""
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +61,7 @@ def runs(train_several: Any, tmp_path_factory: pytest.TempPathFactory) -> Runs:
             scenario("healthy.auto", "auto"),
             *(scenario(name) for name in NAMES),
             # Step 4 is not checked: only what is looked at in every step can find these.
-            *(scenario(f"{name}.unchecked", 100) for name in ("zeroed", "scaled", "masters", "rate")),
+            *(scenario(name, 100) for name in UNCHECKED),
             *(scenario(f"{name}.fp32", training={"precision": "fp32"}) for name in ("zeroed", "scaled", "rate")),
             scenario("zeroed.warned", guards={"action": "warn"}),
             scenario("weight.unguarded", "off"),
@@ -67,11 +81,12 @@ def runs(train_several: Any, tmp_path_factory: pytest.TempPathFactory) -> Runs:
             scenario("rate-inside"),
         ],
         "broken_state",
+        further=FURTHER,
     )
     return found
 
 
-@pytest.mark.parametrize("name", ["healthy", "healthy.fp32", "healthy.auto", "retuned+"])
+@pytest.mark.parametrize("name", with_long(["healthy", "healthy.fp32", "healthy.auto", "retuned+"], FURTHER))
 def test_a_healthy_run_passes_and_its_checkpoints_say_so(runs: Runs, name: str) -> None:
     assert runs[name].error(0) is None
     assert runs[name].events(0, "guard") == runs[name].events(0, "skipped") == []
@@ -109,7 +124,7 @@ PARTS = {
 }
 
 
-@pytest.mark.parametrize("name", PARTS)
+@pytest.mark.parametrize("name", with_long(PARTS, (*FURTHER, "zeroed.resumed.fp32+")))
 def test_a_wrong_state_stops_the_run_in_its_step(runs: Runs, name: str) -> None:
     step, message = runs[name].stopped()
     assert step == BROKEN
@@ -131,7 +146,7 @@ def test_a_warned_run_continues_but_its_checkpoints_are_not_the_latest(runs: Run
     assert read_record(checkpoints.folder("global_step3")).health["passed"] is True
 
 
-@pytest.mark.parametrize(("interval", "step"), [(1, 4), (100, 5)])
+@pytest.mark.parametrize(("interval", "step"), [(1, 4), pytest.param(100, 5, marks=pytest.mark.long)])
 def test_a_stop_signal_is_followed_by_a_checked_step(runs: Runs, interval: int, step: int) -> None:
     attempt = runs[f"stopped.{interval}"]
     assert [attempt.events(rank)[-1]["reason"] for rank in (0, 1)] == ["signal", "signal"]
@@ -148,7 +163,7 @@ def test_one_skipped_step_is_recorded_and_the_run_continues(runs: Runs) -> None:
     assert record.health == {"passed": True, "step": 7, "findings": []}
 
 
-@pytest.mark.parametrize("name", ["for-ever", "for-ever.fp32"])
+@pytest.mark.parametrize("name", with_long(["for-ever", "for-ever.fp32"], FURTHER))
 def test_steps_skipped_in_a_row_stop_the_run_and_name_the_rank(runs: Runs, name: str) -> None:
     step, message = runs[name].stopped()
     assert step == 6
@@ -156,6 +171,7 @@ def test_steps_skipped_in_a_row_stop_the_run_and_name_the_rank(runs: Runs, name:
     assert [record["in_a_row"] for record in runs[name].events(0, "skipped")] == [1, 2, 3]
 
 
+@pytest.mark.long
 def test_the_ordinary_overflows_of_fp16_are_recorded_and_nothing_else(runs: Runs) -> None:
     error = runs["fp16"].error(0)
     if error and error["type"] == "ConfigError":
@@ -168,6 +184,7 @@ def test_the_ordinary_overflows_of_fp16_are_recorded_and_nothing_else(runs: Runs
     assert read_record(runs["fp16"].run.checkpoints / "global_step30").health["passed"] is True
 
 
+@pytest.mark.long
 def test_skipped_steps_stop_an_unguarded_run_too(runs: Runs) -> None:
     step, message = runs["for-ever.unguarded"].stopped()
     assert step == 5

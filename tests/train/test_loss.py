@@ -53,7 +53,7 @@ def test_the_loss_in_parts_is_the_loss_bit_by_bit(rows: int, dtype: Any, monkeyp
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of the compiler's own modules
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("dtype", [pytest.param(torch.float32, marks=pytest.mark.long), torch.bfloat16], ids=str)
 def test_the_compiled_loss_is_the_loss_within_rounding(dtype: Any) -> None:
     logits, labels = sample(dtype)
     expected, gradient = plain_loss(logits, labels)

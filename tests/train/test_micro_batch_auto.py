@@ -143,29 +143,20 @@ def require_agreed(
 def test_all_ranks_agree_after_one_has_run_out_of_memory(
     train_auto: Train, train_several: Train, tmp_path: Path
 ) -> None:
+    """In a pass, on the way between stages, and in a reduction; every place on every rank is in the long tier."""
     cases = [
         Shortage("forward", 0, call=3),
-        Shortage("forward", 3),
         Shortage("collective", 1, call=4),
-        Shortage("loss", 2),
         Shortage("backward", 3),
-        Shortage("receive_activation", 2),
         Shortage("receive_gradient", 0),
-        Shortage("load", 3),
         Shortage("tied_reduction", 3),
-        Shortage("reduction", 0, step=2),
     ]
     require_agreed(train_auto, train_several, tmp_path, "tp=2,pp=2", "fp32", cases)
 
 
 def test_all_replicas_agree(train_auto: Train, train_several: Train, tmp_path: Path) -> None:
-    cases = [
-        Shortage("forward", 1),
-        Shortage("backward", 2, call=2),
-        Shortage("reduction", 3),
-        Shortage("accumulation", 0, step=2),
-    ]
-    require_agreed(train_auto, train_several, tmp_path, "pp=2,dp=2", "bf16", cases)
+    cases = [Shortage("reduction", 1, step=2), Shortage("accumulation", 0, step=2)]
+    require_agreed(train_auto, train_several, tmp_path, "dp=2", "bf16", cases)
 
 
 def everywhere(topology: str) -> list[Shortage]:
@@ -227,6 +218,7 @@ def test_the_four_deadlocks_of_automatic_micro_batches_elsewhere_do_not_occur(
     require_agreed(train_auto, train_several, tmp_path, "tp=2,pp=2", "fp32", [shortage])
 
 
+@pytest.mark.long
 def test_two_ranks_may_run_out_in_different_places_of_one_step(
     train_auto: Train, train_several: Train, tmp_path: Path
 ) -> None:

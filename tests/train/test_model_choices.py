@@ -15,6 +15,7 @@ from bigsci_launch.config.load import load_run
 from bigsci_launch.plan.shape.parameters import ModelShape, pipeline_layers
 from bigsci_launch.plan.shape.tflops import MODEL_PASSES, full_flops
 from tests.support.texts import has_parts
+from tests.support.tiers import with_long
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("deepspeed")
@@ -40,6 +41,8 @@ CHOICES: dict[str, dict[str, Any]] = {
 MODERN = {**CHOICES["all"], "embedding_norm": True}
 DEMO = Path(__file__).parents[2] / "configs/demo.yaml"
 STEPS = 6
+# "modern" has all choices at once; in bf16, guards see what they see in fp32.
+FURTHER = ("grouped alibi", "healthy no biases", "healthy rmsnorm", "unreduced", "scaled")
 
 
 def config_of(choice: str) -> Any:
@@ -124,6 +127,7 @@ def one(train_several: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
         tmp_path_factory.mktemp("one"),
         "tp=1",
         [(name, {"model": model, "training": {"steps": STEPS}}) for name, model in cases],
+        further=FURTHER,
     )
 
 
@@ -154,10 +158,11 @@ def two(train_several: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
             broken("unreduced bf16", "unreduced_tp_gradients", precision="bf16"),
             broken("scaled", "scaled_gradients", precision="bf16"),
         ],
+        further=FURTHER,
     )
 
 
-@pytest.mark.parametrize("name", ["grouped alibi", "modern"])
+@pytest.mark.parametrize("name", with_long(["grouped alibi", "modern"], FURTHER))
 def test_two_ranks_of_a_layer_train_as_one(name: str, one: Any, two: Any) -> None:
     mine, theirs = one[name].steps(), two[name].steps()
     assert sorted(mine) == sorted(theirs) == list(range(1, STEPS + 1))
@@ -166,7 +171,8 @@ def test_two_ranks_of_a_layer_train_as_one(name: str, one: Any, two: Any) -> Non
         assert theirs[step]["grad_norm"] == pytest.approx(mine[step]["grad_norm"], rel=1e-5), step
 
 
-@pytest.mark.parametrize("topology", ["pp=2", "dp=2"])
+# Replicas know nothing of a model but its tensors; test_parity.py has them.
+@pytest.mark.parametrize("topology", with_long(["pp=2", "dp=2"], ["dp=2"]))
 def test_stages_and_replicas_train_as_one(topology: str, one: Any, finish: Any, tmp_path: Path) -> None:
     training = {"steps": STEPS, "activation_checkpointing": topology == "pp=2"}
     other = finish(tmp_path, topology, model=MODERN, training=training, guards={"interval": 1})
@@ -183,43 +189,54 @@ def test_a_resumed_run_has_the_same_losses_to_the_last_bit(two: Any) -> None:
     assert len(two["stopped+"].steps()) == STEPS - 3
 
 
-@pytest.mark.parametrize("name", ["modern", "healthy bf16", "healthy no biases", "healthy rmsnorm"])
+@pytest.mark.parametrize("name", with_long(["modern", "healthy bf16", "healthy no biases", "healthy rmsnorm"], FURTHER))
 def test_guards_have_nothing_to_say_of_a_healthy_run(name: str, two: Any) -> None:
     assert two[name].error(0) is None, two[name].error(0)
     assert [two[name].events(rank, "guard") for rank in range(2)] == [[], []]
 
 
-@pytest.mark.parametrize("name", ["unreduced", "unreduced bf16", "scaled"])
+@pytest.mark.parametrize("name", with_long(["unreduced", "unreduced bf16", "scaled"], FURTHER))
 def test_without_biases_the_weights_of_the_norms_tell(name: str, two: Any) -> None:
     error = two[name].error(0)
     assert error["step"] == 3
     assert has_parts(error["message"], "replicated gradients", "attention_norm.weight", "layer that reads")
 
 
-def test_a_conversion_keeps_every_bit_there_and_back_and_deepspeeds_agrees(two: Any, tmp_path: Path) -> None:
+def invoke(*words: Any) -> Any:
+    return CliRunner().invoke(bsl, [str(word) for word in words])
+
+
+@pytest.fixture(scope="module")
+def on_one_rank(two: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The checkpoint of two ranks, converted for one."""
+    saved, folder = two["modern"].run.checkpoints / f"global_step{STEPS}", tmp_path_factory.mktemp("on-one-rank")
+    done = invoke("checkpoint", "convert", saved, "-o", folder, "--tp", 1, "--pp", 1, "--dp", 1)
+    assert done.exit_code == 0, done.output
+    return folder / saved.name
+
+
+def test_a_conversion_keeps_every_bit_there_and_back(two: Any, on_one_rank: Path, tmp_path: Path) -> None:
     saved = two["modern"].run.checkpoints / f"global_step{STEPS}"
-
-    def invoke(*words: Any) -> Any:
-        return CliRunner().invoke(bsl, [str(word) for word in words])
-
-    for source, out, tp in ((saved, tmp_path / "one", 1), (tmp_path / "one" / saved.name, tmp_path / "two", 2)):
-        done = invoke("checkpoint", "convert", source, "-o", out, "--tp", tp, "--pp", 1, "--dp", 1)
-        assert done.exit_code == 0, done.output
-    compared = invoke("diff-weights", saved, tmp_path / "two" / saved.name, "--exclude", "rng_*")
+    done = invoke("checkpoint", "convert", on_one_rank, "-o", tmp_path, "--tp", 2, "--pp", 1, "--dp", 1)
+    assert done.exit_code == 0, done.output
+    compared = invoke("diff-weights", saved, tmp_path / saved.name, "--exclude", "rng_*")
     assert compared.exit_code == 0, compared.output
-    universal = tmp_path / "universal"
+
+
+@pytest.mark.long  # test_resume.py holds this for a model with biases and a tied embedding
+def test_deepspeeds_own_converter_finds_the_same_parameters(two: Any, on_one_rank: Path, tmp_path: Path) -> None:
+    saved, universal = two["modern"].run.checkpoints / on_one_rank.name, tmp_path / "universal"
     command = [sys.executable, "-m", "deepspeed.checkpoint.ds_to_universal", "--num_extract_workers", "1"]
     command += ["--num_merge_workers", "1", "--input_folder", str(saved), "--output_folder", str(universal)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
-    compared = invoke("diff-weights", tmp_path / "one" / saved.name, universal)
+    compared = invoke("diff-weights", on_one_rank, universal)
     assert compared.exit_code == 0, compared.output
 
 
 def test_no_conversion_splits_a_key_value_head(two: Any, tmp_path: Path) -> None:
     saved = two["modern"].run.checkpoints / f"global_step{STEPS}"
-    command = ["checkpoint", "convert", str(saved), "-o", str(tmp_path), "--tp", "4", "--pp", "1", "--dp", "1"]
-    refused = CliRunner().invoke(bsl, command)
+    refused = invoke("checkpoint", "convert", saved, "-o", tmp_path, "--tp", 4, "--pp", 1, "--dp", 1)
     assert has_parts(refused.output, "tp 4 ", "heads (2)")
 
 

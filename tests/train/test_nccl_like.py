@@ -95,16 +95,27 @@ def test_a_network_that_reports_a_lost_peer_before_the_controller_does_ends_no_o
     require_same(run, undisturbed)
 
 
-def test_guards_see_what_they_see_over_gloo(train_several: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("topology", "kind", "parts"),
+    [
+        ("tp=2", "unreduced_tp_gradients", ("replicated gradients",)),
+        pytest.param(
+            "tp=2,pp=2", "unreduced_tied_gradients", ("tied gradients", "on ranks 0-3"), marks=pytest.mark.long
+        ),
+    ],
+)
+def test_guards_see_what_they_see_over_gloo(
+    topology: str, kind: str, parts: tuple[str, ...], train_several: Any, tmp_path: Path
+) -> None:
     """A tensor that is read before its collective is done has another value, and no guard may call it a defect."""
     base = {"training": {"steps": 4, "precision": "bf16"}, "guards": {"interval": 1}}
-    scenarios = [("healthy", base), ("defect", {**base, "faults": [{"kind": "unreduced_tied_gradients", "step": 3}]})]
-    over_gloo = train_several(tmp_path / "gloo", "tp=2,pp=2", scenarios)
-    found = train_several(tmp_path / "nccl", "tp=2,pp=2", scenarios, module="several_like_nccl")
+    scenarios = [("healthy", base), ("defect", {**base, "faults": [{"kind": kind, "step": 3}]})]
+    over_gloo = train_several(tmp_path / "gloo", topology, scenarios)
+    found = train_several(tmp_path / "nccl", topology, scenarios, module="several_like_nccl")
     assert found["healthy"].error(0) is None
     assert losses(found["healthy"]) == losses(over_gloo["healthy"])
     assert found["defect"].stopped() == over_gloo["defect"].stopped()
-    assert has_parts(found["defect"].stopped()[1], "tied gradients", "on ranks 0-3")
+    assert has_parts(found["defect"].stopped()[1], *parts)
 
 
 @pytest.mark.long

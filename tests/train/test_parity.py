@@ -8,21 +8,28 @@ from typing import Any
 
 import pytest
 
+from tests.support.tiers import with_long
+
 pytestmark = pytest.mark.torch
 
-STEPS = 50
 TOLERANCE = 1e-5
 
 
-@pytest.fixture(scope="module")
-def alone(finish: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    return finish(tmp_path_factory.mktemp("alone"), training={"steps": STEPS})
+@pytest.fixture(scope="module", params=with_long([20, 50], [50]), ids="{} steps".format)
+def num_steps(request: pytest.FixtureRequest) -> int:
+    return int(request.param)
 
 
 @pytest.fixture(scope="module")
-def eight(finish: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
+def alone(num_steps: int, finish: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    return finish(tmp_path_factory.mktemp("alone"), training={"steps": num_steps})
+
+
+@pytest.fixture(scope="module")
+def eight(num_steps: int, finish: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
     """A run guarded at every step: copies that differ by one bit would stop it."""
-    return finish(tmp_path_factory.mktemp("eight"), "tp=2,pp=2,dp=2", training={"steps": STEPS}, guards={"interval": 1})
+    training = {"steps": num_steps}
+    return finish(tmp_path_factory.mktemp("eight"), "tp=2,pp=2,dp=2", training=training, guards={"interval": 1})
 
 
 def assert_same(one: Any, other: Any, num_steps: int) -> None:
@@ -34,14 +41,14 @@ def assert_same(one: Any, other: Any, num_steps: int) -> None:
         assert theirs[step]["consumed_samples"] == mine[step]["consumed_samples"]
 
 
-def test_eight_ranks_train_as_one(alone: Any, eight: Any) -> None:
-    assert_same(alone, eight, STEPS)
+def test_eight_ranks_train_as_one(num_steps: int, alone: Any, eight: Any) -> None:
+    assert_same(alone, eight, num_steps)
 
 
-def test_the_model_learns(alone: Any) -> None:
+def test_the_model_learns(num_steps: int, alone: Any) -> None:
     steps = alone.steps()
     assert steps[1]["loss"] == pytest.approx(5.704, abs=0.05)  # log 300: padding does not count
-    assert steps[STEPS]["loss"] < steps[1]["loss"] - 0.1
+    assert steps[num_steps]["loss"] < steps[1]["loss"] - 0.002 * num_steps
 
 
 def test_clipping_took_part(alone: Any) -> None:
@@ -49,11 +56,11 @@ def test_clipping_took_part(alone: Any) -> None:
     assert max(step["grad_norm"] for step in alone.steps().values()) > 0.5
 
 
-def test_one_rank_of_the_last_stage_tells(eight: Any) -> None:
+def test_one_rank_of_the_last_stage_tells(num_steps: int, eight: Any) -> None:
     """Ranks are ordered by tp, then dp, then pp: dp0 pp1 tp0 of 2 x 2 x 2 is rank 4."""
     lines = {rank: re.findall(r"(?m)^ iteration .*$", eight.log(rank)) for rank in range(8)}
     assert [rank for rank in lines if lines[rank]] == [4]
-    assert len(lines[4]) == STEPS
+    assert len(lines[4]) == num_steps
     assert [rank for rank in range(8) if eight.events(rank, "step")] == [4]
     # A tp rank has 512/2 rows of the table, 32 positions, and in two layers half the matrices and biases, all norms.
     expected = "stage 0: VocabularyEmbedding, LearnedPositions, 2 x TransformerLayer; 22112 parameters a rank"
@@ -67,7 +74,7 @@ def test_ranks_say_nothing_else(eight: Any) -> None:
             assert eight.log(rank) == "", rank
 
 
-def test_every_rank_leaves_its_phases(eight: Any) -> None:
+def test_every_rank_leaves_its_phases(num_steps: int, eight: Any) -> None:
     for rank in range(8):
         records = eight.events(rank)
         first, last = records[0], records[-1]
@@ -75,7 +82,7 @@ def test_every_rank_leaves_its_phases(eight: Any) -> None:
         assert first["coordinate"] == {"pp": rank // 4, "dp": rank // 2 % 2, "tp": rank % 2}
         assert (last["kind"], last["reason"]) == ("end", "finished")
         phases = [record["phase"] for record in records if record["kind"] == "heartbeat"]
-        assert phases == ["init", "load", "init", *["step"] * STEPS, "save", "end"]
+        assert phases == ["init", "load", "init", *["step"] * num_steps, "save", "end"]
 
 
 CASES = {
@@ -103,6 +110,8 @@ POSITIONS: dict[str, dict[str, Any]] = {
     "rotary": {"model": {"positions": "rotary", "embedding_norm": True}, "training": {"steps": 8}},
     "alibi": {"model": {"positions": "alibi", "tied_embeddings": False}, "training": {"steps": 8}},
 }
+FURTHER = ("rotary",)
+"""test_sequence_parallel.py and test_model_choices.py train with rotary positions on two ranks and one."""
 
 
 @pytest.fixture(scope="module")
@@ -113,20 +122,21 @@ def references(train_several: Any, tmp_path_factory: pytest.TempPathFactory) -> 
         (name, {key: sections[key] for key in sections if key != "parallelism_method"})
         for name, sections in cases.items()
     ]
-    return train_several(tmp_path_factory.mktemp("one"), "tp=1", plain)
+    return train_several(tmp_path_factory.mktemp("one"), "tp=1", plain, further=FURTHER)
 
 
 @pytest.fixture(scope="module")
 def positions(train_several: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
     guarded = [(name, {**sections, "guards": {"interval": 1}}) for name, sections in POSITIONS.items()]
-    return train_several(tmp_path_factory.mktemp("positions"), "tp=2,pp=2,dp=2", guarded)
+    return train_several(tmp_path_factory.mktemp("positions"), "tp=2,pp=2,dp=2", guarded, further=FURTHER)
 
 
-@pytest.mark.parametrize("name", POSITIONS)
+@pytest.mark.parametrize("name", with_long(POSITIONS, FURTHER))
 def test_eight_ranks_know_positions_as_one(name: str, references: Any, positions: Any) -> None:
     assert_same(references[name], positions[name], 8)
 
 
+@pytest.mark.long  # test_positions.py holds what each kind computes
 def test_positions_matter(references: Any) -> None:
     """Each kind gives other losses, so each has an effect."""
     losses = {references[name].steps()[8]["loss_hex"] for name in POSITIONS}

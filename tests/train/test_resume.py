@@ -210,23 +210,20 @@ def test_another_topology_is_refused_with_what_to_type(saved: Path, start: Any, 
     assert hint == f"bsl checkpoint convert {saved} --tp 1 --pp 1 --dp 1 -o FOLDER, then set checkpoint.load: FOLDER"
 
 
-def test_a_copy_with_a_program_in_it_is_refused_and_nothing_runs(saved: Path, start: Any, tmp_path: Path) -> None:
+def test_a_copy_with_a_program_in_it_is_refused_and_nothing_runs(on_one_rank: Any, start: Any, tmp_path: Path) -> None:
     """Sizes and digests are made new, as by somebody who wants it to be loaded: they are no signature."""
     import torch
 
-    shutil.copytree(saved, tmp_path / "theirs" / saved.name)
-    copy = tmp_path / "theirs" / saved.name
+    saved = on_one_rank.run.checkpoints / f"global_step{STEPS}"
+    copy = shutil.copytree(saved, tmp_path / "theirs" / saved.name)
     path = copy / "mp_rank_00_model_states.pt"
     state = torch.load(path, weights_only=False)
     torch.save({**state, "zz": Runs(f"touch {tmp_path}/PWNED")}, path)
-    for rank in range(8):
-        document = json.loads(digests_path(copy, rank).read_text())
-        if path.name in document["files"]:
-            document["files"][path.name] = file_digest(path)
-            write_digests(copy, rank, document)
+    document = json.loads(digests_path(copy, 0).read_text())
+    write_digests(copy, 0, {**document, "files": {**document["files"], path.name: file_digest(path)}})
     write_record(copy, with_digest(copy, replace(read_record(copy), files=list_files(copy))))
-    refused = start(tmp_path / "own", "tp=2,pp=2,dp=2", training=BF16, checkpoint={"load": str(copy)})
-    assert refused.wait() == [4] * 8
+    refused = start(tmp_path / "own", "tp=1", training=BF16, checkpoint={"load": str(copy)})
+    assert refused.wait() == [4]
     assert has_parts(refused.error(0)["message"], f"{path}: ", "posix.system")
     assert not (tmp_path / "PWNED").exists()
 
@@ -255,13 +252,15 @@ def test_no_conversion_picks_one_of_copies_that_differ(saved: Path, tmp_path: Pa
         SavedShards(tmp_path / "apart", saved_topology(read_record(saved))).require_equal_copies(lambda text: None)
 
 
-@pytest.mark.parametrize("numbers", [(1, 6), pytest.param((5, 8), marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("numbers", [(1, 6), (5, 8)])
 def test_kills_during_saves_cost_one_interval_and_no_bit(
     numbers: tuple[int, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Moments of the benchmark: a file half written, half pointed to; named, an old checkpoint half deleted.
 
-    tests/process/test_checkpoint_kill.py kills before every call of a save, without training.
+    tests/process/test_checkpoint_kill.py kills before every call of a save, without training; `killed` is a run whose
+    rank is killed at some moment.
     """
     monkeypatch.syspath_prepend(Path(__file__).parents[2] / "benchmarks")
     program = importlib.import_module("kill_during_save")

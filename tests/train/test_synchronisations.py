@@ -26,7 +26,10 @@ def places(waits: dict[str, int]) -> dict[str, int]:
     return {place.rpartition(":")[0]: count for place, count in waits.items()}
 
 
-@pytest.mark.parametrize(("topology", "precision"), [("tp=1", "bf16"), ("dp=2", "bf16"), ("tp=1", "fp32")])
+@pytest.mark.parametrize(
+    ("topology", "precision"),
+    [("dp=2", "bf16"), *(pytest.param("tp=1", each, marks=pytest.mark.long) for each in ("bf16", "fp32"))],
+)
 def test_a_step_waits_for_the_norm_the_loss_and_the_words(
     train_several: Any, tmp_path: Path, topology: str, precision: str
 ) -> None:

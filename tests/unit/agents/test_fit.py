@@ -8,6 +8,7 @@ import re
 import pytest
 
 from bigsci_launch.agents.fit import MOST_TOKENS, KeptAnswers, answer_of, count_tokens
+from tests.support.tiers import with_long
 
 MARK = re.compile(r"DATA-[0-9a-f]{8}")
 MORE = re.compile(r"more\(answer='([0-9a-f]+)', from_line=(\d+)\)")
@@ -44,7 +45,7 @@ def parts_of(shown: str) -> tuple[str, list[str], list[str]]:
     return title, rest[1:end], rest[end + 1 :]
 
 
-@pytest.mark.parametrize("seed", range(50))
+@pytest.mark.parametrize("seed", with_long(range(50), range(5, 50)))
 def test_a_hostile_text_stays_between_the_marks(seed: int) -> None:
     text = hostile_text(seed)
     shown = KeptAnswers().show(answer_of(f"bsl why {text}", text, newest_count=seed % 2 == 0))

@@ -91,6 +91,7 @@ def test_colours_follow_the_environment(variables: dict[str, str], is_coloured: 
     assert ("\x1b[" in bsl("spy", "--bundle", str(recording), **{**unset, **variables}).stdout) is is_coloured
 
 
+@pytest.mark.slow
 def test_open_shows_the_page_or_says_where_to_copy_it_from(home: Path) -> None:
     page = home / "state" / "bsl" / "pages" / "nightly-7b.html"
     browser = home / "browser"
@@ -127,6 +128,7 @@ def test_a_run_that_is_like_no_other_suggests_none(home: Path) -> None:
 ASCII = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
 
 
+@pytest.mark.slow
 def test_names_of_files_are_utf_8_in_every_locale(tmp_path: Path) -> None:
     folder = tmp_path / "Größe"
     folder.mkdir()

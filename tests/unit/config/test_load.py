@@ -309,7 +309,7 @@ def configs(draw: st.DrawFn, base: RunConfig) -> RunConfig:
 
 
 @pytest.mark.slow
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60, deadline=None)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_dump_and_load_of_any_config_give_it_back(load: Load, tmp_path: Path, data: st.DataObject) -> None:
     config = data.draw(configs(load().config))

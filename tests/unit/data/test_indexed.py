@@ -22,7 +22,7 @@ def write(prefix: Path, texts: list[list[int]], dtype: type = np.uint16) -> None
             writer.add_document(tokens)
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=40, deadline=None)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(texts=documents, dtype=st.sampled_from([np.uint16, np.int32, np.int64]))
 def test_what_is_written_comes_back(tmp_path: Path, texts: list[list[int]], dtype: type) -> None:
     write(tmp_path / "d", texts, dtype)

@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from bigsci_launch.endings.conclude import conclude
@@ -145,7 +145,6 @@ def test_who_prints_on_has_survived() -> None:
     assert conclude(said(text.replace("1: step", "0: step"))).kind == "unknown"
 
 
-@settings(max_examples=150, deadline=None)
 @given(st.lists(st.one_of(st.sampled_from(PIECES), st.text(max_size=60)), max_size=30))
 def test_any_text_has_an_answer(lines: list[str]) -> None:
     found = conclude(said("\n".join(lines)))
@@ -153,7 +152,6 @@ def test_any_text_has_an_answer(lines: list[str]) -> None:
     assert found.sentence
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.sampled_from(PIECES), st.binary(max_size=40), st.integers(0, 200))
 def test_damaged_lines_have_an_answer(line: str, damage: bytes, at: int) -> None:
     raw = line.encode()

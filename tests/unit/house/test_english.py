@@ -60,6 +60,7 @@ def test_nobody_writes(phrase: str) -> None:
     assert not wrong, f"{phrase!r}: {', '.join(wrong)}"
 
 
+@pytest.mark.slow
 def test_sentences_have_a_subject() -> None:
     """A passive, or a noun, in the place of nobody and somebody."""
     agentless, folders = (

@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 TESTS = Path(__file__).parents[2]
 
 
@@ -15,6 +17,7 @@ def test_an_interrupt_reaches_what_tests_start() -> None:
     assert signal.getsignal(signal.SIGINT) is not signal.SIG_IGN
 
 
+@pytest.mark.slow
 def test_it_does_so_in_a_job_of_a_shell_too() -> None:
     """A shell starts `pytest &` with SIGINT ignored, as nohup does."""
     test = f"{__file__}::{test_an_interrupt_reaches_what_tests_start.__name__}"
@@ -23,6 +26,7 @@ def test_it_does_so_in_a_job_of_a_shell_too() -> None:
     assert done.returncode == 0, done.stdout
 
 
+@pytest.mark.slow
 def test_one_process_runs_a_file() -> None:
     """Fixtures of a module cost minutes. With a plugin that does not group, each process makes its own."""
     files = ["tests/unit/test_units.py", "tests/unit/test_step_lines.py"]

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from jinja2 import UndefinedError
 
@@ -157,7 +157,6 @@ def test_only_the_output_file_doubles_percent_signs() -> None:
 texts = st.text(st.characters(blacklist_categories=["Cs"], blacklist_characters="\0"), max_size=40)
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.lists(texts, min_size=1, max_size=5))
 def test_any_text_survives_the_quoting_and_bash(values: list[str]) -> None:
     environment = template_environment(Path())
@@ -166,7 +165,6 @@ def test_any_text_survives_the_quoting_and_bash(values: list[str]) -> None:
     assert said.stdout.split(b"\0")[:-1] == [value.encode() for value in values]
 
 
-@settings(max_examples=30, deadline=None)
 @given(value=texts, reason=texts)
 def test_any_variable_and_its_reason_survive_a_whole_script(value: str, reason: str) -> None:
     request = replace(request_of("local-8-ranks"), variables=(Variable("GREETING", value, reason),), watch="off")

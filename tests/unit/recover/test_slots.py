@@ -20,6 +20,7 @@ from bigsci_launch.recover import slots as module
 from bigsci_launch.recover.generation import Slot
 from bigsci_launch.recover.orders import JobEvent, RankEnded, RankSaid, SlotJoined, SlotLost, SlotReady
 from bigsci_launch.recover.slots import Slots
+from tests.support.tiers import with_long
 
 pytestmark = pytest.mark.slow
 
@@ -250,7 +251,7 @@ class Moment:
         return events
 
 
-@pytest.mark.parametrize("seed", range(100))
+@pytest.mark.parametrize("seed", with_long(range(100), range(8, 100)))
 def test_a_pause_of_the_controller_or_of_all_slots_loses_none(
     seed: int, slots: Slots, connect: Runners, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -81,7 +81,7 @@ parts = st.one_of(
 )
 
 
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(parts, min_size=1, max_size=4).map(",".join))
 def test_expands_as_scontrol_does(offline_conf: Path, expression: str) -> None:
     said = subprocess.run(

@@ -31,7 +31,7 @@ def law() -> ModuleType:
 
 @pytest.mark.slow
 @given(seed=st.integers(0, 2**32))
-@settings(max_examples=40, deadline=None, phases=(Phase.explicit, Phase.reuse, Phase.generate))
+@settings(phases=(Phase.explicit, Phase.reuse, Phase.generate))
 def test_no_change_is_equal_and_the_same_is(
     seed: int, law: ModuleType, tmp_path_factory: pytest.TempPathFactory
 ) -> None:

@@ -180,7 +180,7 @@ def test_binary_files_and_loops_are_no_logs(tmp_path: Path) -> None:
     assert (found.kind, len(found.notes)) == ("unknown", 1)
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.binary(max_size=400))
 def test_any_bytes_have_an_answer(tmp_path: Path, content: bytes) -> None:
     for name in ("job.out", "error.json"):

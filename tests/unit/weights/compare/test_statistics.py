@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
@@ -57,7 +57,6 @@ def check(bits_a: np.ndarray, bits_b: np.ndarray, dtype: str, found: Statistics)
 
 @pytest.mark.parametrize("dtype", ["BF16", "F16", "F32"])
 @given(data=st.data())
-@settings(max_examples=60, deadline=None)
 def test_any_bits_measure_as_the_reference(dtype: str, data: st.DataObject) -> None:
     kind = np.uint32 if dtype == "F32" else np.uint16
     size = data.draw(st.integers(1, 40))
@@ -117,7 +116,6 @@ TIES = st.integers(0, 0xFFFF).map(lambda top: top << 16 | 0x8000)
 
 
 @given(hnp.arrays(np.uint32, st.integers(1, 50), elements=st.one_of(st.integers(0, 2**32 - 1), TIES)))
-@settings(max_examples=60, deadline=None)
 def test_rounding_is_torchs(bits: np.ndarray) -> None:
     values = bits.view(np.float32)
     with np.errstate(all="ignore"):

@@ -68,7 +68,7 @@ def write(draw: st.DrawFn, path: Path, array: Any) -> StoredTensor:
 
 @pytest.mark.slow
 @given(st.data())
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_two_cuttings_of_one_array_are_equal_and_one_element_is_found(tmp_path: Path, data: st.DataObject) -> None:
     shape = tuple(data.draw(st.lists(st.integers(1, 6), max_size=4)))
     dtype = data.draw(st.sampled_from(sorted(DTYPES)))

@@ -7,7 +7,7 @@ import itertools
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from bigsci_launch.weights.files.mapped import MappedFile, UnreadableFile
@@ -31,7 +31,6 @@ def cut(path: Path, data: bytes, cuts: list[int]) -> tuple[Segment, ...]:
     cuts_b=st.lists(st.integers(0, 300), max_size=5),
     change=st.one_of(st.none(), st.integers(0, 299)),
 )
-@settings(max_examples=100, deadline=None)
 def test_segments_are_equal_when_their_bytes_are(
     tmp_path_factory: pytest.TempPathFactory, data: bytes, cuts_a: list[int], cuts_b: list[int], change: int | None
 ) -> None:

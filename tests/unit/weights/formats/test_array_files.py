@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from bigsci_launch.weights.files.mapped import UnreadableFile
@@ -69,7 +69,6 @@ def test_one_array_is_a_file_too(tmp_path: Path, diff: Any) -> None:
 
 
 @given(st.data())
-@settings(max_examples=60, deadline=None)
 def test_damaged_arrays_are_one_error(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
     path = tmp_path_factory.mktemp("npy") / "a.npy"
     np.save(path, ARRAYS[data.draw(st.sampled_from(sorted(ARRAYS)))])

@@ -98,7 +98,7 @@ def damages(draw: st.DrawFn) -> Callable[[bytes], bytes]:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", WRITERS)
 @given(damage=damages())
-@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_a_damaged_file_is_never_wrongly_equal(tmp_path: Path, name: str, damage: Callable[[bytes], bytes]) -> None:
     good, bad = tmp_path / "good" / name, tmp_path / "bad" / name
     for path in (good, bad):

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from bigsci_launch.weights.files.sources import Source
@@ -84,7 +84,6 @@ def test_the_dumps_of_the_story_give_its_finding(tmp_path: Path, diff: Any, chec
     dtype=st.sampled_from([torch.float32, torch.bfloat16, torch.int64]),
     data=st.data(),
 )
-@settings(max_examples=80, deadline=None)
 def test_what_torch_prints_is_read_back(
     tmp_path_factory: pytest.TempPathFactory, shape: tuple[int, ...], scale: float, dtype: torch.dtype, data: Any
 ) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 
@@ -108,7 +108,6 @@ def identities(entry: StoredTensor | StoredValue) -> list[Any]:
 
 @pytest.mark.slow
 @given(plan_a=side_plans(), plan_b=side_plans())
-@settings(max_examples=100, deadline=None)
 def test_every_entry_is_in_a_pair_or_counted(
     tmp_path_factory: pytest.TempPathFactory, plan_a: dict[str, Any], plan_b: dict[str, Any]
 ) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
@@ -74,7 +74,6 @@ def test_an_array_of_too_many_rows_keeps_its_order() -> None:
 
 
 @given(hnp.arrays(st.sampled_from(["<f4", "<i8", "|u1", ">i2"]), hnp.array_shapes(min_side=0)), st.data())
-@settings(max_examples=60, deadline=None)
 def test_arrays_are_equal_exactly_if_their_bytes_are(array: np.ndarray, data: st.DataObject) -> None:
     assert forms(np.asfortranarray(array)) == forms(array)
     if array.size:
