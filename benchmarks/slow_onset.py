@@ -71,8 +71,8 @@ HEAD = """\
 Four ranks of DDP run as `bsl submit --local` starts them, with a watcher next to them, on a machine with two cores that
 other programs use. From step {onset} on, one rank is disturbed by a share of a step, as in [who makes a job
 slow](slow.md). It notes when; the time of the message is that of the program in `monitor.notify.command`. The goal is
-60 s. A watcher names a rank if two answers in a row do, 20 s apart at least. It asks at once when steps are slower
-beyond their noise, which takes the longer the busier the machine is. One run of each.
+60 s. A watcher names a rank if two answers in a row do, 20 s apart at least. It asks each half minute, and at once when
+steps are slower beyond their noise. One run of each.
 
 | disturbed | load | seconds to the name | the message |
 |---|---|---|---|

@@ -80,13 +80,19 @@ KINDS = {
     "train": ("forward", "backward", "loader", "garbage", "stage", "link"),
     "tensor": ("forward", "backward", "loader", "garbage", "save"),
     "train tp2": ("forward", "backward", "loader"),
+    "train 3d": ("forward", "backward", "loader", "garbage", "link"),
+    "3d": ("forward", "backward", "loader", "garbage", "save", "link"),
 }
-LAYOUTS = {"train": Topology(tp=1, pp=2, dp=2), "train tp2": Topology(tp=2, pp=2, dp=1)}
+LAYOUTS = {
+    "train": Topology(tp=1, pp=2, dp=2),
+    "train tp2": Topology(tp=2, pp=2, dp=1),
+    "train 3d": Topology(tp=2, pp=2, dp=2),
+}
 """Of `bsl train`."""
 UNEVEN = ("lengths", "experts", "loss")
 """Programs whose work is uneven by nature, in all of their sections."""
 NUM_UNEVEN = 6
-RANKS = 4
+RANKS, RANKS_3D = 4, 8
 MOST_MOVED = 0.5
 """The other stage does not have half a step of work that could be moved."""
 
@@ -185,6 +191,10 @@ def _ranks_of(kind: str, ranks: int, draw: random.Random) -> tuple[int, ...]:
     return (draw.randrange(ranks),)
 
 
+def size_of(program: str) -> int:
+    return RANKS_3D if program.endswith("3d") else RANKS
+
+
 def start(
     program: str, folder: Path, sections: Sequence[Section], homes: Sequence[Sequence[str]] | None
 ) -> list[Process]:
@@ -212,14 +222,14 @@ def start(
     if program in UNEVEN:
         return start_ranks(RANKS, ["slowing.uneven", program, str(steps)], log_of, more)
     if program not in LAYOUTS:
-        return start_ranks(RANKS, ["slowing.foreign", program, str(steps)], log_of, more, homes=homes)
+        return start_ranks(size_of(program), ["slowing.foreign", program, str(steps)], log_of, more, homes=homes)
     topology = LAYOUTS[program]
     parity.STEPS = steps
     draw_corpus(folder / "corpus")
     asked = parity.sections("rotary", topology, folder / "corpus") | {"guards": {"interval": 1000}}
     attempt = write(folder / "run", asked)
     more["BSL_TOPOLOGY"] = str(topology)
-    return start_ranks(RANKS, ["slowing.trained", str(attempt.path)], log_of, more, homes=homes)
+    return start_ranks(topology.world_size, ["slowing.trained", str(attempt.path)], log_of, more, homes=homes)
 
 
 def wait(processes: Sequence[Process], folder: Path) -> None:
@@ -256,7 +266,7 @@ def judged(program: str, seed: int, folder: Path, sections: Sequence[Section]) -
         for each in sections:
             if each not in jobs and each.first in held and each.last + 1 in held:
                 jobs[each] = _job(timelines, topology, each)
-    notes = _notes(folder)
+    notes = _notes(folder, size_of(program))
     kept = [each for each in sections if each in jobs]
     for at, each in enumerate(kept):
         near = [jobs[other] for other in kept[max(0, at - 1) : at + 2] if other.kind == "none"]
@@ -266,9 +276,9 @@ def judged(program: str, seed: int, folder: Path, sections: Sequence[Section]) -
         yield _result(program, seed, each, jobs[each], added, busy, twin)
 
 
-def _notes(folder: Path) -> list[dict[int, dict[str, float]]]:
+def _notes(folder: Path, size: int) -> list[dict[int, dict[str, float]]]:
     """Return what each rank has noted of its steps."""
-    files = [folder / f"notes-{rank}.jsonl" for rank in range(RANKS)]
+    files = [folder / f"notes-{rank}.jsonl" for rank in range(size)]
     lines = [file.read_text().splitlines() if file.exists() else [] for file in files]
     return [{(note := json.loads(line))["step"]: note for line in each} for each in lines]
 
@@ -324,7 +334,7 @@ def _result(
     reasons = [each.reason for each in found.imbalances]
     count, mean, typical = len(job.numbers), job.step_s * 1e3, median(_windows(job)) * 1e3
     most = max(added) or None
-    load = os.getloadavg()[1]
+    load = os.getloadavg()[0]
     return Result(program, seed, section, count, mean, typical, most, twin, named, reasons, found.undecided, load)
 
 
@@ -333,16 +343,18 @@ def _busier(job: PlayedJob, rank: int, busy: Sequence[float]) -> float:
     return busy[rank] - median([busy[peer] for peer in job.peers(rank)] or [busy[rank]])
 
 
-def run(program: str, seed: int, work: Path) -> list[Result]:
+def run(program: str, seed: int, work: Path, given: Sequence[float] = (), only: Sequence[str] = ()) -> list[Result]:
+    """Run a program with a seed, and keep what was found. `given` shares and `only` these kinds, if there are any."""
     draw = random.Random(f"{program} {seed}")
+    kinds = [kind for kind in KINDS.get(program, ()) if not only or kind in only]
     if program in UNEVEN:
         firsts = range(FIRST_STEP, FIRST_STEP + NUM_UNEVEN * LENGTH, LENGTH)
         sections = [Section("uneven", 0.0, (), first, first + LENGTH - 1) for first in firsts]
     else:
-        shares = (SMALL_SHARE, *SHARES) if program in WITH_SMALL else SHARES
-        sections = sections_of(KINDS[program], shares, RANKS, draw)
+        shares = given or ((SMALL_SHARE, *SHARES) if program in WITH_SMALL else SHARES)
+        sections = sections_of(kinds, shares, size_of(program), draw)
     folder = work / f"{program}-{seed}"
-    with networks(RANKS) if "link" in KINDS.get(program, ()) else nullcontext() as homes:
+    with networks(size_of(program)) if "link" in kinds else nullcontext() as homes:
         wait(start(program, folder, sections, homes), folder)
     results = list(judged(program, seed, folder, sections))
     (work / f"{program}-{seed}.json").write_text(json.dumps([asdict(each) for each in results]))
@@ -356,19 +368,26 @@ def main() -> None:
     options.add_argument("--work", type=Path, required=True)
     options.add_argument("--seeds", default="", help="such as 0-2")
     options.add_argument("--programs", default=",".join(KINDS))
+    options.add_argument("--shares", default="", help="of a step, such as 0.1,0.5, instead of all")
+    options.add_argument("--kinds", default="", help="of disturbances, such as loader,link, instead of all")
     options.add_argument("--page", type=Path)
+    options.add_argument("--note", default="", help="how the results were made, for the page")
     given = options.parse_args()
+    shares, kinds = (
+        [float(each) for each in given.shares.split(",") if each],
+        list(filter(None, given.kinds.split(","))),
+    )
     given.work.mkdir(parents=True, exist_ok=True)
     hurry(NICE if given.seeds and os.geteuid() == 0 else 0)
     first, _, last = given.seeds.partition("-")
     for seed in range(int(first), int(last or first) + 1) if first else ():
         for program in given.programs.split(","):
-            for each in run(program, seed, given.work):
+            for each in run(program, seed, given.work, shares, kinds):
                 print(_line(each), flush=True)
     if given.page:
         from slowing.page import page_of
 
-        given.page.write_text(page_of([*_kept(given.work)]))
+        given.page.write_text(page_of([*_kept(given.work)], given.note))
 
 
 def _kept(work: Path) -> Iterator[Result]:

@@ -22,6 +22,7 @@ REQUEST is a JSON object; every key is optional:
   samples, interval_s, py_spy_timeout_s, node_timeout_s   2, 1.0, 3.0, 20.0
   settle_s         keep looking for this long after the first look, at intervals that double; it is added to
                    node_timeout_s. Default 0: only while a rank runs on the spot, and at most `more_looks` (3) times
+  only_rings       true: read rings and call traces, and nothing else that readers find
   native           true: also read native stacks, of processes that can be paused for a moment
   flight_recorder  "fork": get what torch recorded from processes that do not serve it, each through a fork of itself
   framed           print short lines `@bsl NODE INDEX COUNT BASE64(zlib(document))`, for shared streams; the document is
@@ -90,6 +91,7 @@ AGENT_VERSION = 1
 FRAME_BYTES = 700  # srun forwards whole lines only while they are shorter than 1024 bytes
 DEFAULTS = {
     "samples": 2, "interval_s": 1.0, "py_spy_timeout_s": 3.0, "node_timeout_s": 20.0, "settle_s": 0.0, "more_looks": 3,
+    "only_rings": False,
 }  # fmt: skip
 RANKS_PER_READER = 4
 MAX_READERS = 4
@@ -127,6 +129,8 @@ def complete_samples(ranks: list[Facts], request: Facts, deadline: float) -> Non
 
 def stages(request: Facts) -> list[Stage]:
     """Return what is read from ranks, in order."""
+    if request["only_rings"]:
+        return []
     return [
         ("kernel", all_ranks, read_rank_kernel, KERNEL_TIMEOUT_S),
         ("recorder", has_recorder, read_rank_recorder, RECORDER_TIMEOUT_S + 0.5),
@@ -143,6 +147,8 @@ def add_at_the_end(ranks: list[Facts], request: Facts, deadline: float) -> None:
     alive = [rank for rank in ranks if rank["samples"][-1]["state"] not in ("gone", "Z")]
     run_stage(("ring", has_ring, read_rank_ring, RING_TIMEOUT_S), ranks, request, deadline)
     run_stage(("calls", has_ring, read_rank_calls, RING_TIMEOUT_S), ranks, request, deadline)
+    if request["only_rings"]:
+        return
     run_stage(("motion", all_ranks, read_rank_motion, KERNEL_TIMEOUT_S), alive, request, deadline)
     run_stage(("recorder file", has_recorder_file, read_rank_file, RECORDER_TIMEOUT_S + 0.5), alive, request, deadline)
     run_stage(("pulled recorder", may_pull, read_rank_pulled, PULL_TIMEOUT_S), alive, request, deadline)

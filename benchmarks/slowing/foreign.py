@@ -1,7 +1,7 @@
 """A program that knows nothing of `bsl`: slow layers, a data loader, saves. Arguments: its style, and the last step.
 
-Styles are DDP, FSDP2, a pipeline of torch with two stages, and layers that two ranks share; the replicas of the last
-two average their gradients themselves.
+Styles are DDP, FSDP2, a pipeline of torch with two stages, layers that two ranks share, and a pipeline of such layers;
+the replicas of the last three average their gradients themselves.
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ WIDTH, ROWS, LAYERS, FORWARD_S, LOAD_S = 256, 64, 4, 0.008, 0.008
 CORE_S = 0.001
 """How much of a layer's time is spent on a core: a quota holds that up."""
 SAVE_EVERY, STAGES, MICRO_BATCHES = 4, 2, 4
+AXES = {"pipe": ("pp", "dp"), "tensor": ("dp", "tp"), "3d": ("pp", "dp", "tp")}
+"""Of the mesh of a style, the slowest first."""
 
 
 class Slept(nn.Module):
@@ -66,9 +68,9 @@ class Together(torch.autograd.Function):
 class Split(nn.Module):
     """A layer that two ranks share."""
 
-    def __init__(self, disturber: Disturber, group: Any) -> None:
+    def __init__(self, layer: nn.Module, group: Any) -> None:
         super().__init__()
-        self.layer, self.group = Slept(disturber), group
+        self.layer, self.group = layer, group
 
     def forward(self, values: Tensor) -> Tensor:
         out: Tensor = Together.apply(self.layer(values), self.group)
@@ -113,22 +115,23 @@ class Disk(io.BytesIO):
 
 
 def make_model(style: str, disturber: Disturber) -> nn.Module:
-    layers = [Slept(disturber) for _ in range(LAYERS // STAGES if style == "pipe" else LAYERS)]
+    axes = AXES.get(style, ())
+    layers: list[nn.Module] = [Slept(disturber) for _ in range(LAYERS // STAGES if "pp" in axes else LAYERS)]
     if style == "fsdp2":
         from torch.distributed.fsdp import fully_shard
 
         mesh = dist.device_mesh.init_device_mesh("cpu", (dist.get_world_size(),))
         return fully_shard(nn.Sequential(*(fully_shard(layer, mesh=mesh) for layer in layers)), mesh=mesh)
-    if style == "tensor":
-        return nn.Sequential(*(Split(disturber, mesh_of("dp", "tp").get_group("tp")) for _ in range(LAYERS)))
+    if "tp" in axes:
+        layers = [Split(layer, mesh_of(*axes).get_group("tp")) for layer in layers]
     whole = nn.Sequential(*layers)
     return DistributedDataParallel(whole) if style == "ddp" else whole
 
 
 @cache
 def mesh_of(*axes: str) -> Any:
-    """Return the mesh of two axes. The first one has two places."""
-    return dist.device_mesh.init_device_mesh("cpu", (2, dist.get_world_size() // 2), mesh_dim_names=axes)
+    """Return a mesh with two places on each axis."""
+    return dist.device_mesh.init_device_mesh("cpu", (2,) * len(axes), mesh_dim_names=axes)
 
 
 def make_step(style: str, model: nn.Module) -> Callable[[Tensor], None]:
@@ -139,7 +142,7 @@ def make_step(style: str, model: nn.Module) -> Callable[[Tensor], None]:
         return lambda batch: _step_of_shared(model, batch)
     from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
-    mesh = mesh_of("pp", "dp")
+    mesh = mesh_of(*AXES[style])
     at = mesh.get_local_rank("pp")
     stage = PipelineStage(model, at, STAGES, torch.device("cpu"), group=mesh.get_group("pp"))
     schedule = Schedule1F1B(stage, MICRO_BATCHES, loss_fn=lambda out, _: out.square().mean())
@@ -156,7 +159,7 @@ def make_step(style: str, model: nn.Module) -> Callable[[Tensor], None]:
 
 def _step_of_shared(model: nn.Module, batch: Tensor) -> None:
     model(batch).square().mean().backward()
-    _averaged(model, mesh_of("dp", "tp"))
+    _averaged(model, mesh_of(*AXES["tensor"]))
 
 
 def _averaged(model: nn.Module, mesh: Any) -> None:
@@ -174,7 +177,7 @@ def main(traced: Callable[[nn.Module], AbstractContextManager[None]] = lambda _:
     model = make_model(style, disturber)
     optimizer = torch.optim.SGD(model.parameters(), 0.01)
     train = make_step(style, model)
-    size = MICRO_BATCHES if style == "pipe" else 1
+    size = MICRO_BATCHES if "pp" in AXES.get(style, ()) else 1
     for step, batch in enumerate(DataLoader(Batches(disturber, size), batch_size=None)):
         with traced(model):
             optimizer.zero_grad()

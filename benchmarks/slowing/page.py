@@ -7,14 +7,14 @@ from collections.abc import Iterator, Sequence
 from statistics import median
 from typing import Any
 
-from slow_runs import FIRST_STEP, HELD_OUT_FROM, KINDS, LENGTH, NICE, PHASES, WORDS, Result
+from slow_runs import FIRST_STEP, HELD_OUT_FROM, KINDS, LENGTH, NICE, PHASES, UNEVEN, WORDS, Result
 
 HEAD = """<!-- Made by `python benchmarks/slow_runs.py --work FOLDER --page docs/measurements/slow.md`. -->
 
 # Who makes a job slow
 
-Four ranks of gloo on one machine with two cores, which other programs used all the time, are slowed down in some of
-their steps. `bsl slow` gets the rings of one section of a job at a time: {length} steps, {seen} of them complete.
+Four or eight ranks of gloo on one machine with two cores are slowed down in some of their steps. `bsl slow` gets the
+rings of one section of a job at a time: {length} steps, {seen} of them complete.
 
 | program | |
 |---|---|
@@ -22,6 +22,7 @@ their steps. `bsl slow` gets the rings of one section of a job at a time: {lengt
 | `pipe` | the same with `torch.distributed.pipelining`: 1F1B, two stages, two replicas |
 | `train`, `train tp2` | `bsl train` with pp2 dp2, and with tp2 pp2 |
 | `tensor` | a program that knows nothing of `bsl`, with tp2 dp2: an `all_reduce` after each layer, in both directions |
+| `3d`, `train 3d` | tp2 pp2 dp2 on eight ranks: `pipe` with the layers of `tensor`, and `bsl train` |
 | `lengths` | DDP whose sequences differ in length: in each step another rank has most to do |
 | `experts` | DDP with an expert on each rank, to which `all_to_all` sends tokens as a router would |
 | `loss` | a pipeline as `pipe`, whose last stage also computes the loss, 20 ms for each micro-batch |
@@ -31,16 +32,16 @@ ones of a cgroup. Ranks of pipelines have networks of their own: a slow link is 
 by which what is sent in a step takes that share longer. A garbage collection is a real one with a pause inside.
 
 - **Truth.** Undisturbed sections before and after a disturbed one are its *twins*. The difference of the medians, of
-  4 or 5 steps each, is what the disturbance costs; it has an interval, which is wide on a busy machine. *Added* is
-  what the slow rank has measured that it was held up, some of which others would have waited for anyway, above all in
-  a pipeline.
+  4 or 5 steps each, is what the disturbance costs; it has an interval, which is wide on a busy machine. Ranks that
+  share cores work faster while one of them sleeps: twins see that, and the stated cost does not, which takes the other
+  ranks as they were. *Added* is what the slow rank has measured that it was held up, some of which others would have
+  waited for anyway, above all in a pipeline.
 - **Which sections count.** A disturbance that others do not wait for costs nothing, and is not to be found. So recall
   is that of sections whose steps are at least 10 % longer than their twins.
 - **Innocent** is a rank that is named in an undisturbed section, or is not the disturbed one. Other programs on this
   machine take cores from some ranks for longer than from others. Ranks that are named because they wait for a CPU,
   and not for their code, have a row of their own. *It did*: by a count of the ranks themselves, it was on
   a core or ready without one for longer than its peers, by at least half of what is stated.
-- **Load.** The machine has two cores; its load of five minutes was {load}.
 - **Priority.** Ranks have priority over other programs (nice {nice}).
 
 """
@@ -55,6 +56,7 @@ GOALS = """
 | sections uneven by nature in which no rank is named, with the reason | all | {uneven} |
 | phase right, of those named | 90 % | {phase} |
 | ms within 15 % of the twins | all | {near}; within 15 % of their interval: {agrees} |
+| the same, where half of that interval is at most 15 % of what it is about | all | {near_known} |
 | ms within 15 % of what was added, without pipelines and quotas | | {near_added} |
 
 """
@@ -64,34 +66,34 @@ At least 10 % slower, and not named: {missed}.
 
 A quota's time counts for each core that it keeps from the threads of a rank, so that it is stated too high where
 several of them are ready at once. Innocent ranks that are named as slow, by kind: {accused}.
-
+{note}
 ## What was not run
 
-A link with a longer delay (`netem`): the kernel of this machine has none. Tensor, pipeline and data parallelism
-together (8 ranks), several machines, GPUs. {left}The first {first} steps of a job are in no section.
+A link with a longer delay (`netem`): the kernel of this machine has none. Several machines, GPUs.
+{left}The first {first} steps of a job are in no section.
 """
 LEAST, LEAST_SMALL, CLOSE = 0.1, 0.05, 0.15
 
 
-def page_of(results: Sequence[Result]) -> str:
-    """Return the page of all results."""
-    loads = sorted(each.load for each in results)
-    load = f"{loads[0]:.0f} to {loads[-1]:.0f}, half of the time above {median(loads):.0f}" if loads else "unknown"
-    text = HEAD.format(length=LENGTH, seen=LENGTH - 1, nice=NICE, load=load)
+def page_of(results: Sequence[Result], note: str) -> str:
+    """Return the page of all results, with a note on how they were made, if there is one."""
+    text = HEAD.format(length=LENGTH, seen=LENGTH - 1, nice=NICE)
     for name, held in (("Seeds that it was made with", False), ("Seeds that were held out", True)):
         part = [each for each in results if (each.seed >= HELD_OUT_FROM) == held]
         if part:
-            text += f"## {name}\n" + _goals(part) + "\n".join(_table(part)) + "\n\n"
+            loads = sorted(each.load for each in part)
+            text += f"## {name}\n\nThe load of the machine, as a job ended, was {loads[0]:.0f} to {loads[-1]:.0f}.\n"
+            text += _goals(part) + "\n".join(_table(part)) + "\n\n"
         else:
             text += f"## {name}\n\nNot run with the rules of today: not measured.\n\n"
     missed = [each for each in results if each.slower is not None and each.slower >= LEAST and not each.hits]
     names = "; ".join(f"{each.program}, {_words(each.section.kind, each.section.share)}" for each in missed)
     accused = Counter((each.program, one["kind"]) for each in results for one in each.innocent if not one["causes"])
     kinds = "; ".join(f"{program}, {kind}: {count}" for (program, kind), count in accused.items())
-    left = [f"`{program}`" for program in KINDS if program not in {each.program for each in results}]
+    left = [f"`{program}`" for program in (*KINDS, *UNEVEN) if program not in {each.program for each in results}]
     not_run = f"Of the programs, {', '.join(left)}. " if left else ""
     more = {"missed": names or "none", "accused": kinds or "none", "left": not_run}
-    return text + NOT_RUN.format(first=FIRST_STEP, **more).rstrip() + "\n"
+    return text + NOT_RUN.format(first=FIRST_STEP, note=f"\n{note}\n" if note else "", **more).rstrip() + "\n"
 
 
 def _words(kind: str, share: float) -> str:
@@ -106,7 +108,9 @@ def _goals(results: Sequence[Result]) -> str:
     uneven = [each for each in results if each.section.kind == "uneven"]
     alone = [each for each in hits if each.program in ("ddp", "fsdp2") and each.section.kind != "quota"]
     large = [each for each in slower if each.hits]
-    off = [abs(each.hits[0]["ms"] - each.twin[0]) / each.twin[0] for each in large if each.twin is not None]
+    rows = [(each.hits[0]["ms"], *each.twin) for each in large if each.twin is not None]
+    off = [abs(stated - twin) / twin for stated, twin, _, _ in rows]
+    known = [abs(stated - twin) / twin for stated, twin, low, high in rows if (high - low) / 2 <= CLOSE * twin]
     agreeing = [each.agrees for each in large if each.agrees is not None]
     innocent = [one for each in results for one in each.innocent]
     waiting = [one for one in innocent if one["causes"]]
@@ -120,6 +124,7 @@ def _goals(results: Sequence[Result]) -> str:
         waiting=f"{len(waiting)} in {len(results)} sections; it did: {sum(map(_was_busy, waiting))}",
         phase=_part(sum(each.has_right_phase for each in judged), len(judged)),
         near=_near(off),
+        near_known=_near(known),
         agrees=_part(sum(agreeing), len(agreeing)),
         near_added=_near([each.ms_off for each in alone if each.ms_off is not None]),
     )

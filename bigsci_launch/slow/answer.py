@@ -116,15 +116,13 @@ def _nodes(argument: str | None) -> dict[int, str]:
     return {rank: str(record["node"]) for rank, record in records.items() if record and record.get("node")}
 
 
-def answer_of_rings(ranks: Sequence[RankCalls], nodes: Mapping[int, str]) -> SlowAnswer:
-    """Return who makes a job slow, as far as the rings of its ranks show; `nodes` is where ranks are, if known."""
-    return judged_rings(ranks, nodes)[0]
-
-
 def judged_rings(
     ranks: Sequence[RankCalls], nodes: Mapping[int, str], topology: Topology | None = None
 ) -> tuple[SlowAnswer, PlayedJob | None]:
-    """Return who makes a job slow, and its steps; None where the rings do not hold them. `topology` replaces theirs."""
+    """Return who makes a job slow, as far as the rings of its ranks show, and its steps; None where they hold none.
+
+    `nodes` is where ranks are, if known; `topology` replaces that of the rings.
+    """
     known = {each.rank: each for each in ranks if each.rank is not None and each.ring is not None}
     rings = {rank: each.ring for rank, each in sorted(known.items()) if each.ring is not None}
     missing = [f"{each.name}: {each.why}" for each in ranks if each.why is not None]
@@ -166,7 +164,7 @@ def judged_rings(
         job.step_s * 1e3,
         found.stragglers,
         found.imbalances,
-        tuple(missing),
+        (*missing, *found.unclear),
         found.undecided,
     )
     return answer, job

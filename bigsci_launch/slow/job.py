@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from statistics import median
@@ -20,6 +20,7 @@ WARM_UP = 3
 """First steps of a program, which import, compile and allocate."""
 MAX_STEPS = 60
 MAX_PIECES = 400_000
+PASSES = (StepPhase.FORWARD, StepPhase.BACKWARD)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,12 +108,22 @@ class PlayedJob:
         known = ([of(each) for each in row if each is not None] for row in rows)
         return [row[0] - median(row[1:]) if len(row) > len(peers) else 0.0 for row in known]
 
-    def transfers(self, rank: int) -> list[float]:
-        """Return for how many seconds of each step a rank was in communication once all had come."""
-        lane, found = self.lanes[rank], dict.fromkeys(self.numbers, 0.0)
-        for piece, seconds, ends in zip(lane.timeline.pieces, lane.seconds, lane.awaited, strict=True):
-            found[piece.step] += seconds if ends else 0.0
-        return list(found.values())
+    def without(self, rank: int) -> float | None:
+        """Return for how many seconds of a step a rank was kept from a core; None where it is not known."""
+        known = [max(each.held, each.ready) for each in self.without_core[rank].values()]
+        return sum(known) / len(known) if known else None
+
+    def transfers(self, rank: int) -> Iterator[tuple[int, TimelinePiece, float]]:
+        """Yield each transfer of a rank: its place among the pieces, the piece, and how many seconds the rank was in
+        it once all had come."""
+        lane = self.lanes[rank]
+        for at, (piece, seconds, ends) in enumerate(zip(lane.timeline.pieces, lane.seconds, lane.awaited, strict=True)):
+            if ends:
+                yield at, piece, seconds
+
+    def passes(self, rank: int) -> list[float]:
+        """Return the seconds of a rank's forward and backward passes in each step."""
+        return [sum(s for (phase, _), s in self.work[rank][step].items() if phase in PASSES) for step in self.numbers]
 
     def as_usual(self, rank: int, others: Sequence[int], phases: Collection[StepPhase]) -> list[float]:
         """Return the seconds of the pieces of a rank, had it worked as `others` did in these phases of each step."""

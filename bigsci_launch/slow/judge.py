@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from statistics import fmean, median
 
 from bigsci_launch.slow.chance import cost_of, is_surely_above
-from bigsci_launch.slow.job import PlayedJob, Seconds, WorkPart
-from bigsci_launch.slow.links import SlowLink, find_links
+from bigsci_launch.slow.job import PASSES, PlayedJob, Seconds, WorkPart
+from bigsci_launch.slow.links import SlowLink, doubt_of, find_links
 from bigsci_launch.slow.straggler import Imbalance, SlowKind, StepPhase, Straggler
 from bigsci_launch.slow.timeline import TimelinePiece
 
@@ -50,10 +50,11 @@ Steps = Mapping[int, Mapping[WorkPart, float]]
 
 @dataclass(frozen=True, slots=True)
 class JudgedSteps:
-    """What was found in the steps of a job."""
+    """What was found in the steps of a job. `unclear` is what looks slow, and why that is not known."""
 
     stragglers: tuple[Straggler, ...] = ()
     imbalances: tuple[Imbalance, ...] = ()
+    unclear: tuple[str, ...] = ()
     undecided: str | None = None
 
 
@@ -72,15 +73,17 @@ def judge(job: PlayedJob, nodes: Mapping[int, str]) -> JudgedSteps:
         else:
             stragglers.append(found)
     named = {rank for unit, _ in units for rank in unit}
-    links = [link for link in find_links(job) if not named & set(link.ranks)]
-    stragglers += [_slow_link(job, link, nodes) for link in links if _lasts(job, link.gains)]
+    accused = {rank for rank in named if not suspects[rank].waits}
+    late = [link for link in find_links(job) if not accused & set(link.ranks) and _lasts(job, link.gains)]
+    doubts = [doubt_of(job, link, nodes) for link in late]
+    stragglers += [_slow_link(job, link, nodes) for link, doubt in zip(late, doubts, strict=True) if doubt is None]
     cut = list(_uneven_cut(job, named, nodes)) if job.has_stages else []
     stragglers += [each for each in cut if isinstance(each, Straggler)]
     imbalances = [*alone, *(each for each in cut if isinstance(each, Imbalance))]
     if not stragglers and not imbalances:
         imbalances += _uneven_work(job)
     ordered = sorted(stragglers, key=lambda each: -(each.cost.ms_per_step or 0.0))
-    return JudgedSteps(tuple(ordered), tuple(imbalances))
+    return JudgedSteps(tuple(ordered), tuple(imbalances), tuple(doubt for doubt in doubts if doubt is not None))
 
 
 def too_few(count: int) -> str:
@@ -117,7 +120,7 @@ def _slow_units(job: PlayedJob, suspects: Mapping[int, LateRank]) -> list[tuple[
     """Return the ranks that are slower than their peers, with what each costs; all ranks of a stage as one."""
     if not suspects:
         return []
-    units = _units(job, list(suspects))
+    units = _units(job, suspects)
     other = {unit: {rank: _as_usual(job, rank, suspects) for rank in unit} for unit in units}
     everyone = job.gains({rank: times for each in other.values() for rank, times in each.items()})
     costs = {unit: _cost(job, unit, other, everyone) for unit in units}
@@ -191,16 +194,23 @@ def _held_in_transfers(job: PlayedJob, rank: int) -> list[float]:
     """Return for how long a rank made collectives longer, for all of their ranks, because it had no core."""
     usual, own = job.usual(rank, job.peers(rank)), job.work[rank]
     worked = [sum(own[step].values()) - sum(usual[step].values()) for step in job.numbers]
-    rows = zip(job.waits_for_core(rank)[0], worked, job.transfers(rank), strict=True)
+    lasted = dict.fromkeys(job.numbers, 0.0)
+    for _, piece, seconds in job.transfers(rank):
+        lasted[piece.step] += seconds
+    rows = zip(job.waits_for_core(rank)[0], worked, lasted.values(), strict=True)
     return [min(max(0.0, waits - max(0.0, more)), transfers) for waits, more, transfers in rows]
 
 
-def _units(job: PlayedJob, suspects: Sequence[int]) -> list[tuple[int, ...]]:
-    """Return the suspects, those of one stage of one pipeline together where all of its ranks are suspects."""
+def _units(job: PlayedJob, suspects: Mapping[int, LateRank]) -> list[tuple[int, ...]]:
+    """Return the suspects, those of one stage of one pipeline together where all of its ranks are, for one reason."""
     blocks: dict[tuple[int | None, int | None], list[int]] = {}
     for rank in job.ranks:
         blocks.setdefault((job.places[rank].stage, job.places[rank].replica), []).append(rank)
-    whole = [tuple(block) for block in blocks.values() if len(block) > 1 and set(block) <= set(suspects)]
+    whole = [
+        tuple(block)
+        for block in blocks.values()
+        if len(block) > 1 and set(block) <= suspects.keys() and len({suspects[rank].waits for rank in block}) == 1
+    ]
     inside = {rank for block in whole for rank in block}
     return [*whole, *((rank,) for rank in suspects if rank not in inside)]
 
@@ -215,13 +225,13 @@ def _as_usual(job: PlayedJob, rank: int, suspects: Mapping[int, LateRank]) -> li
 def _straggler(
     job: PlayedJob, unit: tuple[int, ...], gains: Sequence[float], nodes: Mapping[int, str], *, waits: bool
 ) -> Straggler:
-    peers = [each for each in job.peers(unit[0]) if each not in unit]
-    phase, site = slow_phase(job.usual(unit[0], peers), job.work[unit[0]])
-    causes: tuple[str, ...] = ()
     if waits:
-        phase, site, causes = StepPhase.OUTSIDE_PYTHON, None, (_why_without_core(job, unit[0]),)
+        phase, site, causes = StepPhase.OUTSIDE_PYTHON, None, [_why_without_core(job, unit[0])]
+    else:
+        peers = [each for each in job.peers(unit[0]) if each not in unit]
+        (phase, site), causes = slow_phase(job.usual(unit[0], peers), job.work[unit[0]]), []
     kind = SlowKind.STAGE if len(unit) > 1 else SlowKind.RANK
-    return Straggler(kind, unit, _nodes_of(unit, nodes), phase, cost_of(gains, job.step_s), site, causes)
+    return Straggler(kind, unit, _nodes_of(unit, nodes), phase, cost_of(gains, job.step_s), site, tuple(causes))
 
 
 def _why_without_core(job: PlayedJob, rank: int) -> str:
@@ -300,7 +310,7 @@ def _uneven_cut(job: PlayedJob, named: set[int], nodes: Mapping[int, str]) -> It
             stages.setdefault(stage, []).append(rank)
     if len(stages) < 2:
         return
-    passes = {stage: fmean(_passes(job, rank) for rank in ranks) for stage, ranks in stages.items()}
+    passes = {stage: fmean(median(job.passes(rank)) for rank in ranks) for stage, ranks in stages.items()}
     heaviest, mean = max(passes, key=lambda stage: passes[stage]), fmean(passes.values())
     other = {
         rank: job.changed(rank, _scaled(mean / passes[stage]))
@@ -319,14 +329,6 @@ def _uneven_cut(job: PlayedJob, named: set[int], nodes: Mapping[int, str]) -> It
         yield Straggler(SlowKind.CUT, ranks, _nodes_of(ranks, nodes), StepPhase.UNKNOWN, cost)
     else:
         yield Straggler(SlowKind.STAGE, ranks, _nodes_of(ranks, nodes), StepPhase.UNKNOWN, cost)
-
-
-PASSES = (StepPhase.FORWARD, StepPhase.BACKWARD)
-
-
-def _passes(job: PlayedJob, rank: int) -> float:
-    """Return the median seconds of a rank's forward and backward passes in a step."""
-    return median(sum(_of_phase(job.work[rank][step], phase) for phase in PASSES) for step in job.numbers)
 
 
 def _scaled(factor: float) -> Seconds:

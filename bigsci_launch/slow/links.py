@@ -2,24 +2,29 @@
 
 A busy machine makes single messages late, on any link. A slow link makes them late in all steps: in three of four they
 last longer together than in three of four steps of any other. Single ones may not, as they were not needed before.
+
+A host that is busy all the time does that too: the threads that send wait for a core as the rank's own thread does. So
+a link is slow only if its messages cost clearly more than each of its ranks was kept from a core.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median, quantiles
 
 from bigsci_launch.slow.chance import is_surely_above
 from bigsci_launch.slow.job import PlayedJob
 from bigsci_launch.slow.timeline import Doing, TimelinePiece
+from bigsci_launch.topology.naming import name_ranks
 
 LinkEnds = tuple[int, ...]
 Use = tuple[tuple[int | None, ...], str]
 """What a link is used for: the stages of its ranks, the call and the size."""
 MAX_LINKS = 4
 """Links whose steps are played again."""
+BEYOND_HOST = 1.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +40,7 @@ def find_links(job: PlayedJob) -> list[SlowLink]:
     """Return links that are slower than others of the same use, the slowest first."""
     usual = _usual_seconds(job)
     more: dict[LinkEnds, dict[int, float]] = {}
-    for _, piece, seconds in _transfers(job):
+    for piece, seconds in _transfers(job):
         ranks = _ends(piece)
         if (normal := usual.get((ranks, _use(job, piece)))) is not None:
             steps = more.setdefault(ranks, dict.fromkeys(job.numbers, 0.0))
@@ -45,12 +50,27 @@ def find_links(job: PlayedJob) -> list[SlowLink]:
     return [SlowLink(ranks, job.gains(_as_usual(job, ranks, usual)), _site(job, ranks)) for ranks in slow[:MAX_LINKS]]
 
 
-def _transfers(job: PlayedJob) -> Iterator[tuple[int, TimelinePiece, float]]:
-    """Yield the rank, the piece and the seconds of each transfer, once all its ranks had come."""
-    for rank, lane in job.lanes.items():
-        for piece, seconds, ends in zip(lane.timeline.pieces, lane.seconds, lane.awaited, strict=True):
-            if ends:
-                yield rank, piece, seconds
+def doubt_of(job: PlayedJob, link: SlowLink, nodes: Mapping[int, str]) -> str | None:
+    """Return why late messages show no slow link; None if they do."""
+    late, homes = fmean(link.gains), {nodes.get(rank) for rank in link.ranks}
+    kept = [(job.without(rank), rank) for rank in link.ranks]
+    known = [(seconds, rank) for seconds, rank in kept if seconds is not None]
+    longest, rank = max(known, default=(0.0, 0))
+    if len(homes) == 1 and None not in homes:
+        why = f"no link is between them, as all are on {homes.pop()}"
+    elif len(known) < len(kept):
+        why = "for how long they were kept from a CPU is not known"
+    elif late <= BEYOND_HOST * longest:
+        why = f"rank {rank} was kept from a CPU for {longest * 1e3:.3g} ms of a step"
+    else:
+        return None
+    return f"why messages between {name_ranks(link.ranks)} cost {late * 1e3:.3g} ms of a step: {why}"
+
+
+def _transfers(job: PlayedJob) -> Iterator[tuple[TimelinePiece, float]]:
+    for rank in job.lanes:
+        for _, piece, seconds in job.transfers(rank):
+            yield piece, seconds
 
 
 def _ends(piece: TimelinePiece) -> LinkEnds:
@@ -64,7 +84,7 @@ def _use(job: PlayedJob, piece: TimelinePiece) -> Use:
 def _usual_seconds(job: PlayedJob) -> dict[tuple[LinkEnds, Use], float]:
     """Return {(slow ranks, use): how long it takes others}."""
     found: dict[Use, dict[LinkEnds, list[tuple[int, float]]]] = {}
-    for _, piece, seconds in _transfers(job):
+    for piece, seconds in _transfers(job):
         found.setdefault(_use(job, piece), {}).setdefault(_ends(piece), []).append((piece.step, seconds))
     usual: dict[tuple[LinkEnds, Use], float] = {}
     for use, links in found.items():
@@ -92,10 +112,9 @@ def _as_usual(job: PlayedJob, ranks: LinkEnds, usual: dict[tuple[LinkEnds, Use],
     """Return the seconds of the pieces of ranks, had their messages to each other lasted as long as usual."""
     found = {rank: list(job.lanes[rank].seconds) for rank in ranks if rank in job.lanes}
     for rank, seconds in found.items():
-        lane = job.lanes[rank]
-        for at, (piece, ends) in enumerate(zip(lane.timeline.pieces, lane.awaited, strict=True)):
-            if ends and _ends(piece) == ranks:
-                seconds[at] = min(seconds[at], usual.get((ranks, _use(job, piece)), seconds[at]))
+        for at, piece, lasted in job.transfers(rank):
+            if _ends(piece) == ranks:
+                seconds[at] = min(lasted, usual.get((ranks, _use(job, piece)), lasted))
     return found
 
 

@@ -9,13 +9,11 @@ from statistics import median, median_low
 
 from bigsci_launch.slow.job import PlayedJob
 from bigsci_launch.slow.replay import Lane
-from bigsci_launch.slow.straggler import StepPhase
 from bigsci_launch.slow.timeline import Doing
 from bigsci_launch.topology import Topology
 from bigsci_launch.topology.naming import name_ranks_and_part
 
 MOST_ROWS, MOST_LANES = 40, 12
-PASSES = (StepPhase.FORWARD, StepPhase.BACKWARD)
 WAITS = "waits"
 SHORTEST_S = 5e-4
 """What is shorter is drawn as a part of what was before."""
@@ -120,7 +118,7 @@ def speeds_of(job: PlayedJob, nodes: Mapping[int, str]) -> dict[str, float]:
 
     A node whose ranks have no peers, or no passes that the rings show, is left out.
     """
-    passes = {rank: [_passes(job, rank, step) for step in job.numbers] for rank in job.ranks}
+    passes = {rank: job.passes(rank) for rank in job.ranks}
     found: dict[str, float] = {}
     for rank in job.ranks:
         peers = [peer for peer in job.peers(rank) if nodes.get(peer) != nodes.get(rank)]
@@ -129,7 +127,3 @@ def speeds_of(job: PlayedJob, nodes: Mapping[int, str]) -> dict[str, float]:
         if rank in nodes and len(ratios) > len(job.numbers) / 2:
             found[nodes[rank]] = max(found.get(nodes[rank], 0.0), median(ratios))
     return found
-
-
-def _passes(job: PlayedJob, rank: int, step: int) -> float:
-    return sum(seconds for (phase, _), seconds in job.work[rank][step].items() if phase in PASSES)

@@ -78,7 +78,8 @@ class Imbalance:
 class SlowAnswer:
     """What is known of a slow job. `undecided` is why no rank can be named; None if one is, or if none is slow.
 
-    `num_steps` is None where steps cannot be counted. `missing` are the things that could not be looked at.
+    `num_steps` is None where steps cannot be counted. `missing` are the things that could not be looked at, and why
+    messages that are late accuse no link.
     """
 
     how: str

@@ -46,7 +46,8 @@ def read_ranks(argument: str | None, name: str | None, num_last: int, num_living
         return copies
     try:
         target = find_target(argument, None)
-        living = read_nodes(collect(replace(target, request={**target.request, "num_calls": num_living})).nodes)
+        request = {**target.request, "num_calls": num_living, "only_rings": True, "samples": 1}
+        living = read_nodes(collect(replace(target, request=request)).nodes)
     except BslError:
         if not copies:
             raise

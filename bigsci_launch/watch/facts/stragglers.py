@@ -24,11 +24,11 @@ from bigsci_launch.watch.watched import WatchedRun
 
 FIRST_STEPS = 20
 """Steps that a watcher sees before it asks for the first time: the first of a program count for nothing."""
-EVERY_S, AGAIN_S = 600.0, 20.0
+EVERY_S, AGAIN_S = 30.0, 20.0
 """Time between two questions, and until an answer is asked for again that names someone new, or no one any longer."""
 ALERT_S = 120.0
 """For so long after steps have become slower, it asks as if there were news: rings fill with such steps only then."""
-MOST_PART, MOST_PART_OF_NEWS = 0.01, 0.1
+MOST_PART, MOST_PART_OF_NEWS = 0.05, 0.2
 """The part of the time that questions take at most: in a large job, each reads many rings."""
 STRAGGLER = "straggler"
 WhoIsSlow = tuple[SlowKind, tuple[int, ...]]

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import random
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from bigsci_launch.slow.answer import judged_rings
+from bigsci_launch.slow.straggler import SlowAnswer
 from bigsci_launch.spy.evidence.calls.flight_recorder import Recorder
 from bigsci_launch.spy.evidence.calls.ring import Ring, RingCall
 from bigsci_launch.topology import Topology
@@ -137,6 +139,10 @@ def run(
     for rank in ranks if cores is not None else ():
         rank.phases = [_counted(call, cores(rank.number, call.step or 0)) for call in rank.phases]
     return [_ring(rank, topology, clocks(rank.number)) for rank in ranks]
+
+
+def answer_of_rings(ranks: Sequence[RankCalls], nodes: Mapping[int, str]) -> SlowAnswer:
+    return judged_rings(ranks, nodes)[0]
 
 
 def _advance(rank: _Rank, came: dict[tuple[object, ...], dict[int, float]], delay: Callable[[int, int], float]) -> bool:

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from bigsci_launch.slow.answer import Asked, answer_of_rings
+from bigsci_launch.slow.answer import Asked
 from bigsci_launch.watch.facts import stragglers
 from bigsci_launch.watch.facts.stragglers import AGAIN_S, ALERT_S, EVERY_S, FIRST_STEPS, StragglerWatch
 from tests.support.waiting import wait_until
 
-from .jobs import data_parallel, run
+from .jobs import answer_of_rings, data_parallel, run
 
 
 class Clock:
@@ -46,8 +46,9 @@ def test_it_asks_again_soon_after_steps_have_become_slower_until_rings_hold_enou
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     clock = Clock(monkeypatch)
-    assert [clock.at(1.0), clock.at(2 + AGAIN_S), clock.at(100.0)] == [1, 1, 1]
-    assert clock.at(100.0, is_slower=True) == 2
-    assert [clock.at(101.0), clock.at(101 + AGAIN_S), clock.at(102 + 2 * AGAIN_S)] == [2, 3, 4]
-    last = 103 + ALERT_S
-    assert [clock.at(last), clock.at(last + 2 * AGAIN_S), clock.at(last + EVERY_S + 1)] == [5, 5, 6]
+    assert [clock.at(1.0), clock.at(2 + AGAIN_S), clock.at(EVERY_S - 1)] == [1, 1, 1]
+    began = EVERY_S
+    assert clock.at(began, is_slower=True) == 2
+    assert [clock.at(began + 1), clock.at(began + 1 + AGAIN_S), clock.at(began + 2 + 2 * AGAIN_S)] == [2, 3, 4]
+    last = began + 3 + ALERT_S
+    assert [clock.at(last), clock.at(last + AGAIN_S + 1), clock.at(last + EVERY_S + 1)] == [5, 5, 6]

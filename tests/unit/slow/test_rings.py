@@ -10,18 +10,22 @@ from dataclasses import asdict, replace
 import pytest
 
 from bigsci_launch.runs.watching.typed import typed
-from bigsci_launch.slow.answer import Asked, answer_of_rings, judged_rings
+from bigsci_launch.slow.answer import Asked, judged_rings
+from bigsci_launch.slow.judge import judge
 from bigsci_launch.slow.picture import StepPicture
 from bigsci_launch.slow.straggler import SlowAnswer, SlowKind, StepPhase
 from bigsci_launch.topology import Topology
 from bigsci_launch.watch.show.lanes import draw_heat, shade
 from tests.support.texts import has_parts
 
-from .jobs import Act, Program, Seconds, data_parallel, noisy, pipelined, run
+from .jobs import Act, Program, Seconds, answer_of_rings, data_parallel, noisy, pipelined, run
+from .recorded import recorded
 
 USUAL = {"data": 0.005, "forward": 0.04, "backward": 0.08, "optimizer": 0.01, "garbage": 0.0, "save": 0.02}
 EIGHT = Topology(tp=2, pp=2, dp=2)
 Change = Callable[[int, int, str], float]
+Cores = Callable[[int, int], tuple[float, float]]
+Delay = Callable[[int, int], float]
 
 
 def even(_rank: int, _step: int, part: str) -> float:
@@ -127,13 +131,29 @@ def test_a_stage_with_more_work_is_the_cut_and_the_last_one_has_the_loss(
     assert [each.ranks for each in found.imbalances] == ([] if is_blamed else [ranks])
 
 
+def links_of(delay: Delay, **more: object) -> SlowAnswer:
+    """Return what is found in a pipeline whose messages are late. Its ranks were never without a core, unless given."""
+    cores = {"cores": lambda rank, step: (0.0, 0.0), **more}
+    return answer_of_rings(run(pipelined(EIGHT), 8, noisy(even), topology=EIGHT, delay=delay, **cores), {})  # type: ignore[arg-type]
+
+
+def late_link(one: int, other: int) -> float:
+    return 0.005 * ({one, other} == {1, 5})
+
+
 def test_a_slow_link_is_named_by_both_of_its_ends() -> None:
-    ranks = run(
-        pipelined(EIGHT), 8, noisy(even), topology=EIGHT,
-        delay=lambda one, other: 0.005 * ({one, other} == {1, 5}),
-    )  # fmt: skip
-    found = answer_of_rings(ranks, {})
+    found = links_of(late_link)
     assert [(each.kind, each.ranks) for each in found.stragglers] == [(SlowKind.LINK, (1, 5))]
+    assert found.missing == ()
+
+
+def test_a_slow_link_is_not_taken_for_clocks_that_are_apart() -> None:
+    """Each rank has a clock of its own, as far as is known. Who sends leaves a message long before who receives it."""
+    found = links_of(lambda one, other: 0.05 * ((one, other) == (0, 4)))
+    assert [(each.kind, each.ranks) for each in found.stragglers] == [(SlowKind.LINK, (0, 4))]
+    usual = links_of(lambda one, other: 0.0).step_ms
+    assert found.step_ms and usual
+    assert found.stragglers[0].cost.ms_per_step == pytest.approx(found.step_ms - usual, rel=0.15)
 
 
 def test_a_slow_link_is_named_though_not_all_of_its_messages_are_waited_for() -> None:
@@ -143,8 +163,50 @@ def test_a_slow_link_is_named_though_not_all_of_its_messages_are_waited_for() ->
         counts[one, other] += 1
         return 0.012 * ({one, other} == {1, 5} and counts[one, other] % 4 == 0)
 
-    found = answer_of_rings(run(pipelined(EIGHT), 8, noisy(even), topology=EIGHT, delay=delay), {})
+    found = links_of(delay)
     assert [(each.kind, each.ranks) for each in found.stragglers] == [(SlowKind.LINK, (1, 5))]
+
+
+@pytest.mark.parametrize(
+    ("cores", "words"),
+    [
+        (lambda rank, step: (0.0, 0.02 * (rank >= 4)), "rank 5 was kept from a CPU for 20 ms"),
+        (None, "is not known"),
+    ],
+)
+def test_late_messages_of_a_rank_that_may_have_waited_for_a_core_accuse_no_link(cores: Cores, words: str) -> None:
+    found = links_of(late_link, cores=cores)
+    assert found.stragglers == ()
+    (why,) = found.missing
+    assert has_parts(why, "ranks 1,5", words)
+
+
+def test_a_link_is_named_whose_rank_waits_for_a_core_for_much_less() -> None:
+    found = links_of(lambda one, other: 4 * late_link(one, other), cores=lambda rank, step: (0.0, 0.02 * (rank == 5)))
+    assert [(each.kind, each.ranks) for each in found.stragglers] == [(SlowKind.LINK, (1, 5)), (SlowKind.RANK, (5,))]
+
+
+def test_a_stage_is_slow_for_one_reason() -> None:
+    work = changed(lambda rank, step, part: 0.12 * (rank == 4 and part == "forward"))
+    found = answer(pipelined(EIGHT), 8, work, EIGHT, cores=lambda rank, step: (0.0, 0.02 * (rank == 5)))
+    assert [(each.ranks, each.phase) for each in found.stragglers] == [
+        ((4,), StepPhase.FORWARD), ((5,), StepPhase.OUTSIDE_PYTHON)
+    ]  # fmt: skip
+
+
+def test_ranks_of_one_node_have_no_link() -> None:
+    ranks = run(pipelined(EIGHT), 8, noisy(even), topology=EIGHT, delay=late_link, cores=lambda rank, step: (0.0, 0.0))
+    found = answer_of_rings(ranks, dict.fromkeys(range(8), "n0"))
+    assert found.stragglers == ()
+    assert has_parts(found.missing[0], "ranks 1,5", "all are on n0")
+
+
+@pytest.mark.parametrize(("name", "link"), [("busy-host-1", None), ("busy-host-2", None), ("slow-link", (0, 2))])
+def test_of_two_busy_hosts_and_a_slow_link_the_link_alone_is_accused(name: str, link: tuple[int, int] | None) -> None:
+    """The hosts had 12 times as many threads ready as cores; the link was limited to make steps a fifth longer."""
+    found = judge(recorded(name), {})
+    assert [each.ranks for each in found.stragglers if each.kind is SlowKind.LINK] == ([link] if link else [])
+    assert len(found.unclear) == (link is None)
 
 
 def test_one_message_that_is_seconds_late_makes_no_slow_link() -> None:
@@ -154,8 +216,8 @@ def test_one_message_that_is_seconds_late_makes_no_slow_link() -> None:
         counts[one, other] += 1
         return ({one, other} == {1, 5}) * (2.0 if (one, counts[one, other]) == (1, 50) else 0.0005)
 
-    found = answer_of_rings(run(pipelined(EIGHT), 8, noisy(even), topology=EIGHT, delay=delay), {})
-    assert found.stragglers == ()
+    found = links_of(delay)
+    assert (found.stragglers, found.missing) == ((), ())
 
 
 def test_a_picture_has_the_slow_rank_in_dark_and_survives_its_file() -> None:
@@ -258,7 +320,7 @@ def test_two_slow_ranks_are_both_named() -> None:
     assert {each.ranks for each in found.stragglers} == {(1,), (6,)}
 
 
-def test_what_is_not_known_is_notjudged_rings() -> None:
+def test_what_is_not_known_is_not_judged() -> None:
     ranks = run(data_parallel(4), 4, changed(DISTURBED["forward"][1]))
     short = answer_of_rings(run(data_parallel(4), 4, even, steps=9), {})
     assert short.num_steps == 5 and short.undecided
