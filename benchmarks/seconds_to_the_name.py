@@ -255,7 +255,7 @@ def tail_of(folder: Path) -> str:
 def tables(rows: Iterable[Row]) -> str:
     """Return the tables of the page: the distribution by kind, then every case that struck."""
     rows = [row for row in rows if row["onset"] is not None]
-    head = ["kind", "cases", "notified", "right rank first", "another rank first", "p50", "p90", "longest", "goal, p90"]
+    head = ["kind", "cases", "notified", "p50", "p90", "right rank first", "another rank first", "p50", "p90", "goal"]
     lines = [head, ["---"] * len(head)]
     for is_kept_back, kind in itertools.product((False, True), KINDS[:3]):
         found = [row for row in rows if row["kind"] == kind and is_held_out(row["name"]) is is_kept_back]
@@ -284,14 +284,20 @@ def tables(rows: Iterable[Row]) -> str:
 
 
 def distribution(rows: Sequence[Row]) -> list[str]:
-    """Return the cells of a kind. A case without the right message counts as longer than all."""
+    """Return the cells of a kind. A case without a message, or without the right one, counts as longer than all."""
     named = [row for row in rows if row["guilty"]]
     right = sum(row["seconds"] is not None for row in named)
     wrong = sum(bool(row["wrong"]) for row in named)
-    seconds = sorted(math.inf if row["seconds"] is None else row["seconds"] for row in rows)
-    told = sum(bool(row["said"]) for row in rows)
-    shares = [seconds[min(len(seconds) - 1, math.ceil(share * len(seconds)) - 1)] for share in (0.5, 0.9, 1.0)]
-    return [str(len(rows)), str(told), f"{right} of {len(named)}", str(wrong), *map(show, shares)]
+    notified = [row["said"][0][0] if row["said"] else None for row in rows]
+    told = str(len(rows) - notified.count(None))
+    to_the_name = shares([row["seconds"] for row in rows])
+    return [str(len(rows)), told, *shares(notified), f"{right} of {len(named)}", str(wrong), *to_the_name]
+
+
+def shares(seconds: Iterable[float | None]) -> list[str]:
+    """Return the median and what nine of ten do not exceed."""
+    found = sorted(math.inf if each is None else each for each in seconds)
+    return [show(found[math.ceil(share * len(found)) - 1]) for share in (0.5, 0.9)]
 
 
 def show(seconds: float | None) -> str:

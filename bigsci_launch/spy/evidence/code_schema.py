@@ -10,9 +10,6 @@ from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema, mod
 from bigsci_launch.config.schema.section import Section
 from bigsci_launch.spy.taxonomy import HangClass
 
-ANY = "*"
-"""Stands for every function of a file."""
-
 
 def _compile(text: str) -> str:
     try:

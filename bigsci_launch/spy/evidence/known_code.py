@@ -12,13 +12,18 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain
 from pathlib import Path
+from typing import TYPE_CHECKING, cast
 
-from bigsci_launch.config.problems import read_valid
 from bigsci_launch.content import content_folders, packaged
 from bigsci_launch.errors import ConfigError
-from bigsci_launch.spy.evidence.code_schema import ANY, KernelKind, KnownCodeFile, PhaseEntry, ScopeEntry
+from bigsci_launch.spy.evidence.trusted import read_trusted
 from bigsci_launch.spy.taxonomy import HangClass
 
+if TYPE_CHECKING:
+    from bigsci_launch.spy.evidence.code_schema import KernelKind, KnownCodeFile, PhaseEntry, ScopeEntry
+
+ANY = "*"
+"""Stands for every function of a file, and for every file."""
 CACHED = 1 << 14
 """Answers that each question keeps: few frames, many ranks."""
 
@@ -96,11 +101,20 @@ def read_known_code(own: Path | None = None) -> KnownCode:
             if path.stem in found:
                 continue
             try:
-                found[path.stem] = read_valid(KnownCodeFile, path)
+                found[path.stem] = _read_file(path, is_trusted=folder == packaged("diagnostics", "known"))
             except ConfigError as error:
                 found[path.stem] = None
                 problems.append("; ".join(str(problem) for problem in error.problems) or error.message)
     return KnownCode(tuple(file for _, file in sorted(found.items()) if file), tuple(problems))
+
+
+def _read_file(path: Path, *, is_trusted: bool) -> KnownCodeFile:
+    if is_trusted:
+        return cast("KnownCodeFile", read_trusted(path))
+    from bigsci_launch.config.problems import read_valid
+    from bigsci_launch.spy.evidence.code_schema import KnownCodeFile
+
+    return read_valid(KnownCodeFile, path)
 
 
 def bare_name(function: str) -> str:

@@ -134,7 +134,8 @@ class Conclusion:
 
     `claim` is the one sentence; `evidence` supports it, `missing` would make it more certain, `next` are commands.
     `grace` is how long the job must have stood still for `claim` to be a hang. `look_first` are ranks in the order
-    in which an engineer would look at them; unlike `suspects`, they are not accused.
+    in which an engineer would look at them; unlike `suspects`, they are not accused. In `hang_in_s` seconds it may be
+    called a hang if its ranks sleep until then, by the clock of the kernel; None if that is not known.
     """
 
     state: State
@@ -149,6 +150,7 @@ class Conclusion:
     signature: KnownHang | None = None
     grace: GracePeriod = GracePeriod.ELSEWHERE
     look_first: tuple[Pointer, ...] = ()
+    hang_in_s: float | None = None
     if_hang: Conclusion | None = None
     """What would be concluded if the job were known to hang; None if it is, or if nothing suggests that it does."""
 

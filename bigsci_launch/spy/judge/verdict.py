@@ -78,6 +78,7 @@ def temper(case: JobCase, conclusion: Conclusion) -> Conclusion:
         )
     if _has_stood_still(case, conclusion):
         return conclusion
+    wanted_s, known_s = _stillness(case, conclusion)
     return replace(
         conclusion,
         state=State.WAITING,
@@ -86,6 +87,7 @@ def temper(case: JobCase, conclusion: Conclusion) -> Conclusion:
         suspects=(),
         missing=(f"whether it lasts: {_stillness_text(case, conclusion)}", *conclusion.missing),
         next=(_look_longer(case, conclusion), *conclusion.next),
+        hang_in_s=wanted_s - known_s if known_s else None,
         if_hang=conclusion,
     )
 
@@ -142,20 +144,27 @@ def _stillness_text(case: JobCase, conclusion: Conclusion) -> str:
 
 
 def _look_longer(case: JobCase, conclusion: Conclusion) -> str:
-    """The command that looks for as long as is missing. Only what the kernel's own clock shows counts as seen: a new
-    look begins from there, and not from the looks of this one."""
+    """The command that looks for as long as is missing."""
+    grace = conclusion.grace
+    wanted, known = _stillness(case, conclusion)
+    seconds = max(10, 10 * ceil((wanted - known) / 10))
+    if case.evidence.is_from_files:
+        return f"py-spy dump  # again for each rank, {grace.late_s:.0f} s after the first or later"
+    if seconds > MAX_SETTLE_S:
+        return f"bsl spy  # again in {ceil(seconds / 60)} min: if nothing moves until then, it is a hang"
+    return f"bsl spy --settle {seconds}  # if nothing moves until then, it is a hang"
+
+
+def _stillness(case: JobCase, conclusion: Conclusion) -> tuple[float, float]:
+    """(for how many seconds the ranks must stand still, for how many they have). Only what the kernel's own clock shows
+    counts as seen: a new look begins from there, and not from the looks of this one."""
     grace, ranks = conclusion.grace, _ranks_in_question(case, conclusion)
     if grace.asleep_s is None or any(deciding_thread_ran(case.by_rank[rank]) for rank in ranks):
         wanted, known = grace.late_s, _late_s(case, conclusion, ranks)
     else:
         wanted, known = grace.asleep_s, _asleep_s(case, ranks)
     looked = max((elapsed_s(case.by_rank[rank]) or 0.0 for rank in case.graph.ranks), default=0.0)
-    seconds = max(10, 10 * ceil((wanted - (known if known > looked else 0.0)) / 10))
-    if case.evidence.is_from_files:
-        return f"py-spy dump  # again for each rank, {grace.late_s:.0f} s after the first or later"
-    if seconds > MAX_SETTLE_S:
-        return f"bsl spy  # again in {ceil(seconds / 60)} min: if nothing moves until then, it is a hang"
-    return f"bsl spy --settle {seconds}  # if nothing moves until then, it is a hang"
+    return wanted, known if known > looked else 0.0
 
 
 def _complete(conclusion: Conclusion, case: JobCase) -> Conclusion:

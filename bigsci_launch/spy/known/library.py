@@ -9,17 +9,20 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING, cast
 
-from bigsci_launch.config.problems import read_valid
 from bigsci_launch.content import content_folders, packaged
 from bigsci_launch.errors import ConfigError
 from bigsci_launch.spy.evidence.known_code import bare_name
 from bigsci_launch.spy.evidence.ranks import Evidence, RankEvidence
 from bigsci_launch.spy.evidence.samples import Child
 from bigsci_launch.spy.evidence.stacks import ThreadStack
+from bigsci_launch.spy.evidence.trusted import read_trusted
 from bigsci_launch.spy.judge.conclusion import Conclusion, KnownHang
-from bigsci_launch.spy.known.schema import RankCondition, SignatureFile
 from bigsci_launch.spy.taxonomy import HangClass
+
+if TYPE_CHECKING:
+    from bigsci_launch.spy.known.schema import RankCondition, SignatureFile
 
 FILE = "signature.yaml"
 
@@ -53,23 +56,29 @@ def read_library() -> Library:
     """Read every signature on the search path. An invalid file becomes a problem: it must not hide a verdict."""
     found: dict[str, Signature] = {}
     problems: list[str] = []
-    for folder in content_folders("signatures", packaged("diagnostics", "signatures")):
+    own = packaged("diagnostics", "signatures")
+    for folder in content_folders("signatures", own):
         for path in sorted(folder.glob(f"*/{FILE}")):
             if path.parent.name in found:
                 continue
             try:
-                found[path.parent.name] = read_signature(path)
+                found[path.parent.name] = read_signature(path, is_trusted=folder == own)
             except ConfigError as error:
                 problems.append("; ".join(str(problem) for problem in error.problems) or error.message)
     return Library(tuple(found.values()), tuple(problems))
 
 
-def read_signature(path: Path) -> Signature:
-    """Read the signature in the file at `path`.
+def read_signature(path: Path, *, is_trusted: bool = False) -> Signature:
+    """Read the signature in the file at `path`. `is_trusted`: it is known to be valid.
 
     Raises:
         ConfigError: the file cannot be read, or it is invalid; with all problems, each `file:line:column: key: text`.
     """
+    if is_trusted:
+        return Signature(path.parent.name, path, cast("SignatureFile", read_trusted(path)))
+    from bigsci_launch.config.problems import read_valid
+    from bigsci_launch.spy.known.schema import SignatureFile
+
     return Signature(path.parent.name, path, read_valid(SignatureFile, path))
 
 

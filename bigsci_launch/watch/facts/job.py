@@ -16,10 +16,9 @@ from bigsci_launch.runs.attempts import query_attempt, unknown
 from bigsci_launch.scheduler.hostlist import expand_hostlist
 from bigsci_launch.scheduler.job import JobInfo, JobState, NodeInfo
 from bigsci_launch.scheduler.reservations import Maintenance, query_maintenance
-from bigsci_launch.scheduler.slurm import query_job, query_nodes
+from bigsci_launch.scheduler.slurm import SLURM_EVERY_S, query_job, query_nodes
 from bigsci_launch.watch.watched import WatchedRun
 
-SLURM_EVERY_S = 30.0
 LOCAL_EVERY_S = 2.0
 FIRST_ANSWER_S = 5.0
 ROUND = ("job", "nodes", "job", "job", "maintenance", "job")

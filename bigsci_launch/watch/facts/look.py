@@ -35,7 +35,8 @@ class Look:
 
     `state` is None if the ranks could not be examined; `sentence` is then the reason. `nodes` are those of the
     suspects, if a node may be the cause. `is_stopped`: the suspects are stopped. `signature` is equal for looks that
-    found the ranks in the same places. `bundle` is None if the evidence was not stored.
+    found the ranks in the same places. `bundle` is None if the evidence was not stored. `hang_at` is when ranks that
+    sleep until then may be called hung, on this machine's monotonic clock; None if that is not known.
     """
 
     state: State | None
@@ -47,6 +48,7 @@ class Look:
     is_stopped: bool = False
     details: tuple[str, ...] = ()
     bundle: Path | None = None
+    hang_at: float | None = None
 
     @property
     def is_failure(self) -> bool:
@@ -102,6 +104,7 @@ def look_of(answer: SpyAnswer) -> Look:
         signature=_signature(answer),
         confidence=conclusion.confidence,
         is_stopped=conclusion.hang_class is HangClass.PROCESS_STOPPED,
+        hang_at=None if conclusion.hang_in_s is None else time.monotonic() + conclusion.hang_in_s,
         details=(
             *([f"known hang {known.name}: {known.explanation} {known.remedy}".strip()] if known else []),
             *(why for why in reasons if why not in conclusion.claim),

@@ -11,7 +11,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from bigsci_launch.runs.watching.ledger import RunFinding
-from bigsci_launch.spy.judge.conclusion import GracePeriod
 from bigsci_launch.spy.taxonomy import State
 from bigsci_launch.units import format_age
 from bigsci_launch.watch.facts.look import Look
@@ -23,21 +22,16 @@ STALL = "stall:"
 """What the keys of findings about a silence begin with."""
 BACK_OFF = 1.25
 """Ranks in doubt are looked at again each time that the silence has become so many times as long."""
-DECISIVE_S = tuple(period.asleep_s + 0.5 - LEAST_SETTLE_S for period in GracePeriod if period.asleep_s)
-"""They are looked at, too, so that the look ends when ranks that stand still may be called hung."""
-MOVING_PART, LEAST_MOVING_S, MOST_MOVING_S = 0.25, 30.0, 120.0
-"""After a look that found progress, the next one comes after this part of the silence, within these bounds."""
+MOST_HURRIED, SOON_S, LATER_S = 3, 30.0, 0.3
+"""So many looks in a row may instead end a little later than when the ranks may be called hung, if that is soon."""
+MOVING_GAPS = 10
+"""After a look that found progress, the next one comes after so many of the least times between two looks."""
 CERTAIN = 0.95
 PATIENT_S = 600.0
 """In a phase of unknown length, the watcher acts on a less certain verdict only after this long."""
 
 TakeLook = Callable[[float, bool], Look]
 """Looks at the ranks for some seconds, and stores evidence also of a doubt, or only of a failure."""
-
-
-def again_s(lasted_s: float) -> float:
-    """Return how long ranks have stood still when they are looked at again, if they were in doubt after `lasted_s`."""
-    return min([BACK_OFF * lasted_s, *(moment for moment in DECISIVE_S if moment > lasted_s)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +65,7 @@ class StallWatch:
         if silence.lasts_s < self._lasted_s:
             self._taken.clear()
         self._lasted_s = silence.lasts_s
-        if self._is_due(silence, now):
+        if self.due_in_s(silence, now) <= 0:
             self.look_now(silence, now)
 
     def look_now(self, silence: Silence, now: float) -> None:
@@ -79,22 +73,36 @@ class StallWatch:
         since_moved_s = now - self._moved_at if self._moved_at is not None else silence.lasts_s
         still_s = min(silence.lasts_s, since_moved_s, *(() if silence.quiet_s is None else (silence.quiet_s,)))
         usual_s = silence.usual_s if silence.usual_s is not None else still_s / 10
+        if (hang_at := self._hang_at()) is not None:
+            usual_s = hang_at + LATER_S - now
         settle_s = min(max(usual_s, LEAST_SETTLE_S), MOST_SETTLE_S)
         look = self._take_look(settle_s, silence.pace is not Pace.USUAL)
         self._taken.append(_Taken(look, now, silence.lasts_s, still_s))
         self._moved_at = now if look.is_moving else self._moved_at
 
-    def _is_due(self, silence: Silence, now: float) -> bool:
-        if silence.look_in_s > 0:
-            return False
-        if not self._taken:
-            return True
+    def due_in_s(self, silence: Silence, now: float) -> float:
+        """Return in how many seconds the ranks are to be looked at; 0 or less: now."""
+        if silence.look_in_s > 0 or not self._taken:
+            return silence.look_in_s
         last = self._taken[-1]
+        if last.look.is_failure and self.is_confirmed:
+            return 2 * last.lasts_s - silence.lasts_s
         if last.look.is_failure:
-            return silence.lasts_s >= 2 * last.lasts_s if self.is_confirmed else now - last.at >= self._confirm_s
+            return last.at + self._confirm_s - now
         if last.look.is_moving:
-            return now - last.at >= min(max(MOVING_PART * silence.lasts_s, LEAST_MOVING_S), MOST_MOVING_S)
-        return now - last.at >= max(self._gap_s, again_s(last.still_s) - last.still_s)
+            has_called = silence.quiet_s is not None and silence.quiet_s < now - last.at
+            rests_s = last.at + MOVING_GAPS * self._gap_s - now
+            return min(rests_s, silence.calls_in_s) if has_called else rests_s
+        hang_at = self._hang_at()
+        again = last.at + (BACK_OFF - 1) * last.still_s if hang_at is None else hang_at + LATER_S - LEAST_SETTLE_S
+        return max(last.at + self._gap_s, again) - now
+
+    def _hang_at(self) -> float | None:
+        """When the ranks may be called hung, if that is soon, and they were in doubt a few times only."""
+        if not 0 < len(self._taken) <= MOST_HURRIED:
+            return None
+        last = self._taken[-1]
+        return last.look.hang_at if last.look.hang_at and last.look.hang_at - last.at <= SOON_S else None
 
     @property
     def look(self) -> Look | None:

@@ -13,7 +13,7 @@ from bigsci_launch.watch.judge.durations import generous
 from bigsci_launch.watch.judge.heartbeats import Heartbeats
 from bigsci_launch.watch.judge.log_event import IN_BACKGROUND, LogEvent
 from bigsci_launch.watch.judge.printed import Printed
-from bigsci_launch.watch.judge.pulse import LEAST_LOOK_S, OUTPUT_LOOK_S, Pulse, look_after, look_in
+from bigsci_launch.watch.judge.pulse import CALLS_LOOK_S, LEAST_LOOK_S, OUTPUT_LOOK_S, Pulse, look_after
 from bigsci_launch.watch.judge.silence import Noticed, Pace, Silence
 from bigsci_launch.watch.judge.state import Candidate, Expected, Learned
 from bigsci_launch.watch.judge.trends import Trends
@@ -56,7 +56,7 @@ class ProgressTracker:
         self._last_look: float | None = None
         self._last_news: float | None = None
         self._has_step = self._has_shown = False
-        self._output, self._calls = Pulse(OUTPUT_LOOK_S), Pulse(LEAST_LOOK_S)
+        self._output, self._calls = Pulse(OUTPUT_LOOK_S), Pulse(LEAST_LOOK_S, CALLS_LOOK_S)
         self._error: str | None = None
         self._blind: tuple[str, ...] = ()
         self._noticed: list[Noticed] = []
@@ -181,6 +181,7 @@ class ProgressTracker:
     def silence(self, now: float) -> Silence:
         """Return how long nothing new was seen, and what that means."""
         lasts = now - (self._last_news if self._last_news is not None else now)
+        calls_in_s = max(self._calls.look_in_s(now), self._calls.look_after_s - lasts)
         candidates = [Candidate("recovery", None, True)] if self._recovers else self._source.candidates()
         pace = self._pace(lasts, candidates)
         first = candidates[0]
@@ -191,9 +192,10 @@ class ProgressTracker:
             lasts_s=lasts,
             usual_s=first.usual.median if first.usual else None,
             sentence=self._sentence(lasts, candidates, pace),
-            look_in_s=look_in(lasts, self._look_after(candidates), self._calls, now),
+            look_in_s=min(self._look_after(candidates) - lasts, calls_in_s),
             has_shown=self._has_shown,
             quiet_s=self._calls.silent_s(now),
+            calls_in_s=calls_in_s,
         )
 
     def _look_after(self, candidates: Sequence[Candidate]) -> float:

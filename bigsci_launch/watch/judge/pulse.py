@@ -6,6 +6,7 @@ alone would call the silence long.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Iterable
 
@@ -15,16 +16,20 @@ LEAST_LOOK_S = 5.0
 """A shorter silence may be the buffers of a program, or of a file system."""
 OUTPUT_LOOK_S = 10.0
 """The same, where lines are not understood: they come less evenly than steps. It also counts after an error."""
-UNKNOWN_LOOK_S = 30.0
-"""A run whose rhythm is not known is looked at after this long."""
+UNKNOWN_LOOK_S, CALLS_LOOK_S = 30.0, 8.0
+"""A run whose rhythm is not known is looked at after this long; sooner where rings show its calls, without a buffer."""
 FEW_GAPS, RECENT_GAPS = 2, 64
 
 
 class Pulse:
-    """The times at which something new came, of one kind, by the watcher's clock."""
+    """The times at which something new came, of one kind, by the watcher's clock.
 
-    def __init__(self, least_s: float) -> None:
+    A silence of less than `least_s` is worth no look; without a known rhythm, one of `unknown_s` is.
+    """
+
+    def __init__(self, least_s: float, unknown_s: float = UNKNOWN_LOOK_S) -> None:
         self._least_s = least_s
+        self._unknown_s = unknown_s
         self._gaps: deque[float] = deque(maxlen=RECENT_GAPS)
         self._last: float | None = None
 
@@ -43,8 +48,12 @@ class Pulse:
     def look_after_s(self) -> float:
         """How long a silence is worth a look: twice the longest gap of late, except for one, as of a start."""
         if len(self._gaps) < FEW_GAPS:
-            return UNKNOWN_LOOK_S
+            return self._unknown_s
         return max(self._least_s, LONG * sorted(self._gaps)[-2])
+
+    def look_in_s(self, now: float) -> float:
+        """In how many seconds the silence is worth a look, 0 or less: now; infinite if nothing ever came."""
+        return math.inf if self._last is None else self.look_after_s - (now - self._last)
 
     def silent_s(self, now: float) -> float | None:
         """How long nothing has come; None if nothing ever came."""
@@ -61,12 +70,3 @@ def look_after(known: Iterable[Usual], output: Pulse) -> float:
     if not medians:
         return min(UNKNOWN_LOOK_S, output.look_after_s)
     return max(LEAST_LOOK_S, LONG * max(medians))
-
-
-def look_in(lasts_s: float, after_s: float, calls: Pulse, now: float) -> float:
-    """Return in how many seconds the ranks are worth a look; 0 or less: now.
-
-    Calls of the ranks can only bring it forward: they must have stopped for as long as the output.
-    """
-    by_output, quiet_s = after_s - lasts_s, calls.silent_s(now)
-    return by_output if quiet_s is None else min(by_output, calls.look_after_s - min(lasts_s, quiet_s))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from enum import Enum
 
@@ -24,7 +25,8 @@ class Silence:
     `unknown`; `step` the last finished step, None if none was seen. `lasts_s` is how long nothing new was seen,
     `usual_s` the median of the phase; None if it is not known. `sentence` is the whole for readers. In `look_in_s`
     seconds the ranks are worth a look, 0 or less: now. `has_shown`: something new has come since this watch began.
-    `quiet_s` is how long the ranks have issued no call either; None if no ring shows their calls.
+    `quiet_s` is how long the ranks have issued no call either; None if no ring shows their calls. Because of that alone
+    they are worth a look in `calls_in_s` seconds.
     """
 
     pace: Pace
@@ -36,6 +38,7 @@ class Silence:
     look_in_s: float = 0.0
     has_shown: bool = True
     quiet_s: float | None = None
+    calls_in_s: float = math.inf
 
 
 @dataclass(frozen=True, slots=True)

@@ -171,7 +171,7 @@ class Watcher:
             blind=blind,
             remarks=(*seen.remarks, *filter(None, [self._open_findings.unwritten]), *remarks(self._now.watched.home)),
             look=self._now.stalls.look,
-            every_s=_pause(seen.silence),
+            every_s=_pause(seen.silence, self._now.stalls.due_in_s(seen.silence, time.monotonic())),
         )
 
     def _say_new(self, lines: tuple[str, ...]) -> None:
@@ -204,14 +204,15 @@ class Watcher:
         return ""
 
 
-def _pause(silence: Silence) -> float:
-    """Return the time until the next round: about a step, or until the ranks are worth a look.
+def _pause(silence: Silence, look_in_s: float) -> float:
+    """Return the time until the next round: about a step, or until the ranks are to be looked at.
 
-    Where it is not known how long a step takes, it grows with the silence.
+    Where it is not known how long a step takes, it grows with the silence; the rhythm of calls, which is quicker than
+    that of steps, is as coarse as the rounds that see it.
     """
     usual_s = silence.usual_s if silence.usual_s is not None else silence.lasts_s / 10
-    pause = min(max(usual_s, LEAST_EVERY_S), MOST_EVERY_S)
-    return min(pause, max(silence.look_in_s, SOON_S)) if silence.look_in_s > 0 else pause
+    pause = LEAST_EVERY_S if silence.quiet_s is not None else min(max(usual_s, LEAST_EVERY_S), MOST_EVERY_S)
+    return min(pause, max(look_in_s, SOON_S)) if look_in_s > 0 else pause
 
 
 def _sentence(seen: WatchRound, findings: tuple[RunFinding, ...], blind: tuple[str, ...]) -> str:

@@ -13,9 +13,10 @@ from bigsci_launch.runs.attempts import ended_state, read_exit
 from bigsci_launch.runs.chain.records import read_next
 from bigsci_launch.runs.ending.failures import failure_text
 from bigsci_launch.runs.watching.ledger import RunFinding
+from bigsci_launch.scheduler.slurm import SLURM_EVERY_S
 from bigsci_launch.units import format_age
 from bigsci_launch.watch.facts.generations import GenerationWatch
-from bigsci_launch.watch.facts.job import SLURM_EVERY_S, JobPoller, JobView
+from bigsci_launch.watch.facts.job import JobPoller, JobView
 from bigsci_launch.watch.facts.look import Keep, Look, take_look
 from bigsci_launch.watch.facts.restart import RestartWatch
 from bigsci_launch.watch.facts.stalls import StallWatch

@@ -26,13 +26,11 @@ from bigsci_launch.runs.watching.ledger import Act, RunFinding, read_acts, read_
 from bigsci_launch.scheduler.job import JobInfo
 from bigsci_launch.spy.show.grid import make_text_grid
 from bigsci_launch.status.read import total_steps
+from bigsci_launch.styled_lines import AMBER, BOLD, GREEN, RED, SOFT, StyledLine, cut
 from bigsci_launch.topology import Topology
 from bigsci_launch.topology.naming import count_ranks
 from bigsci_launch.units import ago, format_age
 from bigsci_launch.watch.show.history import StepPoint, points_of_records, read_printed
-
-StyledLine = list[tuple[str, dict[str, Any]]]
-"""Parts of a line, each with its style in the words of click."""
 
 TAIL_BYTES = 128 << 10
 OLD_AFTER_S = 120.0
@@ -53,12 +51,6 @@ MEANINGS = {
     ENDED: "ended",
     ABSENT: "not started",
 }
-Style = dict[str, Any]
-RED: Style = {"fg": "red"}
-AMBER: Style = {"fg": "yellow"}
-GREEN: Style = {"fg": "green"}
-SOFT: Style = {"dim": True}
-BOLD: Style = {"bold": True}
 COLOURS = {Health.HEALTHY: GREEN, Health.FINDING: {**RED, **BOLD}, Health.BLIND: AMBER}
 
 
@@ -299,14 +291,3 @@ def _acts(view: LiveView) -> list[StyledLine]:
 def _came(act: Act, asked: float) -> str:
     words = f": {act.words}" if act.words else f": {act.why}" if act.why else ""
     return f"by {act.who}, {ago(act.time, asked)}, {act.state}{words}"
-
-
-def cut(line: StyledLine, width: int) -> StyledLine:
-    """Return the line without what is right of the screen, and without what a terminal would obey."""
-    cut: StyledLine = []
-    for text, style in line:
-        plain = "".join(letter if letter.isprintable() else " " for letter in text)[: max(0, width)]
-        width -= len(plain)
-        if plain:
-            cut.append((plain, style))
-    return cut

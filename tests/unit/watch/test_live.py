@@ -16,7 +16,8 @@ import pytest
 from bigsci_launch.runs.layout import RunDir, write_json
 from bigsci_launch.runs.watching.heartbeat import Health, own_heartbeat, write_heartbeat
 from bigsci_launch.runs.watching.ledger import Act, RunFinding, clear_finding, raise_finding, record_act
-from bigsci_launch.watch.show.live import StyledLine, live_lines, plain_line, read_live_view, sparkline
+from bigsci_launch.styled_lines import StyledLine
+from bigsci_launch.watch.show.live import live_lines, plain_line, read_live_view, sparkline
 from tests.support.texts import has_parts
 
 from .conftest import heartbeat, lose_a_node

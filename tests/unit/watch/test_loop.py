@@ -19,7 +19,15 @@ from bigsci_launch.runs.layout import RunDir, write_json
 from bigsci_launch.runs.watching.heartbeat import Health
 from bigsci_launch.runs.watching.ledger import RunFinding, raise_finding, read_findings
 from bigsci_launch.scheduler.local import Launcher
-from bigsci_launch.watch.rounds.loop import Watcher, WatchStatus
+from bigsci_launch.watch.judge.silence import Pace, Silence
+from bigsci_launch.watch.rounds.loop import (
+    LEAST_EVERY_S,
+    MOST_EVERY_S,
+    SOON_S,
+    Watcher,
+    WatchStatus,
+    _pause,
+)
 from bigsci_launch.watch.rounds.open_findings import OpenFindings
 from bigsci_launch.watch.watched import watched_run
 from tests.support.texts import has_parts
@@ -97,3 +105,21 @@ def test_a_run_whose_lines_are_not_known_is_not_said_to_be_in_its_start(run: Run
     status = status_at(run)
     assert status.health is Health.BLIND, "nothing shows that it is healthy"
     assert has_parts(status.sentence, "no step") and "start" not in status.sentence
+
+
+@pytest.mark.parametrize(
+    ("usual_s", "lasts_s", "quiet_s", "look_in_s", "pause_s"),
+    [
+        (7.0, 3.0, None, 11.0, 7.0),
+        (7.0, 3.0, None, 4.0, 4.0),
+        (7.0, 3.0, None, 0.1, SOON_S),
+        (7.0, 30.0, None, -3.0, 7.0),
+        (None, 600.0, None, 90.0, MOST_EVERY_S),
+        (None, 600.0, 0.5, 90.0, LEAST_EVERY_S),
+    ],
+)
+def test_a_round_comes_with_each_step_with_calls_sooner_and_in_time_for_a_look(
+    usual_s: float | None, lasts_s: float, quiet_s: float | None, look_in_s: float, pause_s: float
+) -> None:
+    silence = Silence(Pace.USUAL, "step", 45, lasts_s, usual_s, "", quiet_s=quiet_s)
+    assert _pause(silence, look_in_s) == pause_s

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 from bigsci_launch.watch.judge.log_event import LogEvent
-from bigsci_launch.watch.judge.pulse import LEAST_LOOK_S, OUTPUT_LOOK_S, UNKNOWN_LOOK_S
+from bigsci_launch.watch.judge.pulse import CALLS_LOOK_S, LEAST_LOOK_S, OUTPUT_LOOK_S, UNKNOWN_LOOK_S
 
 from .conftest import STEP_S, Watched
 
@@ -58,6 +59,15 @@ def test_calls_bring_a_look_forward_and_never_put_it_off(watch: Watch) -> None:
     for _ in range(8):
         watched.see(CALL, after=30.0)
     assert look_in(watched, 1.0) < 0, "calls continue, but the step is late"
+
+
+def test_the_first_calls_bring_a_look_forward_before_their_rhythm_is_known(watch: Watch) -> None:
+    watched = watch()
+    watched.see(OUTPUT)
+    watched.see(CALL, after=1.0)
+    assert look_in(watched) == CALLS_LOOK_S < UNKNOWN_LOOK_S
+    assert [watched.silent(seconds).calls_in_s for seconds in (0.0, 4.0)] == [CALLS_LOOK_S, CALLS_LOOK_S - 4.0]
+    assert watch().silent(0.0).calls_in_s == math.inf
 
 
 def test_an_error_is_followed_soon(watch: Watch) -> None:

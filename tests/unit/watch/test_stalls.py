@@ -11,7 +11,7 @@ from bigsci_launch.spy.answer import answer_from
 from bigsci_launch.spy.evidence.bundle import Bundle
 from bigsci_launch.spy.taxonomy import HangClass, State
 from bigsci_launch.watch.facts.look import Look, look_of, may_be_the_node
-from bigsci_launch.watch.facts.stalls import StallWatch, again_s
+from bigsci_launch.watch.facts.stalls import StallWatch
 from bigsci_launch.watch.judge.silence import Pace, Silence
 from tests.unit.spy.conftest import rank_of
 
@@ -65,9 +65,19 @@ def test_ranks_are_left_alone_until_a_silence_is_worth_a_look() -> None:
 
 def test_looks_back_off_with_the_silence() -> None:
     assert looked(WAITING, 90, 6.0) == [6, 16, 26, 36, 46, 58, 73]
-    assert [again_s(lasted_s) for lasted_s in (6.0, 10.0, 26.0, 40.0, 110.0)] == [7.5, 12.5, 28.5, 50.0, 118.5]
-    assert looked(MOVING, 500) == [30, 60, 90, 120, 160, 214, 286, 382]
-    assert looked(MOVING, 4000)[-1] - looked(MOVING, 4000)[-2] == 120
+    assert looked(MOVING, 400) == [30, 130, 230, 330]
+
+
+def test_a_look_ends_when_ranks_that_sleep_may_be_called_hung() -> None:
+    """In doubt, a look also says when that is; after a few such looks, the silence alone says when to look again."""
+    stalls, ranks = watched(*(replace(WAITING, hang_at=at) for at in (25.0, 40.0, 90.0, 52.0)))
+    at: list[float] = []
+    for half_second in range(160):
+        now = half_second / 2
+        stalls.consider(silence(now, Pace.UNKNOWN, None, 10.0), now)
+        at += [now] * (len(ranks.settled) - len(at))
+    assert at == [10.0, 23.5, 38.5, 48.5, 61.0, 76.5], "the third is too far away, and the fourth one too many"
+    assert [began + settled_s for began, settled_s in zip(at[1:3], ranks.settled[1:3], strict=True)] == [25.5, 40.5]
 
 
 @pytest.mark.parametrize("shows_calls", [True, False])
@@ -79,13 +89,24 @@ def test_looks_back_off_from_when_the_ranks_last_moved_and_not_from_their_last_o
         told = replace(silence(second, Pace.UNKNOWN, None, 30.0), quiet_s=quiet_s, look_in_s=0.0)
         stalls.consider(told, second)
         at += [second] * (len(ranks.settled) - len(at))
-    # After a look that found progress the next one comes in two minutes.
+    # After a look that found progress the next one comes in a hundred seconds.
     assert at == ([7000, 7010, 7020, 7030, 7040, 7052] if shows_calls else [7000])
     assert ranks.settled[0] == (2.0 if shows_calls else 30.0)
     if not shows_calls:
-        stalls.consider(silence(7125.0, Pace.UNKNOWN, None, 30.0), 7125.0)
-        stalls.consider(silence(7157.0, Pace.UNKNOWN, None, 30.0), 7157.0)
-        assert ranks.settled[1:] == [12.5, 15.7], "a second look comes when 125 s have become a quarter longer"
+        stalls.consider(silence(7105.0, Pace.UNKNOWN, None, 30.0), 7105.0)
+        stalls.consider(silence(7132.0, Pace.UNKNOWN, None, 30.0), 7132.0)
+        assert ranks.settled[1:] == [10.5, 13.2], "a second look comes when 105 s have become a quarter longer"
+
+
+def test_calls_that_stop_after_a_look_that_saw_the_ranks_move_are_looked_at_soon() -> None:
+    stalls, ranks = watched(MOVING)
+    at = []
+    for second in range(30, 90):
+        quiet_s = float(second - 45 if second >= 45 else second - 20)
+        told = replace(silence(second, Pace.UNKNOWN, None, 30.0), quiet_s=quiet_s, calls_in_s=5.0 - quiet_s)
+        stalls.consider(told, second)
+        at += [second] * (len(ranks.settled) - len(at))
+    assert at == [30, 50], "no call came after the first look until second 45, and none after the second look"
 
 
 def test_nothing_is_done_and_no_doubt_is_kept_while_the_clock_calls_a_silence_usual() -> None:

@@ -9,7 +9,7 @@ from bigsci_launch.spy.evidence.known_code import is_at_store, is_joining_call
 from bigsci_launch.spy.evidence.ranks import Evidence, RankEvidence
 from bigsci_launch.spy.judge.case import JobCase
 from bigsci_launch.spy.judge.commands import on_node
-from bigsci_launch.spy.judge.conclusion import Conclusion, GracePeriod, Side, Strength, Suspect
+from bigsci_launch.spy.judge.conclusion import Conclusion, GracePeriod, Pointer, Reason, Side, Strength, Suspect
 from bigsci_launch.spy.judge.last_calls import find_missing_keys, whereabouts
 from bigsci_launch.spy.taxonomy import HangClass, State
 from bigsci_launch.topology.naming import agree, count_ranks, counted
@@ -65,6 +65,8 @@ def key_is_due(case: JobCase) -> Conclusion | None:
     waiting = case.graph.leading_to(frozenset(roots))
     # A rank in no communication may be at work, and set the key afterwards.
     is_waiting = setter in case.graph.waits
+    wanted = f"for a key of the store whose form {evidence.short_name(setter)} sets"
+    who = f"{evidence.names(due.ranks)} {agree('waits', due.ranks)}"
     return Conclusion(
         state=State.HANG,
         claim=f"{due.words}; {counted(waiting, 'waits')} in communications",
@@ -72,6 +74,10 @@ def key_is_due(case: JobCase) -> Conclusion | None:
         hang_class=HangClass.STORE_KEY_MISSING,
         sides=(Side(due.ranks, "waiting for a key of the store"), Side((setter,), whereabouts(evidence.ranks[setter]))),
         missing=("whether that rank left the key out, or the others should not have asked for it",),
+        look_first=(
+            Pointer(setter, f"{who} {wanted}", Reason.AWAITED),
+            *(Pointer(rank, f"it waits {wanted}", Reason.AWAITED_MAYBE) for rank in due.ranks),
+        ),
         grace=GracePeriod.ELSEWHERE if is_waiting else GracePeriod.COMPUTES,
     )
 

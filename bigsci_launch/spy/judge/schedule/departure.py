@@ -100,14 +100,16 @@ def find_departures(evidence: Evidence) -> Departures:
         from_peers={found.rank: _with_groups(found, streams, evidence) for found in filter(differs, peers)},
         compared=frozenset(streams),
         surprised=surprised,
-        unlike_once=frozenset(rank for rank in rare if firsts[rank] == 0 and _is_unlike_once(streams[rank])),
+        unlike_once=frozenset(rank for rank in rare if firsts[rank] == 0 and _is_unlike_once(rank, streams)),
     )
 
 
-def _is_unlike_once(stream: Sequence[Collective]) -> bool:
-    """Whether one of the last rows of equal collectives has another length than the only one before it. `stream` begins
-    with the rank's first collective: else there may have been other rows."""
-    return any(_broken_rows(stream, _text_of(stream), is_whole=True, least=1))
+def _is_unlike_once(rank: int, streams: Mapping[int, Sequence[Collective]]) -> bool:
+    """Whether one of the last rows of equal collectives has another length than the only one before it, and not every
+    rank did the same there. The stream begins with the rank's first collective: else there may have been other rows."""
+    stream = streams[rank]
+    places = {at for at, _ in _broken_rows(stream, _text_of(stream), is_whole=True, least=1)}
+    return any(other[at : at + 1] != stream[at : at + 1] for at in places for other in streams.values())
 
 
 def _differs_in_kind(found: Departure, evidence: Evidence) -> bool:

@@ -351,3 +351,16 @@ def test_who_waits_for_a_silent_node_is_no_known_rendezvous() -> None:
     assert (conclusion.hang_class, conclusion.signature) == (HangClass.NODE_LOST, None)
     assert any(line.startswith("scontrol show node n1  #") for line in conclusion.next)
     assert not any("py-spy" in line for line in conclusion.next)
+
+
+@pytest.mark.parametrize(("asleep_s", "hang_in_s"), [(12.0, 108.0), (0.0, None), (200.0, None)])
+def test_what_may_end_by_itself_says_when_it_may_be_called_a_hang_as_far_as_the_kernel_shows_it(
+    asleep_s: float, hang_in_s: float | None
+) -> None:
+    late = rank_of(2, "load@/src/p.py:4 < main@/src/p.py:1", **SLEEPING)
+    ranks = [rank_of(0, WORLD), rank_of(1, WORLD), late]
+    for rank in ranks:
+        rank["samples"][-1]["thread_idle_s"] = {str(rank["pid"]): asleep_s}
+    conclusion = judge(job(ranks))
+    assert conclusion.state.value == ("waiting" if asleep_s < 120.0 else "hang")
+    assert conclusion.hang_in_s == hang_in_s

@@ -8,12 +8,13 @@ from bigsci_launch.spy.evidence.bundle import Bundle
 from bigsci_launch.spy.evidence.groups import other_groups
 from bigsci_launch.spy.evidence.kernel import parse_connections
 from bigsci_launch.spy.evidence.ranks import Evidence
+from bigsci_launch.spy.judge.last_calls import UNKNOWN_SETTER
 from bigsci_launch.spy.judge.verdict import judge
 from bigsci_launch.spy.judge.waits import build_graph
 from bigsci_launch.spy.taxonomy import HangClass, State
 
 from ...conftest import Document, accused, mesh_of, outcome, rank_of
-from ..small_cases import INIT, PEERS, POLLING, SLEEPING, WORLD, job
+from ..small_cases import INIT, PEERS, POLLING, SLEEPING, WORLD, a_key_of_a_known_rank, job
 
 WAITING = "all_reduce@c10d:1 < step@/src/loop.py:9"
 END = "barrier@c10d:1 < finish@/src/loop.py:11"
@@ -30,6 +31,16 @@ def idle(rank: Document, seconds: float) -> Document:
 
 def node(ranks: list[Document], **facts: object) -> Evidence:
     return Bundle({}, ({"node": "n0", "clock_ticks_per_s": 100, "ranks": ranks, **facts},)).evidence()
+
+
+def test_a_shorter_first_row_that_all_ranks_left_alike_is_no_reason_to_look_at_one() -> None:
+    """After rows of 7 and 4 with a report after each, one rank begins the fourth of its row, the others a barrier."""
+    report = "w:gather w:scatter "
+    begun = "w " * 7 + report + "w " * 4 + report + "w " * 3
+    calls = [begun + ("w!" if rank == 2 else "w:barrier!") for rank in range(4)]
+    ranks = [rank_of(rank, PEERS, calls=each, members={"w": [0, 1, 2, 3]}) for rank, each in enumerate(calls)]
+    found = judge(job(ranks)).look_first
+    assert all("the only time before" not in pointer.why for pointer in found), found
 
 
 @pytest.mark.parametrize("wrong", [(1, 2, 3), (0, 1, 3), (2,)])
@@ -188,6 +199,13 @@ def test_who_reads_a_key_of_the_store_is_not_accused() -> None:
     conclusion = judge(job([rank_of(0, WORLD), rank_of(1, WORLD), reader]))
     assert outcome(conclusion) == ("hang", HangClass.STORE_KEY_MISSING, [])
     assert [pointer.rank for pointer in conclusion.look_first[:2]] == [0, 2]
+
+
+def test_a_key_of_the_store_is_asked_of_the_rank_that_sets_its_form_and_it_is_not_accused() -> None:
+    conclusion = judge(a_key_of_a_known_rank())
+    assert accused(conclusion) == []
+    assert [pointer.rank for pointer in conclusion.look_first] == [0, 1]
+    assert not any(UNKNOWN_SETTER in pointer.why for pointer in conclusion.look_first)
 
 
 def test_a_build_lock_that_all_ranks_wait_for() -> None:
