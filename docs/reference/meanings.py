@@ -155,7 +155,7 @@ stragglers[].cost | {ms_per_step, low, high, share, share_low, share_high}, with
 stragglers[].site | where in the code
 stragglers[].causes | list of sentences about the node
 imbalances | list of {ranks, reason, cost}: work that is shared unevenly by nature
-missing | list of sentences: what could not be looked at
+missing | list of sentences: what could not be looked at, and why late messages accuse no link
 undecided | why no rank can be named; null if that is not so
 """,
     "bsl status --json": """
