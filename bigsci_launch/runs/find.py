@@ -95,7 +95,7 @@ def latest_run() -> RunDir:
     """Return the run of this user that was submitted last; without any, the last one of others in the same folder."""
     submitted = [(_is_own(run), _last_submission(run), run.name, run) for run in find_runs(runs_root())]
     if not submitted:
-        hint = f"{LIST_HINT}; `bsl spy` takes any Slurm job with --jobid, and any program with --pid"
+        hint = f"{LIST_HINT}; `bsl spy --jobid ID` takes any Slurm job, and `bsl spy --pid PID` any program"
         raise RunDirError(f"there are no runs under {runs_root()}", hint=hint)
     return max(submitted, key=lambda entry: entry[:3])[3]
 
