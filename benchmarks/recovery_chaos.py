@@ -130,7 +130,7 @@ def page_of(outcomes: Sequence[Outcome], held_out: Sequence[Outcome]) -> str:
     if held_out:
         lines += ["", *_table("held-out runs", held_out)]
     seconds = [each for outcome in (*outcomes, *held_out) for each in outcome.seconds]
-    # SIGSTOP is noticed after ten seconds on purpose, so those are shown apart.
+    # A stopped process is given time to continue before it counts as lost, so those are shown apart.
     prompt = [each for each in seconds if each["noticed"] < 5]
     lines += ["", f"| phase of {len(prompt)} recoveries | p50 | p95 | largest |", "|---|---|---|---|"]
     for phase in PHASES:
