@@ -52,7 +52,7 @@ _RECORD = re.compile(r"^(?=JobId=\d)", re.MULTILINE)
 # What users choose freely (name, comment, command line) comes before these three. Up to 25.05 a line ends with a blank.
 _OUTPUT = re.compile(r".* StdErr=(.*?) StdIn=.*? StdOut=(.*?)(?: [A-Z]\w+=.*)?\s*\Z", re.DOTALL)
 _ADDRESS = re.compile(r"^NodeName=(\S+) .*?\bNodeAddr=(\S+)", re.MULTILINE)
-_GPUS = re.compile(r"(?:^|[,/])gpu(?::[A-Za-z][\w.-]*)?(?::(\d+))?(?=$|[,(])")
+_GPUS = re.compile(r"(?:^|[,/:])gpu(?::[A-Za-z][\w.-]*)?(?::(\d+))?(?=$|[,(])")
 _SHELL = re.compile(r"[|<>]")
 _NO_SUCH_JOB = re.compile(r"Invalid job id", re.IGNORECASE)
 

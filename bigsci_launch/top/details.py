@@ -1,4 +1,4 @@
-"""What the records of a run show in `bsl top`. Only files are read."""
+"""What `bsl top` shows of a run, from its records, or of another job, from its output."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from bigsci_launch.runs.chain.records import read_chain
 from bigsci_launch.runs.layout import AttemptDir
 from bigsci_launch.scheduler.job import JobInfo
 from bigsci_launch.scheduler.waiting import meaning_of
+from bigsci_launch.step_lines import StepLine
+from bigsci_launch.top.job_logs import JobLogs
 from bigsci_launch.top.rows import TopDetails, TopRow
 from bigsci_launch.units import format_age
 from bigsci_launch.watch.show.live import LiveView, read_live_view
 
 
-def read_details(row: TopRow, now: float) -> TopDetails:
-    """Return what is known of a row. Only files are read: Slurm's answer is in the row."""
+def read_details(row: TopRow, now: float, logs: JobLogs) -> TopDetails:
+    """Return what is known of a row. Slurm's answer is in the row; `logs` has the steps of jobs that are not runs."""
     if row.run is None:
-        job = row.job
-        assert job is not None
-        return TopDetails(job, f"job {job.job_id}", gpu_hours=_gpu_hours(row, 0.0), next=_next(job, None, now))
+        return _details_of_job(row, now, logs)
     try:
         view = read_live_view(row.run, row.job)
         attempts = row.run.attempts()
@@ -39,6 +39,22 @@ def read_details(row: TopRow, now: float) -> TopDetails:
         gpu_hours=_gpu_hours(row, sum(_seconds(each) for each in attempts[:-1])),
         next=_next(view.job, attempts[-1], now),
         last_sign=max([sign.newest for sign in view.signs] + ([step.time] if step else []), default=None),
+    )
+
+
+def _details_of_job(row: TopRow, now: float, logs: JobLogs) -> TopDetails:
+    job = row.job
+    assert job is not None
+    printed = logs.read(job, now) or StepLine(None)
+    return TopDetails(
+        job,
+        f"job {job.job_id}",
+        step=printed.step,
+        total_steps=printed.total_steps,
+        seconds=printed.seconds,
+        loss=printed.loss,
+        gpu_hours=_gpu_hours(row, 0.0),
+        next=_next(job, None, now),
     )
 
 

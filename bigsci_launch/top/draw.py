@@ -36,7 +36,10 @@ def list_lines(state: TopState, width: int, height: int, now: float) -> list[Sty
     if not state.rows:
         lines.append([(_why_empty(state), SOFT)])
     lines += [[] for _ in range(height - AROUND + 2 - len(lines))]
-    lines += [*about_lines(state.row), [(KEYS, SOFT)]]
+    about = about_lines(state.row)
+    if state.trouble:
+        about[1] = [(one_line(state.trouble), AMBER)]
+    lines += [*about, [(KEYS, SOFT)]]
     return [cut(line, width) for line in lines[:height]]
 
 
@@ -64,7 +67,7 @@ def _title(state: TopState, now: float) -> StyledLine:
     if findings:
         title.append((f"  {findings} with findings", {**RED, **BOLD}))
     if state.trouble:
-        title.append((f"  Slurm is not known: {state.trouble}", AMBER))
+        title.append(("  no answer from Slurm", AMBER))
     return [*title, (f"{words}{order}", SOFT)]
 
 

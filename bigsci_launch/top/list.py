@@ -10,6 +10,7 @@ from pathlib import Path
 from bigsci_launch.errors import RunDirError, SlurmError
 from bigsci_launch.runs.layout import RunDir, find_runs
 from bigsci_launch.runs.ownership import owner_of
+from bigsci_launch.scheduler.command import slurm_text
 from bigsci_launch.scheduler.job import JobInfo
 from bigsci_launch.scheduler.slurm import UserJob, jobs_of_user
 from bigsci_launch.top.rows import TopRow
@@ -25,7 +26,7 @@ def list_rows(root: Path) -> tuple[list[TopRow], str]:
     try:
         jobs = jobs_of_user(os.geteuid())
     except SlurmError as error:
-        trouble = error.message
+        trouble = slurm_text(error.stderr) or error.message
     folders: dict[str, UserJob] = {}
     for each in jobs:
         if each.job.run_directory is not None:

@@ -65,6 +65,8 @@ class TopState:
     found: tuple[TopRow, ...] = ()
     rows: tuple[TopRow, ...] = ()
     selected: str = ""
+    is_chosen: bool = False
+    """Whether a person has moved the selection; until then it is the first row, whichever that is."""
     first: int = 0
     order: str = ORDERS[0]
     words: str = ""
@@ -110,7 +112,7 @@ def moved(state: TopState, by: int, height: int) -> TopState:
     if not state.rows:
         return state
     at = min(max(state.at + by, 0), len(state.rows) - 1)
-    return scrolled(replace(state, selected=state.rows[at].key), height)
+    return scrolled(replace(state, selected=state.rows[at].key, is_chosen=at > 0), height)
 
 
 def scrolled(state: TopState, height: int) -> TopState:
@@ -128,7 +130,8 @@ def _arranged(state: TopState) -> TopState:
     wanted = state.words.casefold().split()
     shown = (row for row in state.found if all(word in _text(row) for word in wanted))
     rows = tuple(sorted(shown, key=lambda row: _place(row, state.order)))
-    selected = state.selected if any(row.key == state.selected for row in rows) else rows[0].key if rows else ""
+    is_there = state.is_chosen and any(row.key == state.selected for row in rows)
+    selected = state.selected if is_there else rows[0].key if rows else ""
     return replace(state, rows=rows, selected=selected)
 
 

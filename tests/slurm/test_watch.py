@@ -18,6 +18,10 @@ import pytest
 
 from bigsci_launch.runs.layout import RunDir, read_json
 from bigsci_launch.runs.watching.ledger import read_acts, read_findings
+from bigsci_launch.top.details import read_details
+from bigsci_launch.top.job_logs import JobLogs
+from bigsci_launch.top.list import list_rows
+from bigsci_launch.top.rows import TopDetails
 from bigsci_launch.watch.facts.job import JobPoller
 from bigsci_launch.watch.facts.standing import Tempo, near_limits
 from bigsci_launch.watch.watched import watched_run
@@ -99,6 +103,14 @@ def test_a_maintenance_that_the_admins_add_while_a_job_runs_is_seen(
         isolated_cluster.bsl("cancel", "sleeps")
 
 
+def _shown_in_top(folder: Path, job: str) -> TopDetails:
+    rows, trouble = list_rows(folder)
+    assert not trouble
+    logs = JobLogs()
+    logs.begin_look(1)
+    return read_details(next(row for row in rows if row.key == job), time.time(), logs)
+
+
 def test_a_job_of_somebody_else_is_watched_by_its_log(
     isolated_cluster: SlurmCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -106,14 +118,18 @@ def test_a_job_of_somebody_else_is_watched_by_its_log(
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     line = " iteration $i/ 9999 | elapsed time per iteration (ms): 200.0 |"
     (tmp_path / "job.sh").write_text(f'#!/bin/bash\nfor i in $(seq 9999); do echo "{line}"; sleep 0.2; done\n')
-    made = isolated_cluster.run("sbatch", "--parsable", "--nodes=1", f"--output={tmp_path}/log-%j.txt", "job.sh")
-    job = made.stdout.strip()
+    argv = ["sbatch", "--parsable", "--nodes=1", "--gpus-per-node=2", f"--output={tmp_path}/log-%j.txt", "job.sh"]
+    job = isolated_cluster.run(*argv).stdout.strip()
     wait_until(lambda: (tmp_path / f"log-{job}.txt").exists())
     seen = isolated_cluster.bsl("watch", "--jobid", job, "--once", "--json")
     assert seen.returncode == 0, seen.stderr
     document = json.loads(seen.stdout)
     assert (document["health"], document["run"], document["job_id"]) == ("healthy", None, job)
     assert document["step"] > 0
+    monkeypatch.setenv("SLURM_CONF", str(isolated_cluster.slurm_conf))
+    shown = _shown_in_top(tmp_path, job)
+    assert (shown.step or 0) >= document["step"] and shown.total_steps == 9999 and shown.seconds == 0.2
+    assert shown.gpu_hours is not None
     # Nobody can see what a job prints whose log is gone.
     (tmp_path / f"log-{job}.txt").unlink()
     blind = isolated_cluster.bsl("watch", "--jobid", job, "--once")

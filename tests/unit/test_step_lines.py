@@ -168,6 +168,8 @@ FORMS = {
         SWIFT.replace("'", '"'),
         StepLine(601, 0.6675415, total_steps=2161, grad_norm=0.23077478, epochs=0.27815),
     ),
+    "a loop of one's own": ("step 120 loss 2.3461", StepLine(120, 2.3461)),
+    "another": ("[rank0]: Iter 12/5000, Loss: 2.5e-1, 412 ms", StepLine(12, 0.25, total_steps=5000)),
     "ArcticTraining": (ARCTIC, StepLine(130, 16.5469, 1.038, total_steps=3000)),
 }
 
@@ -195,6 +197,13 @@ def test_an_evaluation_is_no_step(name: str) -> None:
     (found,) = StepReader().steps_in(text)
     assert (found.is_evaluation, found.loss, found.step) == (True, FORMS[name][1].loss, FORMS[name][1].step)
     assert found.seconds is not None and list(parse_steps(text)) == []
+
+
+@pytest.mark.parametrize(
+    "line", ["epoch 2 step 4 loss 2.5", "step 4: train loss 2.5, val loss 2.6", "step 4 lossless", "stepper 4 loss 2"]
+)
+def test_a_line_that_may_mean_another_number_is_no_step_of_a_loop_of_ones_own(line: str) -> None:
+    assert StepReader().read(line) is None
 
 
 def test_a_loss_may_be_no_number() -> None:

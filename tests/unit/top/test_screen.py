@@ -189,6 +189,7 @@ def test_gpus_and_runs_are_known_from_one_line(root: Path, monkeypatch: Any) -> 
     lines = {
         "gpu:a100:2": 4,
         "gres/gpu:a100:3,gres/nvme:1": 6,
+        "gres:gpu:1": 2,
         "gpu": 2,
         "gpu:4(S:0-1)": 8,
         "N/A": None,
