@@ -181,17 +181,17 @@ def technique_of(row: Cells, program: Program, topology: Topology) -> Technique:
         schedule=schedule,
         chunks_per_rank=chunks,
         loss=row.choice("loss", _words(LossKernel), default.loss),
-        optimizer_bytes=_optimizer_bytes(row),
+        optimizer_bytes=_amount(row, "optimizer_bytes", OPTIMIZER_BYTES, "bytes"),
+        hop_wait=_amount(row, "hop_wait", 0.0, "seconds"),
         overlap=_overlap_of(row, default.overlap | usual_overlap(program.framework, zero_stage)),
     )
 
 
-def _optimizer_bytes(row: Cells) -> float:
-    """Return the bytes of optimizer state per parameter on the GPU, with an fp32 master."""
-    given, text = row.number("optimizer_bytes"), row.text("optimizer_bytes")
+def _amount(row: Cells, column: str, usual: float, unit: str) -> float:
+    given, text = row.number(column), row.text(column)
     if text and not (given is not None and 0 <= given < 100):
-        raise ValueError(f"optimizer_bytes is {text!r}, not a number of bytes; AdamW has {OPTIMIZER_BYTES:g}")
-    return OPTIMIZER_BYTES if given is None else given
+        raise ValueError(f"{column} is {text!r}, not a number of {unit}; {usual:g} is usual")
+    return usual if given is None else given
 
 
 def _recomputation_of(row: Cells, default: Technique) -> tuple[Literal["none", "selective", "full"], int | None]:

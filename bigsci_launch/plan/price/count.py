@@ -40,8 +40,9 @@ _STREAM_BYTES, _COMPILED_STREAM_BYTES, _EAGER_STREAM_BYTES = (25, 20), (30, 30),
 _EAGER_RMS_BYTES = (140, 112)
 
 # Where each step is a kernel of its own: scores are also read and written to be scaled and to be masked; logits are
-# cast to fp32, and their logarithms and two gradients are written and read.
-_SINGLE_SCORE_BYTES, _PLAIN_LOGIT_BYTES = (21, 18), 36
+# cast to fp32, and their logarithms and two gradients are written and read. A loss of each rank's columns
+# casts them, looks for the maximum, subtracts it, takes exponentials, adds, divides, multiplies by the gradient, casts.
+_SINGLE_SCORE_BYTES, _PLAIN_LOGIT_BYTES, _SINGLE_LOGIT_BYTES = (21, 18), 36, 58
 
 CAUSAL = 0.5
 """Share of the scores that a fused kernel computes, since none of them look ahead."""
@@ -68,9 +69,8 @@ host also waits for each expert, to learn which tokens visit it. Derived, not me
 FUSED_BACKWARD = 2.5
 """Work of the fused kernel's backward pass over its forward pass: it computes the scores again (FlashAttention)."""
 
-LOOP_STEP_S, STEP_S = 0.1, 0.03
-"""Seconds of a step that nothing else explains, with DeepSpeed's engine or an own loop, and without: clipping, the log
-line, the next batch."""
+STEP_S = {"bsl": 0.1, "deepspeed": 0.1, "other": 0.05, "megatron": 0.03, "torchtitan": 0.03, "fsdp": 0.03}
+"""Seconds of a step that nothing else explains: clipping, the log line, the next batch, DeepSpeed's engine."""
 
 OPTIMIZER_TRAFFIC = 34
 """Bytes per parameter that AdamW moves: gradient, master and two moments in fp32 are read, all but the gradient are
@@ -81,7 +81,8 @@ written, and the 16-bit weight; the norm reads the gradient again."""
 class StepWork:
     """The work of a setup. `rounds` divides the time to fill and drain the pipeline: chunks of layers per rank, or what
     a zero-bubble schedule gains. `hidden` of a layer and `hidden_step` run while the GPU computes. The network
-    needs `direct_seconds_per_gb` for messages between two ranks, if that is known."""
+    needs `direct_seconds_per_gb` for messages between two ranks, if that is known; each of those between stages waits
+    `hop_wait` seconds more."""
 
     layer: WorkByTerm
     hidden: WorkByTerm
@@ -94,6 +95,7 @@ class StepWork:
     rounds: int
     hiding_micro_batches: float
     direct_seconds_per_gb: float | None
+    hop_wait: float
     unexplained_seconds: float
     day_ordinal: int | None
     is_blocking: bool
@@ -132,7 +134,8 @@ def count_work(setup: Setup, gpu: GpuModel) -> StepWork:
         rounds=ZERO_BUBBLE_ROUNDS if technique.schedule == "zero_bubble" else technique.chunks_per_rank,
         hiding_micro_batches=_hiding_micro_batches(setup),
         direct_seconds_per_gb=direct_seconds_per_gb(gpu),
-        unexplained_seconds=LOOP_STEP_S if setup.framework in ("bsl", "deepspeed", "other") else STEP_S,
+        hop_wait=technique.chunks_per_rank * technique.hop_wait,
+        unexplained_seconds=STEP_S[setup.framework],
         day_ordinal=setup.day.toordinal() if setup.day else None,
         is_blocking=setup.has_blocking_launches or setup.loops_over_experts,
     )
@@ -267,11 +270,17 @@ def _head_work(setup: Setup, gpu: GpuModel) -> WorkByTerm:
     tokens, tp = setup.tokens_per_micro_batch, setup.topology.tp
     columns = setup.shape.padded_vocab_size(tp) // tp
     products = trained_product(tokens, columns, setup.shape.hidden_size, 1, gpu)
-    moved = _LOGIT_BYTES * columns
+    moved = (_SINGLE_LOGIT_BYTES if _has_loss_in_steps(setup) else _LOGIT_BYTES) * columns
     if setup.gathers_logits:
         moved = _PLAIN_LOGIT_BYTES * columns * tp
     work = work_of(products=products / attention_peak(setup, gpu), traffic=moved * tokens / 1e12)
     return add_work(work, logits_exchange(setup))
+
+
+def _has_loss_in_steps(setup: Setup) -> bool:
+    """Return whether each step of the loss is a kernel of its own, though ranks of tp share out the vocabulary."""
+    technique = setup.technique
+    return setup.framework == "other" and technique.loss == "fused" and technique.kernels in ("eager", "fused")
 
 
 def _optimizer_work(setup: Setup) -> WorkByTerm:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from bigsci_launch.plan.price.constants import Constants
 from bigsci_launch.plan.price.count import StepWork
-from bigsci_launch.plan.price.terms import LAUNCHES, NETWORK, TERMS, rates_of, weigh_work
+from bigsci_launch.plan.price.terms import LAUNCHES, MESSAGES, NETWORK, TERMS, rates_of, weigh_work
 
 HIDING_NORM = 4
 """Things that run at the same time take the norm of this order of their times: nearly the longest of them."""
@@ -48,6 +48,7 @@ class _Pieces:
     layer: float
     head: float
     hop: float
+    wait: float
     step: float
     hidden_step: float
 
@@ -57,6 +58,7 @@ def _weigh(work: StepWork, rates: tuple[float, ...]) -> _Pieces:
         _layer_seconds(work, rates),
         weigh_work(work.head, rates),
         hop_seconds(work, rates),
+        _wait_seconds(work),
         weigh_work(work.step, rates) + work.unexplained_seconds,
         weigh_work(work.hidden_step, rates),
     )
@@ -81,6 +83,12 @@ when fitted separately on Jean Zay."""
 def hop_seconds(work: StepWork, rates: tuple[float, ...]) -> float:
     """Return the seconds of sending to the next stage and back: near the nominal rate, whatever collectives reach."""
     return weigh_work(work.hop, _hop_rates(work, rates))
+
+
+def _wait_seconds(work: StepWork) -> float:
+    """Return what messages between stages wait for one more micro batch, each for itself. A stage between two others
+    has four of them: its inputs and outputs, forward and backward."""
+    return 2 * min(2, len(work.layers_per_stage) - 1) * work.hop_wait
 
 
 def _hop_rates(work: StepWork, rates: tuple[float, ...]) -> tuple[float, ...]:
@@ -110,7 +118,8 @@ def _total(work: StepWork, pieces: _Pieces) -> float:
     stages = work.layers_per_stage
     slowest = max(max(stages) * pieces.layer, stages[-1] * pieces.layer + pieces.head)
     rest = (sum(stages) * pieces.layer + pieces.head - slowest) / work.rounds
-    pipeline = (work.num_micro_batches - 1) * (slowest + pieces.hop) + slowest + rest + (len(stages) - 1) * pieces.hop
+    pipeline = (work.num_micro_batches - 1) * (slowest + pieces.hop + pieces.wait) + slowest + rest
+    pipeline += (len(stages) - 1) * (pieces.hop + 2 * work.hop_wait)
     return pipeline + pieces.step + _exposed(work.hiding_micro_batches * slowest, pieces.hidden_step)
 
 
@@ -143,9 +152,9 @@ def predict_step(work: StepWork, constants: Constants, drift_from: int | None = 
         seconds=seconds * factor,
         terms=tuple(term * factor for term in _terms(work, rates, pieces, slowest)),
         stage_seconds=tuple(each * factor for each in stage_seconds),
-        micro_batch_seconds=(stage_seconds[slowest] + pieces.hop) * factor,
+        micro_batch_seconds=(stage_seconds[slowest] + pieces.hop + pieces.wait) * factor,
         hop_seconds=pieces.hop * factor,
-        bubble=1 - m * (stage_seconds[slowest] + pieces.hop) / pipeline if pipeline else 0.0,
+        bubble=1 - m * (stage_seconds[slowest] + pieces.hop + pieces.wait) / pipeline if pipeline else 0.0,
     )
 
 
@@ -166,9 +175,11 @@ def _terms(work: StepWork, rates: tuple[float, ...], pieces: _Pieces, slowest: i
     layers = (m - 1 / work.rounds) * stages[slowest] + sum(stages) / work.rounds
     heads = (m - 1 / work.rounds) * has_head + 1 / work.rounds
     hops = m - 1 + len(stages) - 1
-    return [
+    terms = [
         layers * layer[i] + heads * head[i] + hops * hop[i] + step[i] + exposed * hidden[i] for i in range(len(TERMS))
     ]
+    terms[MESSAGES] += (m - 1) * pieces.wait + (len(stages) - 1) * 2 * work.hop_wait
+    return terms
 
 
 def _layer_terms(work: StepWork, rates: tuple[float, ...], seconds: float) -> list[float]:

@@ -20,7 +20,7 @@ WorkByTerm = tuple[float, float, float, float, float, float, float, float]
 NVLink and network in GB, messages in 1e6 that wait for each other, misaligned attention in seconds at the peak rate."""
 
 NO_WORK: WorkByTerm = (0.0,) * 8
-LAUNCHES, NETWORK = TERMS.index("launch overhead"), TERMS.index("network")
+LAUNCHES, NETWORK, MESSAGES = (TERMS.index(name) for name in ("launch overhead", "network", "messages"))
 
 
 def work_of(

@@ -38,7 +38,8 @@ class Technique:
     """How the program computes; the keys of the run file with these names say more.
 
     `recomputation`: whether layers recompute all activations (`full`), those of attention, or none in the backward
-    pass. `recomputed_layers`: with `full`, the layers of each stage that do; None means all.
+    pass. `recomputed_layers`: with `full`, the layers of each stage that do; None means all. `hop_wait`: seconds that
+    the program adds to each message between stages, whatever its size.
     """
 
     attention: Attention = "fused"
@@ -53,6 +54,7 @@ class Technique:
     kernels: Kernels = "eager"
     loss: LossKernel = "fused"
     optimizer_bytes: float = OPTIMIZER_BYTES
+    hop_wait: float = 0.0
 
     @classmethod
     def of_config(cls, config: RunConfig) -> Technique:

@@ -30,6 +30,12 @@ def test_runs_of_others_are_predicted_without_measurements(external: ModuleType)
     assert 85 < figures.inside < 97
 
 
+def test_one_wait_of_a_message_explains_pipelines_of_the_playbooks_first_program(external: ModuleType) -> None:
+    rows = [row for row in external.read_playbook()[0] if not row.is_held_out and row.setup.technique.hop_wait]
+    assert len(rows) > 70
+    assert external.uncalibrated(rows).median < 7  # 62 without the wait
+
+
 def test_model_flops_are_what_others_print(external: ModuleType) -> None:
     """llm-foundry counts 6 per parameter and token, and 12 L h s for attention; its tied table counts once."""
     checked = 0

@@ -49,7 +49,7 @@ UNPRICED = (
     "framework=torchtitan, kv_heads=4; framework=megatron, kv_heads=48; framework=megatron, cp=2; "
     "framework=megatron, ep=8; framework=megatron, experts=8; framework=megatron, schedule=interleaved; "
     "framework=megatron, schedule=zero_bubble, virtual_stages=2; framework=megatron, nlayers=73; "
-    "framework=fsdp, shard_group=3; date=2022-02-20, pp=48, tp=1, partition_method="
+    "framework=fsdp, shard_group=3; framework=other, hop_wait=long; date=2022-02-20, pp=48, tp=1, partition_method="
 )
 
 
@@ -124,7 +124,7 @@ def test_every_column_of_a_model_of_today_is_read() -> None:
             "precision": "mxfp8",
         },
         **{"attention": "unfused", "recompute": "2", "sequence_parallel": "1", "zero": "2", "shard_group": "4"},
-        **{"schedule": "interleaved", "virtual_stages": "2", "overlap": "dp tp"},
+        **{"schedule": "interleaved", "virtual_stages": "2", "overlap": "dp tp", "hop_wait": "0.25"},
     }
     found = setup(**mixtral)
     assert found.shape == ModelShape(
@@ -151,6 +151,7 @@ def test_every_column_of_a_model_of_today_is_read() -> None:
         2,
         overlap=frozenset(("data", "tensor")),
         kernels="compiled",
+        hop_wait=0.25,
     )
 
 

@@ -13,7 +13,7 @@ from bigsci_launch.plan.price.constants import PRIOR
 from bigsci_launch.plan.price.count import count_work
 from bigsci_launch.plan.price.hardware import A100
 from bigsci_launch.plan.price.step_time import drift_on, predict_step, step_seconds
-from bigsci_launch.plan.price.terms import LAUNCHES, TERMS, rates_of
+from bigsci_launch.plan.price.terms import LAUNCHES, MESSAGES, TERMS, rates_of
 from bigsci_launch.plan.shape.parameters import ModelShape
 from bigsci_launch.plan.shape.setup import Setup, Technique
 from bigsci_launch.topology import Topology
@@ -47,6 +47,18 @@ def test_time_is_linear_in_micro_batches(factor: int) -> None:
 def test_a_lone_stage_does_not_wait(bloom: Setup) -> None:
     alone = replace(bloom, topology=Topology(tp=8, pp=1, dp=1))
     assert predict_step(count_work(alone, A100), PRIOR).bubble == 0
+
+
+@pytest.mark.parametrize(("pp", "first", "further"), [(1, 0, 0), (2, 2, 2), (4, 6, 4)])
+def test_each_message_between_stages_may_wait(bloom: Setup, pp: int, first: int, further: int) -> None:
+    """A micro-batch passes each boundary twice. Of one more, a stage between two others waits for all four messages."""
+    setup = replace(bloom, topology=Topology(tp=4, pp=pp, dp=1), micro_batch_size=2, global_batch_size=16)
+    waiting = replace(setup, technique=replace(setup.technique, hop_wait=0.5))
+    free, slow = (predict_step(count_work(each, A100), PRIOR) for each in (setup, waiting))
+    assert slow.seconds - free.seconds == pytest.approx(0.5 * (first + 7 * further))
+    assert slow.micro_batch_seconds - free.micro_batch_seconds == pytest.approx(0.5 * further)
+    assert slow.terms[MESSAGES] - free.terms[MESSAGES] == pytest.approx(slow.seconds - free.seconds)
+    assert step_seconds(count_work(waiting, A100), rates_of(PRIOR)) == pytest.approx(slow.seconds)
 
 
 def test_the_bubble_is_that_of_the_textbook_where_stages_are_even() -> None:

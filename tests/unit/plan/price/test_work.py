@@ -97,6 +97,15 @@ def test_a_plain_loss_needs_the_whole_vocabulary_on_every_rank(llama: Setup, h10
     assert step(parallel, h100) == step(fused, h100), "which has loss_parallel"
 
 
+def test_a_shared_loss_moves_more_where_each_step_is_a_kernel(llama: Setup, h100: GpuModel) -> None:
+    """58 bytes of each logit instead of 20, on all of a rank's columns, as counted in the source of such a loss."""
+    other = with_technique(replace(llama, framework="other"), loss="fused", kernels="fused")
+    heads = [count_work(with_technique(other, kernels=kernels), h100).head for kernels in ("fused", "compiled")]
+    columns = llama.shape.padded_vocab_size(llama.topology.tp) / llama.topology.tp
+    moved, traffic = heads[0][TERMS.index("memory traffic")], heads[1][TERMS.index("memory traffic")]
+    assert moved - traffic == pytest.approx(38 * columns * llama.tokens_per_micro_batch / 1e12)
+
+
 def test_tritons_attention_of_2023_knows_no_hopper(llama: Setup, h100: GpuModel) -> None:
     triton = with_technique(llama, attention="triton")
     assert term(triton, h100, "attention") > 1.7 * term(llama, h100, "attention")
