@@ -67,12 +67,14 @@ WORDS = {
     "none": "undisturbed",
     "uneven": "uneven by nature",
 }
-TIMEOUT_S, COPY_EVERY_S = 600.0, 4.0
+TIMEOUT_S, COPY_EVERY_S, MOST_COPIES = 600.0, 1.0, 2
 TWIN_STEPS = {"garbage": 5}
 """Steps that count as one when twins are compared: what happens in each fifth or fourth step is once in each."""
 MOST_USUAL = 4
 NICE = -15
 FOREIGN = ("forward", "backward", "loader", "garbage", "save", "device", "quota")
+OF_OTHERS = ("forward", "backward", "loader", "garbage", "device", "quota")
+"""Of programs of another shape than those that the rules were made with."""
 KINDS = {
     "ddp": FOREIGN,
     "fsdp2": FOREIGN,
@@ -82,6 +84,8 @@ KINDS = {
     "train tp2": ("forward", "backward", "loader"),
     "train 3d": ("forward", "backward", "loader", "garbage", "link"),
     "3d": ("forward", "backward", "loader", "garbage", "save", "link"),
+    "trainer": OF_OTHERS,
+    "mesh": OF_OTHERS,
 }
 LAYOUTS = {
     "train": Topology(tp=1, pp=2, dp=2),
@@ -191,6 +195,11 @@ def _ranks_of(kind: str, ranks: int, draw: random.Random) -> tuple[int, ...]:
     return (draw.randrange(ranks),)
 
 
+def is_other(program: str) -> bool:
+    """Whether a program has another shape than those that the rules were made with."""
+    return KINDS.get(program) is OF_OTHERS
+
+
 def size_of(program: str) -> int:
     return RANKS_3D if program.endswith("3d") else RANKS
 
@@ -221,6 +230,8 @@ def start(
 
     if program in UNEVEN:
         return start_ranks(RANKS, ["slowing.uneven", program, str(steps)], log_of, more)
+    if is_other(program):
+        return start_ranks(RANKS, ["slowing.trainer", program, str(steps)], log_of, more)
     if program not in LAYOUTS:
         return start_ranks(size_of(program), ["slowing.foreign", program, str(steps)], log_of, more, homes=homes)
     topology = LAYOUTS[program]
@@ -237,11 +248,14 @@ def wait(processes: Sequence[Process], folder: Path) -> None:
 
     Sections that they have not reached in time are left out.
     """
-    began = time.monotonic()
+    began, copied = time.monotonic(), 0
     try:
         while any(process.poll() is None for process in processes) and time.monotonic() - began < TIMEOUT_S:
             time.sleep(COPY_EVERY_S)
-            shutil.copytree(folder / "rings", folder / f"copy-{time.monotonic() - began:06.0f}")
+            if (reached := _reached(folder)) >= copied + LENGTH:
+                copied = reached
+                shutil.copytree(folder / "rings", folder / f"copy-{reached:06d}")
+        shutil.copytree(folder / "rings", folder / "copy-end")
         codes = [process.poll() for process in processes]
     finally:
         for process in processes:
@@ -252,20 +266,7 @@ def wait(processes: Sequence[Process], folder: Path) -> None:
 
 def judged(program: str, seed: int, folder: Path, sections: Sequence[Section]) -> Iterator[Result]:
     """Yield what is found in each section, by the rings that the ranks have left."""
-    jobs: dict[Section, PlayedJob] = {}
-    for copy in sorted(folder.glob("copy-*"), reverse=True):
-        if all(each in jobs for each in sections):
-            break
-        read = read_files(files_in(copy), ALL_CALLS)
-        rings = {each.rank: each.ring for each in read if each.rank is not None and each.ring is not None}
-        if not rings:
-            continue
-        timelines = [timeline_of(rank, ring) for rank, ring in sorted(rings.items())]
-        held = range(max(each.steps.start for each in timelines), min(each.steps.stop for each in timelines))
-        topology = next(iter(rings.values())).topology
-        for each in sections:
-            if each not in jobs and each.first in held and each.last + 1 in held:
-                jobs[each] = _job(timelines, topology, each)
+    jobs = _jobs(folder, sections)
     notes = _notes(folder, size_of(program))
     kept = [each for each in sections if each in jobs]
     for at, each in enumerate(kept):
@@ -274,6 +275,35 @@ def judged(program: str, seed: int, folder: Path, sections: Sequence[Section]) -
         twin = _longer(jobs[each], near, size) if each.ranks and near else None
         added, busy = (_of_steps(notes, jobs[each].numbers, key) for key in ("added", "busy"))
         yield _result(program, seed, each, jobs[each], added, busy, twin)
+
+
+def _jobs(folder: Path, sections: Sequence[Section]) -> dict[Section, PlayedJob]:
+    """Return the sections that the copies of the rings hold. Reading a copy takes seconds: few are read."""
+    jobs: dict[Section, PlayedJob] = {}
+    copies = sorted(folder.glob("copy-*"))
+    done: set[Path] = set()
+    for latest in reversed(sections):
+        later = [copy for copy in copies if copy.name > f"copy-{latest.last + 1:06d}"]
+        for copy in later[:MOST_COPIES]:
+            if latest in jobs or copy in done:
+                continue
+            done.add(copy)
+            read = read_files(files_in(copy), ALL_CALLS)
+            rings = {each.rank: each.ring for each in read if each.rank is not None and each.ring is not None}
+            timelines = [timeline_of(rank, ring) for rank, ring in sorted(rings.items())]
+            held = range(max(each.steps.start for each in timelines), min(each.steps.stop for each in timelines))
+            topology = next(iter(rings.values())).topology
+            for each in sections:
+                if each not in jobs and each.first in held and each.last + 1 in held:
+                    jobs[each] = _job(timelines, topology, each)
+    return jobs
+
+
+def _reached(folder: Path) -> int:
+    """Return the last step that the first rank has noted."""
+    file = folder / "notes-0.jsonl"
+    lines = file.read_text().splitlines() if file.exists() else []
+    return int(json.loads(lines[-1])["step"]) if lines else 0
 
 
 def _notes(folder: Path, size: int) -> list[dict[int, dict[str, float]]]:
@@ -343,24 +373,30 @@ def _busier(job: PlayedJob, rank: int, busy: Sequence[float]) -> float:
     return busy[rank] - median([busy[peer] for peer in job.peers(rank)] or [busy[rank]])
 
 
-def run(program: str, seed: int, work: Path, given: Sequence[float] = (), only: Sequence[str] = ()) -> list[Result]:
-    """Run a program with a seed, and keep what was found. `given` shares and `only` these kinds, if there are any."""
-    draw = random.Random(f"{program} {seed}")
-    kinds = [kind for kind in KINDS.get(program, ()) if not only or kind in only]
-    if program in UNEVEN:
-        firsts = range(FIRST_STEP, FIRST_STEP + NUM_UNEVEN * LENGTH, LENGTH)
-        sections = [Section("uneven", 0.0, (), first, first + LENGTH - 1) for first in firsts]
-    else:
-        shares = given or ((SMALL_SHARE, *SHARES) if program in WITH_SMALL else SHARES)
-        sections = sections_of(kinds, shares, size_of(program), draw)
-    folder = work / f"{program}-{seed}"
-    with networks(size_of(program)) if "link" in kinds else nullcontext() as homes:
-        wait(start(program, folder, sections, homes), folder)
+def run(program: str, seed: int, options: argparse.Namespace) -> list[Result]:
+    """Run a program with a seed, or judge again what it has left, and keep what was found."""
+    shares, kinds = ([each for each in given.split(",") if each] for given in (options.shares, options.kinds))
+    sections = drawn(program, seed, list(map(float, shares)), kinds)
+    folder = options.work / f"{program}-{seed}"
+    if not options.again:
+        needs_links = any(each.kind == "link" for each in sections)
+        with networks(size_of(program)) if needs_links else nullcontext() as homes:
+            wait(start(program, folder, sections, homes), folder)
     results = list(judged(program, seed, folder, sections))
-    (work / f"{program}-{seed}.json").write_text(json.dumps([asdict(each) for each in results]))
-    for copy in folder.glob("copy-*"):
+    folder.with_name(f"{folder.name}.json").write_text(json.dumps([asdict(each) for each in results]))
+    for copy in folder.glob("copy-*") if not options.keep else ():
         shutil.rmtree(copy)
     return results
+
+
+def drawn(program: str, seed: int, given: Sequence[float], only: Sequence[str]) -> list[Section]:
+    """Return the sections of a seed. `given` shares and `only` these kinds, if there are any."""
+    if program in UNEVEN:
+        firsts = range(FIRST_STEP, FIRST_STEP + NUM_UNEVEN * LENGTH, LENGTH)
+        return [Section("uneven", 0.0, (), first, first + LENGTH - 1) for first in firsts]
+    kinds = [kind for kind in KINDS.get(program, ()) if not only or kind in only]
+    shares = given or ((SMALL_SHARE, *SHARES) if program in WITH_SMALL else SHARES)
+    return sections_of(kinds, shares, size_of(program), random.Random(f"{program} {seed}"))
 
 
 def main() -> None:
@@ -370,19 +406,18 @@ def main() -> None:
     options.add_argument("--programs", default=",".join(KINDS))
     options.add_argument("--shares", default="", help="of a step, such as 0.1,0.5, instead of all")
     options.add_argument("--kinds", default="", help="of disturbances, such as loader,link, instead of all")
+    options.add_argument("--keep", action="store_true", help="keep the rings, to judge them again")
+    options.add_argument("--again", action="store_true", help="start nothing: judge the rings that were kept")
     options.add_argument("--page", type=Path)
     options.add_argument("--note", default="", help="how the results were made, for the page")
     given = options.parse_args()
-    shares, kinds = (
-        [float(each) for each in given.shares.split(",") if each],
-        list(filter(None, given.kinds.split(","))),
-    )
+    given.keep |= given.again
     given.work.mkdir(parents=True, exist_ok=True)
-    hurry(NICE if given.seeds and os.geteuid() == 0 else 0)
+    hurry(NICE if given.seeds and not given.again and os.geteuid() == 0 else 0)
     first, _, last = given.seeds.partition("-")
     for seed in range(int(first), int(last or first) + 1) if first else ():
         for program in given.programs.split(","):
-            for each in run(program, seed, given.work, shares, kinds):
+            for each in run(program, seed, given):
                 print(_line(each), flush=True)
     if given.page:
         from slowing.page import page_of

@@ -19,7 +19,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-QUOTAS = Path("/sys/fs/cgroup/cpu")
+CGROUPS = Path("/sys/fs/cgroup/cpu")
 PERIOD_US, LEAST_QUOTA_US = 20_000, 1_000
 LONGEST_S = 0.01
 """How long a packet may last on a slow link, and so the least burst."""
@@ -152,10 +152,11 @@ class Limit:
 
 
 class Quota(Limit):
-    """A CPU quota of this process alone, in a cgroup of its own."""
+    """A CPU quota of this process alone, in a cgroup of its own below the one that it is in."""
 
     def __init__(self, rank: int, quota_us: int) -> None:
-        self._folder = QUOTAS / f"bsl-slow-runs-{os.getpid()}"
+        self._before = CGROUPS / own_cgroup()
+        self._folder = self._before / f"bsl-slow-runs-{os.getpid()}"
         self._folder.mkdir(exist_ok=True)
         (self._folder / "cpu.shares").write_text("131072")
         (self._folder / "cpu.cfs_period_us").write_text(str(PERIOD_US))
@@ -163,7 +164,7 @@ class Quota(Limit):
         (self._folder / "cgroup.procs").write_text(str(os.getpid()))
 
     def end(self) -> None:
-        (QUOTAS / "cgroup.procs").write_text(str(os.getpid()))
+        (self._before / "cgroup.procs").write_text(str(os.getpid()))
         self._folder.rmdir()
 
 
@@ -178,6 +179,12 @@ class Link(Limit):
 
     def end(self) -> None:
         subprocess.run(["tc", "qdisc", "del", "dev", self._device, "root"], check=True)
+
+
+def own_cgroup() -> str:
+    """Return the path of this process below the folder of the CPU controller."""
+    lines = (line.split(":", 2) for line in Path("/proc/self/cgroup").read_text().splitlines())
+    return next(path.lstrip("/") for _, controllers, path in lines if "cpu" in controllers.split(","))
 
 
 def busy_s() -> float:

@@ -23,8 +23,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset
 
 WIDTH, ROWS, LAYERS, FORWARD_S, LOAD_S = 256, 64, 4, 0.008, 0.008
-CORE_S = 0.001
-"""How much of a layer's time is spent on a core: a quota holds that up."""
+CORE_S = 0.0003
+"""How much of a layer's time is spent on a core: a quota holds that up, and the other ranks on the core wait for it."""
 SAVE_EVERY, STAGES, MICRO_BATCHES = 4, 2, 4
 AXES = {"pipe": ("pp", "dp"), "tensor": ("dp", "tp"), "3d": ("pp", "dp", "tp")}
 """Of the mesh of a style, the slowest first."""

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from statistics import median
 from typing import Any
 
-from slow_runs import FIRST_STEP, HELD_OUT_FROM, KINDS, LENGTH, NICE, PHASES, UNEVEN, WORDS, Result
+from slow_runs import FIRST_STEP, HELD_OUT_FROM, KINDS, LENGTH, NICE, PHASES, UNEVEN, WORDS, Result, is_other
 
 HEAD = """<!-- Made by `python benchmarks/slow_runs.py --work FOLDER --page docs/measurements/slow.md`. -->
 
@@ -23,6 +23,8 @@ rings of one section of a job at a time: {length} steps, {seen} of them complete
 | `train`, `train tp2` | `bsl train` with pp2 dp2, and with tp2 pp2 |
 | `tensor` | a program that knows nothing of `bsl`, with tp2 dp2: an `all_reduce` after each layer, in both directions |
 | `3d`, `train 3d` | tp2 pp2 dp2 on eight ranks: `pipe` with the layers of `tensor`, and `bsl train` |
+| `trainer` | a loop as of a library, under DDP: four micro-batches, clipping, evaluations, saves of one rank |
+| `mesh` | FSDP2 over two replicas of two ranks that share the heads and the width of each block |
 | `lengths` | DDP whose sequences differ in length: in each step another rank has most to do |
 | `experts` | DDP with an expert on each rank, to which `all_to_all` sends tokens as a router would |
 | `loss` | a pipeline as `pipe`, whose last stage also computes the loss, 20 ms for each micro-batch |
@@ -73,16 +75,23 @@ A link with a longer delay (`netem`): the kernel of this machine has none. Sever
 {left}The first {first} steps of a job are in no section.
 """
 LEAST, LEAST_SMALL, CLOSE = 0.1, 0.05, 0.15
+PARTS = {
+    "Seeds that it was made with": lambda each: each.seed < HELD_OUT_FROM,
+    "Seeds that were held out": lambda each: each.seed >= HELD_OUT_FROM and not is_other(each.program),
+    "Programs that were held out": lambda each: each.seed >= HELD_OUT_FROM and is_other(each.program),
+}
 
 
 def page_of(results: Sequence[Result], note: str) -> str:
     """Return the page of all results, with a note on how they were made, if there is one."""
     text = HEAD.format(length=LENGTH, seen=LENGTH - 1, nice=NICE)
-    for name, held in (("Seeds that it was made with", False), ("Seeds that were held out", True)):
-        part = [each for each in results if (each.seed >= HELD_OUT_FROM) == held]
+    for name, belongs in PARTS.items():
+        part = [each for each in results if belongs(each)]
         if part:
             loads = sorted(each.load for each in part)
-            text += f"## {name}\n\nThe load of the machine, as a job ended, was {loads[0]:.0f} to {loads[-1]:.0f}.\n"
+            text += (
+                f"## {name}\n\nThe load of the machine, as steps were judged, was {loads[0]:.0f} to {loads[-1]:.0f}.\n"
+            )
             text += _goals(part) + "\n".join(_table(part)) + "\n\n"
         else:
             text += f"## {name}\n\nNot run with the rules of today: not measured.\n\n"

@@ -4,7 +4,8 @@ A busy machine makes single messages late, on any link. A slow link makes them l
 last longer together than in three of four steps of any other. Single ones may not, as they were not needed before.
 
 A host that is busy all the time does that too: the threads that send wait for a core as the rank's own thread does. So
-a link is slow only if its messages cost clearly more than each of its ranks was kept from a core.
+a link is slow only if its messages cost clearly more than each of its ranks was kept from a core, or if they are never
+fast: a thread gets its core at once now and then, and a cable with too low a rate never is faster.
 """
 
 from __future__ import annotations
@@ -22,6 +23,9 @@ from bigsci_launch.topology.naming import name_ranks
 LinkEnds = tuple[int, ...]
 Use = tuple[tuple[int | None, ...], str]
 """What a link is used for: the stages of its ranks, the call and the size."""
+Messages = Sequence[tuple[int, float]]
+"""Of one link: the step and the seconds of each."""
+MIN_STEPS, MANY_STEPS = 4, 10
 MAX_LINKS = 4
 """Links whose steps are played again."""
 BEYOND_HOST = 1.5
@@ -29,16 +33,21 @@ BEYOND_HOST = 1.5
 
 @dataclass(frozen=True, slots=True)
 class SlowLink:
-    """Ranks whose messages are slow, and what each step would have gained, had they been as fast as others."""
+    """Ranks whose messages are slow, and what each step would have gained, had they been as fast as others.
+
+    `is_always`: even their fastest step is slower than nine of ten steps of any other.
+    """
 
     ranks: LinkEnds
     gains: list[float]
     site: str | None
+    is_always: bool
 
 
 def find_links(job: PlayedJob) -> list[SlowLink]:
     """Return links that are slower than others of the same use, the slowest first."""
-    usual = _usual_seconds(job)
+    uses = _uses(job)
+    usual = _usual_seconds(uses)
     more: dict[LinkEnds, dict[int, float]] = {}
     for piece, seconds in _transfers(job):
         ranks = _ends(piece)
@@ -47,7 +56,10 @@ def find_links(job: PlayedJob) -> list[SlowLink]:
             steps[piece.step] += (seconds - normal) / len(ranks)
     slow = [ranks for ranks, steps in more.items() if is_surely_above(list(steps.values()), 0.0)]
     slow.sort(key=lambda ranks: -fmean(more[ranks].values()))
-    return [SlowLink(ranks, job.gains(_as_usual(job, ranks, usual)), _site(job, ranks)) for ranks in slow[:MAX_LINKS]]
+    return [
+        SlowLink(ranks, job.gains(_as_usual(job, ranks, usual)), _site(job, ranks), _is_always_late(uses, ranks))
+        for ranks in slow[:MAX_LINKS]
+    ]
 
 
 def doubt_of(job: PlayedJob, link: SlowLink, nodes: Mapping[int, str]) -> str | None:
@@ -60,7 +72,7 @@ def doubt_of(job: PlayedJob, link: SlowLink, nodes: Mapping[int, str]) -> str | 
         why = f"no link is between them, as all are on {homes.pop()}"
     elif len(known) < len(kept):
         why = "for how long they were kept from a CPU is not known"
-    elif late <= BEYOND_HOST * longest:
+    elif late <= BEYOND_HOST * longest and not link.is_always:
         why = f"rank {rank} was kept from a CPU for {longest * 1e3:.3g} ms of a step"
     else:
         return None
@@ -81,13 +93,18 @@ def _use(job: PlayedJob, piece: TimelinePiece) -> Use:
     return tuple(job.places[rank].stage for rank in _ends(piece)), piece.size
 
 
-def _usual_seconds(job: PlayedJob) -> dict[tuple[LinkEnds, Use], float]:
-    """Return {(slow ranks, use): how long it takes others}."""
+def _uses(job: PlayedJob) -> dict[Use, dict[LinkEnds, list[tuple[int, float]]]]:
+    """Return {use: {ranks: (step, seconds) of each transfer}}."""
     found: dict[Use, dict[LinkEnds, list[tuple[int, float]]]] = {}
     for piece, seconds in _transfers(job):
         found.setdefault(_use(job, piece), {}).setdefault(_ends(piece), []).append((piece.step, seconds))
+    return found
+
+
+def _usual_seconds(uses: Mapping[Use, Mapping[LinkEnds, Messages]]) -> dict[tuple[LinkEnds, Use], float]:
+    """Return {(slow ranks, use): how long it takes others}."""
     usual: dict[tuple[LinkEnds, Use], float] = {}
-    for use, links in found.items():
+    for use, links in uses.items():
         for ranks, own in links.items():
             others = [theirs for other, theirs in links.items() if other != ranks]
             if others and all(_are_longer(own, theirs) for theirs in others):
@@ -95,13 +112,28 @@ def _usual_seconds(job: PlayedJob) -> dict[tuple[LinkEnds, Use], float]:
     return usual
 
 
-def _are_longer(own: Sequence[tuple[int, float]], others: Sequence[tuple[int, float]]) -> bool:
+def _are_longer(own: Messages, others: Messages) -> bool:
     """Whether messages last longer than others: three of four of their steps than three of four."""
     mine, theirs = _sums(own), _sums(others)
-    return min(len(mine), len(theirs)) > 3 and quantiles(mine)[0] > quantiles(theirs)[2]
+    return min(len(mine), len(theirs)) >= MIN_STEPS and quantiles(mine)[0] > quantiles(theirs)[2]
 
 
-def _sums(messages: Sequence[tuple[int, float]]) -> list[float]:
+def _is_always_late(uses: Mapping[Use, Mapping[LinkEnds, Messages]], ranks: LinkEnds) -> bool:
+    """Whether messages of one use are, in each step, slower than in nine of ten steps of any other link."""
+    return any(
+        len(links) > 1
+        and all(_are_never_faster(links[ranks], theirs) for other, theirs in links.items() if other != ranks)
+        for links in uses.values()
+        if ranks in links
+    )
+
+
+def _are_never_faster(own: Messages, others: Messages) -> bool:
+    mine, theirs = _sums(own), _sums(others)
+    return min(len(mine), len(theirs)) >= MANY_STEPS and min(mine) > quantiles(theirs, n=10)[-1]
+
+
+def _sums(messages: Messages) -> list[float]:
     found: dict[int, float] = {}
     for step, seconds in messages:
         found[step] = found.get(step, 0.0) + seconds
