@@ -7,7 +7,8 @@ Each case of the table (`foreign/table.py`) is started in a fresh folder, and `b
 is asked about it twice, at two random moments, as its user would ask: nothing in the program was prepared for it. What
 is true at that moment is known from how the program was written, and from the lines that it writes to its diary. A case
 that is already in --results is not repeated. --held-out takes another set, which the rules of the verdict have not seen
-(`foreign/cases_held_out.py`). --rejudge judges the kept evidence with the current engine, in seconds.
+(`foreign/cases_held_out.py`, `foreign/cases_unseen.py`). --rejudge judges the kept evidence with the current engine, in
+seconds.
 
 Exits with 1 if a question ended in a wrong accusation, a false alarm, a miss, or a healthy job called slow.
 """
@@ -31,6 +32,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from foreign import cases_held_out as held_out
+from foreign import cases_unseen as unseen
 from foreign.case import ForeignCase, Truth, truth_of
 from foreign.field import POLL_S, Running, Setup, started
 from foreign.scoring import HARMFUL, figures, line_of, outcome, read_answer, summary
@@ -55,7 +57,7 @@ class NotReached(Exception):
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Score `bsl spy` on programs that it was not built on.")
     parser.add_argument("--only", default="*", help="names of cases, or patterns, with commas (default: all)")
-    parser.add_argument("--held-out", action="store_true", help="run the held-out set instead of the table")
+    parser.add_argument("--held-out", action="store_true", help="run the held-out sets instead of the table")
     parser.add_argument("--list", action="store_true", help="list the cases and exit")
     parser.add_argument("--jobs", type=int, default=1, help="cases that run at a time")
     parser.add_argument("--results", type=Path, default=Path("foreign.jsonl"))
@@ -76,7 +78,7 @@ def main() -> None:
     options = parse_arguments()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that programs end with this process
     patterns = options.only.split(",")
-    table = held_out.CASES if options.held_out else all_cases()
+    table = (*held_out.CASES, *unseen.CASES) if options.held_out else all_cases()
     cases = [case for case in table if any(fnmatch.fnmatch(case.name, pattern) for pattern in patterns)]
     if options.list:
         for case in cases:

@@ -31,6 +31,7 @@ START_S = 60.0
     shell_complete=completion.jobs,
     help="Watch this Slurm job; bsl need not have submitted it.",
 )
+@click.option("--pid", type=click.IntRange(min=1), help="Watch the ranks below this launcher, such as torchrun.")
 @click.option("--act", is_flag=True, help="End ranks that hang, and pin checkpoints around a spike.")
 @click.option("--once", is_flag=True, help="Look once, and exit with 0 (healthy), 1 (finding) or 4 (could not see).")
 @click.option("--live", is_flag=True, help="Show steps, ranks, findings and acts on one screen.")
@@ -44,6 +45,7 @@ def watch(
     ctx: click.Context,
     run: str | None,
     jobid: str | None,
+    pid: int | None,
     act: bool,
     once: bool,
     live: bool,
@@ -59,20 +61,20 @@ def watch(
     """
     from bigsci_launch.watch.rounds.until_over import find_recorded
 
-    if run is not None and jobid is not None:
-        raise click.UsageError("give a run or --jobid, not both")
+    if sum(each is not None for each in (run, jobid, pid)) > 1:
+        raise click.UsageError("give only one of RUN, --jobid and --pid")
     if as_json and live:
         raise click.UsageError("--json and --live are mutually exclusive")
     if once and (live or act):
         raise click.UsageError("--once looks only once: leave out --act and --live")
     try:
-        watched = find_recorded(run, jobid, START_S if agent else 0.0)
+        watched = find_recorded(run, jobid, START_S if agent else 0.0, pid)
     except SlurmUnavailable as error:
         if not once:
             raise
         raise CollectError(error.message, hint=error.hint) from error  # not to see has an exit code of its own
     if watched.run is None and (live or html or act):
-        raise click.UsageError(f"job {jobid} is not a run of bsl: --live, --html and --act need its records")
+        raise click.UsageError(f"{watched.name} is not a run of bsl: --live, --html and --act need its records")
     if once:
         ctx.exit(_look_once(watched, html, as_json))
     if live:

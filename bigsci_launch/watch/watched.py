@@ -1,4 +1,4 @@
-"""What is watched: a run of `bsl` with its newest attempt, or a Slurm job that `bsl` did not submit."""
+"""What is watched: a run of `bsl` with its newest attempt, or a Slurm job or a launcher that `bsl` did not start."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from bigsci_launch.errors import BslError, RunDirError
 from bigsci_launch.runs.attempts import read_job
 from bigsci_launch.runs.find import find_run, run_argument
 from bigsci_launch.runs.layout import AttemptDir, RunDir
+from bigsci_launch.scheduler.choice import HERE
 from bigsci_launch.scheduler.slurm import query_job, query_output
 from bigsci_launch.spy.look.target import state_folder
 
@@ -20,7 +21,8 @@ from bigsci_launch.spy.look.target import state_folder
 class WatchedRun:
     """`home` is where the ledger is kept: the run, or a folder of the user for a job that is not a run of `bsl`.
 
-    `log` is the only source for such a job; None if Slurm does not say where its output goes.
+    `log` is the only source for such a job; None if Slurm does not say where its output goes. `pid` is a launcher on
+    this machine.
     """
 
     home: RunDir
@@ -29,11 +31,12 @@ class WatchedRun:
     job_id: str | None
     log: Path | None = None
     config: RunConfig | None = None
+    pid: int | None = None
 
     @property
     def is_local(self) -> bool:
-        """Whether the ranks are processes of the local launcher."""
-        return self.run is not None and self.job_id is None
+        """Whether the ranks are processes of the local launcher, or of another one on this machine."""
+        return self.pid is not None or (self.run is not None and self.job_id is None)
 
     @property
     def is_gone(self) -> bool:
@@ -50,21 +53,30 @@ class WatchedRun:
 
     @property
     def name(self) -> str:
-        return self.run.name if self.run is not None else f"job {self.job_id}"
+        if self.run is not None:
+            return self.run.name
+        return f"process {self.pid}" if self.pid is not None else f"job {self.job_id}"
 
     @property
     def argument(self) -> str:
         """How to name it on the command line."""
-        return run_argument(self.run) if self.run is not None else f"--jobid {self.job_id}"
+        if self.run is not None:
+            return run_argument(self.run)
+        return f"--pid {self.pid}" if self.pid is not None else f"--jobid {self.job_id}"
 
 
-def find_watched(argument: str | None, job_id: str | None) -> WatchedRun:
+def find_watched(argument: str | None, job_id: str | None, pid: int | None = None) -> WatchedRun:
     """Return what a person wants to have watched.
 
     Raises:
         RunDirError: there is no such run, or nothing was submitted.
         JobNotFound, SlurmUnavailable: there is no such job.
+        CollectError: there is no such process.
     """
+    if pid is not None:
+        HERE.find_job(str(pid))
+        home = RunDir(state_folder(os.environ) / "watch" / f"pid-{pid}")
+        return WatchedRun(home, None, None, None, log=_output_of(pid), pid=pid)
     try:
         return watched_run(find_run(argument, job_id))
     except RunDirError:
@@ -75,6 +87,15 @@ def find_watched(argument: str | None, job_id: str | None) -> WatchedRun:
             raise
     folder = state_folder(os.environ) / "watch" / f"job-{job_id}"
     return WatchedRun(RunDir(folder), None, None, job_id, log=query_output(job.number))
+
+
+def _output_of(pid: int) -> Path | None:
+    """Return the file that a process writes its output to; None if it is no file, or cannot be seen."""
+    try:
+        path = Path(f"/proc/{pid}/fd/1").readlink()
+        return path if path.is_file() else None
+    except OSError:
+        return None
 
 
 def watched_run(run: RunDir) -> WatchedRun:

@@ -13,13 +13,22 @@ from typing import Any
 from bigsci_launch.config.document import read_document
 from bigsci_launch.spy.taxonomy import HangClass, State
 
-NOTHING: Mapping[str, Any] = MappingProxyType({})
 UNSAID = ("operation", "names", "classes", "stack", "without", "state", "wchan", "call", "child", "writing", "error")
+LISTS = """
+    wrappers communications scopes local_libraries python_libraries waits kernel_waits phases signal_handler_names
+    child_files data_loader_files data_fetching_files plumbing kernel ranks
+"""
+TABLES = """
+    idle may_communicate backward_engines shared_locks kernel_functions meant_barriers no_phase signal_handlers
+    no_signal_handlers norms store joining shutdown servers starts_of_children calls
+"""
 LEFT_OUT: Mapping[str, Any] = {
     **dict.fromkeys((*UNSAID, "exit")),
+    **dict.fromkeys(LISTS.split(), ()),
+    **dict.fromkeys(TABLES.split(), MappingProxyType({})),
     **{"process_groups": False, "kind": "collective", "who": "suspects", "states": (State.HANG,)},
 }
-"""What keys mean that a file leaves out, where that is not an empty list."""
+"""What the keys mean that a file may leave out."""
 
 
 class TrustedSection:
@@ -30,9 +39,10 @@ class TrustedSection:
         self.model_fields_set = set(keys)
 
     def __getattr__(self, key: str) -> Any:
-        if key.startswith("_"):
-            raise AttributeError(key)
-        return self._keys.get(key, LEFT_OUT.get(key, NOTHING))
+        keys = self.__dict__.get("_keys", {})
+        if key not in keys and key not in LEFT_OUT:
+            raise AttributeError(f"no content of the package has a key {key!r}")
+        return keys[key] if key in keys else LEFT_OUT[key]
 
 
 def read_trusted(path: Path) -> TrustedSection:

@@ -248,6 +248,16 @@ def deciding_thread_ran(seen: RankEvidence) -> bool | None:
     return None if not first.switches or switches is None else switches > 0
 
 
+def deciding_thread_share(seen: RankEvidence) -> float | None:
+    """Return the time on a core of the thread that decides between first and last sample, as a share of that time."""
+    tid = str(seen.thread.tid if seen.thread else seen.pid)
+    times = (
+        [(sample.thread_times or {}).get(tid) for sample in (seen.samples[0], seen.samples[-1])] if seen.samples else []
+    )
+    growth_ns = _growth(*times) if len(times) == 2 and was_seen_twice(seen) else None
+    return per_s(seen, None if growth_ns is None else growth_ns / 1e9)
+
+
 def still_s(seen: RankEvidence) -> float | None:
     """For how many seconds the thread that decides has certainly not run, or None if that is not known.
 

@@ -11,9 +11,9 @@ import re
 from contextlib import suppress
 
 from bigsci_launch.errors import JobNotFound, RunDirError, SlurmUnavailable
+from bigsci_launch.procfs import user_name
 from bigsci_launch.runs.attempts import JobRecord, ask_about, identify, read_exit, read_job
 from bigsci_launch.runs.layout import AttemptDir, rank_files, read_json
-from bigsci_launch.runs.ownership import user_name
 from bigsci_launch.scheduler.slurm import cancel_job, kill_step, signal_step
 
 _STEP = re.compile(r"[0-9]+\.[0-9]+")

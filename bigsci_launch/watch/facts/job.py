@@ -11,8 +11,9 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from bigsci_launch.errors import BslError
+from bigsci_launch.errors import BslError, CollectError
 from bigsci_launch.runs.attempts import query_attempt, unknown
+from bigsci_launch.scheduler.choice import HERE
 from bigsci_launch.scheduler.hostlist import expand_hostlist
 from bigsci_launch.scheduler.job import JobInfo, JobState, NodeInfo
 from bigsci_launch.scheduler.reservations import Maintenance, query_maintenance
@@ -59,6 +60,14 @@ def own_job(job_id: str) -> JobInfo | None:
     )
 
 
+def _launcher(pid: int) -> JobInfo:
+    """Return a launcher on this machine as a job, which is over when its processes are gone."""
+    try:
+        return HERE.find_job(str(pid))
+    except CollectError:
+        return JobInfo(str(pid), JobState.COMPLETED, "its processes have ended", "launcher")
+
+
 class JobPoller:
     """Keeps a view of one job. `view` may be read by any thread at any time."""
 
@@ -100,8 +109,11 @@ class JobPoller:
             self.ask(self._round[number % len(self._round)])
 
     def _ask_job(self) -> JobView:
-        attempt = self._watched.attempt
-        job = query_attempt(attempt) if attempt is not None else query_job(self._watched.job_id or "")
+        attempt, pid = self._watched.attempt, self._watched.pid
+        if pid is not None:
+            job = _launcher(pid)
+        else:
+            job = query_attempt(attempt) if attempt is not None else query_job(self._watched.job_id or "")
         if job.state is JobState.UNKNOWN and not job.is_gone:
             if (own := own_job(job.job_id)) is not None:
                 return replace(self.view, job=own, seen=time.monotonic(), why=job.reason)

@@ -13,7 +13,7 @@ from bigsci_launch.scheduler.job import JobInfo
 from bigsci_launch.spy.answer import SpyAnswer, answer_from, store_evidence
 from bigsci_launch.spy.evidence.stack_classes import merge_stacks
 from bigsci_launch.spy.look.collect import collect
-from bigsci_launch.spy.look.target import Target, target_of_job, target_of_local_run
+from bigsci_launch.spy.look.target import Target, target_of_job, target_of_local_run, target_of_process
 from bigsci_launch.spy.taxonomy import HangClass, State
 from bigsci_launch.watch.watched import WatchedRun
 
@@ -83,6 +83,8 @@ def take_look(watched: WatchedRun, job: JobInfo, settle_s: float, keep: Keep) ->
 
 
 def _target(watched: WatchedRun, job: JobInfo) -> Target:
+    if watched.pid is not None:
+        return target_of_process(watched.pid)
     if watched.is_local:
         assert watched.run is not None and watched.attempt is not None
         return target_of_local_run(watched.run, watched.attempt)

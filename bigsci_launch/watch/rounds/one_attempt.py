@@ -189,9 +189,9 @@ class AttemptWatch:
             yield f"the state of the job is unknown: {view.why or view.job.reason}"
         elif now - view.seen > OLD_S and not view.is_over:
             yield f"the state of the job has been unknown for {format_age(now - view.seen)}: {view.why}"
-        if self._tail is None:
+        if self._tail is None and self.watched.pid is None:
             yield "Slurm does not report the output file of the job, so only the state of the job is visible"
-        else:
+        elif self._tail is not None:
             yield from self._tail.troubles
 
     def _goes_on(self) -> bool:

@@ -57,15 +57,15 @@ class EndSignals:
             time.sleep(min(left, SIGNAL_S))
 
 
-def find_recorded(run: str | None, jobid: str | None, grace_s: float) -> WatchedRun:
+def find_recorded(run: str | None, jobid: str | None, grace_s: float, pid: int | None = None) -> WatchedRun:
     """Return what is to be watched, after waiting so long for the record of its job.
 
     Raises:
-        RunDirError, JobNotFound, SlurmUnavailable: it is not found.
+        RunDirError, JobNotFound, SlurmUnavailable, CollectError: it is not found.
     """
     deadline = time.monotonic() + grace_s
     while True:
-        watched = find_watched(run, jobid)
+        watched = find_watched(run, jobid, pid)
         if watched.attempt is None or read_job(watched.attempt) is not None or time.monotonic() >= deadline:
             return watched
         time.sleep(RECORD_S)

@@ -13,6 +13,8 @@ from bigsci_launch.spy.judge.facts import (
     callers_moved,
     carries_data,
     collectives_moved,
+    deciding_thread_share,
+    elapsed_s,
     is_busy,
     is_motion_known,
     named_frames,
@@ -29,6 +31,10 @@ from bigsci_launch.units import format_bytes
 
 PATIENCE_S = 10.0
 """How long a launcher takes at most until its ranks are there."""
+LEAST_OTHERS, LEAST_SPAN_S, MOST_SAMPLES = 2, 3.0, 2 / 3
+"""One rank alone is at work only next to so many others, over so long, and where it is seen so in most samples."""
+BUSY_SHARE, IDLE_SHARE = 0.7, 0.35
+"""CPU shares of a thread that works all the time, at least, and of one that mostly waits, at most."""
 LOOK_AGAIN = "bsl spy --settle 60  # look for longer"
 
 
@@ -158,12 +164,17 @@ def most_moved(case: JobCase) -> Conclusion | None:
 
 
 def one_is_late(case: JobCase) -> Conclusion | None:
-    """The job makes progress, and one rank was outside any communication, at one place, in every look."""
+    """The job makes progress, and one rank was outside any communication at one place in every look, or in most and
+    alone at work."""
     moving = case.moving
     slow = _straggler(case.evidence) if moving else None
-    if slow is None or not is_motion_known(slow):
+    if slow is not None and is_motion_known(slow):
+        words = f"is late: it {explain_stall(slow).words}, in every sample, while all others wait"
+    elif moving and (slow := _alone_at_work(case.alive)) is not None:
+        share = f"{deciding_thread_share(slow) or 0:.0%} of a core"
+        words = f"is late: it uses {share} and is in no communication in most samples, while all others wait"
+    else:
         return None
-    words = f"is late: it {explain_stall(slow).words}, in every sample, while all others wait"
     return Conclusion(
         state=State.SLOW,
         claim=f"the job makes progress, but {case.evidence.name(slow.rank)} {words}",
@@ -189,6 +200,24 @@ def _straggler(evidence: Evidence) -> RankEvidence | None:
         return None
     places = {frames[0].place for sample in seen.samples if (frames := named_frames(seen, sample))}
     return seen if len(places) == 1 else None
+
+
+def _alone_at_work(ranks: Sequence[RankEvidence]) -> RankEvidence | None:
+    """The one rank whose deciding thread had a core nearly all the time, mostly outside any communication, while those
+    of all others waited in one. Stacks are moments; the time on a core is that of the whole look."""
+    count = min((len(seen.samples) for seen in ranks), default=0)
+    if len(ranks) <= LEAST_OTHERS or any((elapsed_s(seen) or 0.0) < LEAST_SPAN_S for seen in ranks):
+        return None
+    at_work, num_waiting = [], 0
+    for seen in ranks:
+        share = deciding_thread_share(seen)
+        inside = sum(_communicates(seen, index) for index in range(count)) / count
+        if share is None:
+            return None
+        if share >= BUSY_SHARE and inside <= 1 - MOST_SAMPLES:
+            at_work.append(seen)
+        num_waiting += share <= IDLE_SHARE and inside >= MOST_SAMPLES
+    return at_work[0] if len(at_work) == 1 and num_waiting == len(ranks) - 1 else None
 
 
 def _num_looks(evidence: Evidence) -> int:
