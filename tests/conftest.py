@@ -10,8 +10,10 @@ import signal
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import chain
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +32,9 @@ SYSTEM_PATH = "/usr/local/sbin:/usr/sbin:/sbin"
 RANK_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT")
 
 
-LONGEST_FIRST = ("tests/slurm", "tests/docs", "tests/train", "tests/process")
-"""Files that wait for clusters and ranks begin first, so that pure tests fill the time that is left beside them."""
+WAITING = ("tests/slurm", "tests/docs", "tests/process")
+"""Tiers that mostly wait, for clusters and processes, in this order. The files of COMPUTING are spread among theirs."""
+COMPUTING = "tests/train"
 TOGETHER = ("tests/docs",)
 """Folders whose files share what takes minutes, so that one process runs all of them. Elsewhere, it runs a file."""
 
@@ -75,16 +78,30 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-golden", action="store_true", help="rewrite the golden files; review them as text")
 
 
+def in_order(tests: Sequence[str]) -> dict[str, float]:
+    """Return where the file of each test belongs: what waits, with what computes in between, and pure tests at the end.
+
+    More processes than cores share the work, so that one computes while others wait.
+    """
+    files = dict.fromkeys(test.partition("::")[0] for test in tests)
+    tiers = [[file for file in files if file.startswith(f"{tier}/")] for tier in (*WAITING, COMPUTING)]
+    waiting, computing = list(chain(*tiers[:-1])), tiers[-1]
+    places = {file: float(place) for place, file in enumerate(waiting)}
+    places |= {file: place * len(waiting) / len(computing) for place, file in enumerate(computing)}
+    return {file: places.get(file, inf) for file in files}
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Begin with the longest tiers, and leave the long one out, unless `-m` says what to do with it.
+    """Sort the files, and leave the long tier out, unless `-m` says what to do with it.
 
     With many examples, a property is of the long tier.
     """
     if asks_for_long(config):
         for item in filter(lambda item: is_hypothesis_test(getattr(item, "obj", None)), items):
             item.add_marker("long")
-    items.sort(key=lambda item: next((n for n, tier in enumerate(LONGEST_FIRST) if item.nodeid.startswith(tier)), 9))
+    places = in_order([item.nodeid for item in items])
+    items.sort(key=lambda item: places[item.nodeid.partition("::")[0]])
     if re.search(r"\blong\b", config.option.markexpr):
         return
     left_out = [item for item in items if item.get_closest_marker("long")]

@@ -118,7 +118,8 @@ MODERN = {
 def one(train_several: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
     def case(name: str, precision: str, steps: int = 6, **training: Any) -> tuple[str, dict[str, Any]]:
         guards = {"interval": 1 if steps < STEPS else 20}
-        sections = {"training": {"steps": steps, "precision": precision, **training}, "guards": guards}
+        sizes = {"steps": steps, "micro_batch_size": 4}
+        sections = {"training": {**sizes, "precision": precision, **training}, "guards": guards}
         return name, {"model": {"num_layers": 2}, **sections}
 
     narrow = {"model": {"num_layers": 2, "ffn_hidden_size": 88}}
@@ -144,7 +145,8 @@ def one(train_several: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
 @pytest.fixture(scope="module")
 def two(train_several: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
     def case(name: str, **more: Any) -> tuple[str, dict[str, Any]]:
-        return name, {"training": {"steps": 6, "precision": "fp8"}, "guards": {"interval": 1}, **more}
+        training = {"steps": 6, "precision": "fp8", "micro_batch_size": 4}
+        return name, {"training": training, "guards": {"interval": 1}, **more}
 
     model, faults = {"num_layers": 2}, [{"kind": "unreduced_tp_gradients", "step": 3}]
     return train_several(

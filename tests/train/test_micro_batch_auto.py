@@ -145,9 +145,7 @@ def test_all_ranks_agree_after_one_has_run_out_of_memory(
 ) -> None:
     """In a pass, on the way between stages, and in a reduction; every place on every rank is in the long tier."""
     cases = [
-        Shortage("forward", 0, call=3),
         Shortage("collective", 1, call=4),
-        Shortage("backward", 3),
         Shortage("receive_gradient", 0),
         Shortage("tied_reduction", 3),
     ]
