@@ -25,7 +25,7 @@ from pathlib import Path
 from ranks import draw_corpus
 from recovering.cases import Case, Layout, draw_case
 from recovering.injured_run import run_injured, run_undisturbed, write_run_file
-from recovering.judged import PHASES, Outcome, judge
+from recovering.judged import Outcome, judge, phase_table
 
 from bigsci_launch.runs.layout import RunDir
 
@@ -132,13 +132,7 @@ def page_of(outcomes: Sequence[Outcome], held_out: Sequence[Outcome]) -> str:
     seconds = [each for outcome in (*outcomes, *held_out) for each in outcome.seconds]
     # A stopped process is given time to continue before it counts as lost, so those are shown apart.
     prompt = [each for each in seconds if each["noticed"] < 5]
-    lines += ["", f"| phase of {len(prompt)} recoveries | p50 | p95 | largest |", "|---|---|---|---|"]
-    for phase in PHASES:
-        found = sorted(each[phase] for each in prompt)
-        if found:
-            lines.append(
-                f"| {phase} | {_quantile(found, 0.5):.2f} s | {_quantile(found, 0.95):.2f} s | {found[-1]:.2f} s |"
-            )
+    lines += ["", *phase_table(prompt, f"phase of {len(prompt)} recoveries")]
     return "\n".join(lines)
 
 
@@ -173,10 +167,6 @@ def _worst(outcomes: Sequence[Outcome]) -> str:
 def _sources(outcomes: Sequence[Outcome]) -> str:
     found = Counter(source for outcome in outcomes for source in outcome.sources[1:])
     return ", ".join(f"{number} {source}" for source, number in found.most_common())
-
-
-def _quantile(values: Sequence[float], share: float) -> float:
-    return values[min(len(values) - 1, int(share * len(values)))]
 
 
 def write_page(path: Path, text: str) -> None:

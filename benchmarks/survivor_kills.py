@@ -26,6 +26,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -134,15 +135,13 @@ class InjuredLoop:
         os.kill(record["pid"], number)
 
     def last_step(self) -> int:
-        return max(self.losses(), default=0)
+        return max((step for step, _ in self.losses()), default=0)
 
-    def losses(self) -> dict[int, list[str]]:
-        """Return what was printed for each step, by rank 0 of all generations."""
-        found: dict[int, list[str]] = {}
-        for path in self._attempt.glob("logs/rank-0000.log"):
-            for step, loss in re.findall(r"step (\d+) loss (\S+)", path.read_text()):
-                found.setdefault(int(step), []).append(loss)
-        return found
+    def losses(self) -> list[tuple[int, float]]:
+        """Return the steps and losses that rank 0 of all generations has printed, in their order."""
+        path = self._attempt / "logs" / "rank-0000.log"
+        text = path.read_text() if path.exists() else ""
+        return [(int(step), float(loss)) for step, loss in re.findall(r"step (\d+) loss (\S+)", text)]
 
     def end(self) -> None:
         subprocess.run([sys.executable, "-m", "bigsci_launch", "cancel", "loop"], cwd=self.folder, check=True)
@@ -194,13 +193,15 @@ def table(injuries: list[Injury]) -> Iterator[str]:
             yield f"| {name} | {len(found)} | {restored:.2f} | {median(seconds):.2f} | {p95:.2f} | {seconds[-1]:.2f} |"
 
 
-def compared(injured: dict[int, list[str]], sound: dict[int, list[str]], last: int) -> Iterator[str]:
-    missing = [step for step in range(1, last + 1) if step not in injured]
-    doubled = [step for step, printed in injured.items() if len(printed) > 1]
-    both = [step for step in range(1, last + 1) if step in injured and step in sound]
-    apart = max(abs(float(injured[step][-1]) / float(sound[step][-1]) - 1) for step in both)
-    yield f"{last} steps. Relative difference of losses from the undisturbed run: {apart:.1e} at most."
-    yield f"Steps whose line is missing: {len(missing)}; printed twice: {len(doubled)}."
+def compared(injured: list[tuple[int, float]], sound: list[tuple[int, float]], last: int) -> Iterator[str]:
+    expected, steps = dict(sound), [step for step, _ in injured]
+    missing = set(range(1, last + 1)) - set(steps)
+    apart = max(abs(loss / expected[step] - 1) for step, loss in injured if step in expected)
+    backs = [before + 1 - step for before, step in pairwise(steps) if step <= before]
+    once, lost = (sum(back for back in backs if (back > 2) == is_lost) for is_lost in (False, True))
+    yield f"{last} steps. Relative difference of all printed losses from the undisturbed run: {apart:.1e} at most."
+    yield f"Steps whose line is missing: {len(missing)}."
+    yield f"Lines that come again: {once} of a step that is repeated, {lost} of a lost state."
 
 
 def sources(injuries: list[Injury]) -> Iterator[str]:

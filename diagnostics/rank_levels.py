@@ -106,6 +106,8 @@ class InPlaceSlot(Slot):
     num_failed_standbys = 0
     """The same of those that were to wait next to one that serves: without any, the slot serves on."""
     is_standby_notified = False
+    grace_s = 0.0
+    """How long the process may take to leave, from the end of its generation and from each sign of progress."""
 
     def open(self) -> None:
         self.serving = self.start_or_give_up()
@@ -161,9 +163,10 @@ class InPlaceSlot(Slot):
 
     def end(self, order: dict[str, Any]) -> None:
         if self.serving is not None:
-            grace_s = float(order.get("grace_s") or 0)
-            self.was_requested, self.overdue = True, f"did not leave generation {order['generation']} in {grace_s:g} s"
-            self.deadline = self.clock.read() + grace_s
+            self.grace_s = float(order.get("grace_s") or 0)
+            self.was_requested = True
+            self.overdue = f"did not leave generation {order['generation']} in {self.grace_s:g} s"
+            self.deadline = self.clock.read() + self.grace_s
             self.serving.tell(order)
 
     def hear(self, program: Program, message: dict[str, Any]) -> None:
@@ -183,6 +186,8 @@ class InPlaceSlot(Slot):
                                      "time": time.time()})  # fmt: skip
         if word == "warm" and self.generation is None:
             self.say_ready()
+        elif word == "leaving" and self.deadline < math.inf:
+            self.deadline = self.clock.read() + self.grace_s
         elif word == "left":
             self.note_leaving(program)
         elif word == "stepped" and self.options.standby:

@@ -104,10 +104,10 @@ def signal_name(number: int) -> str:
 
 
 def write_record(path: Path, record: dict[str, Any]) -> None:
-    """Replace the file at `path` by `record`. If that fails, put it on stderr."""
+    """Replace the file at `path` by `record`. If that fails, put it on stderr. No recovery waits for a disk."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        safe_files.write_file(path, json.dumps(record, indent=1) + "\n")
+        safe_files.write_file(path, json.dumps(record, indent=1) + "\n", is_synced=False)
     except OSError as error:
         complain(path, error)
         say(f"rank_runner: record {path.parent.name}/{path.stem} {json.dumps(record)}")

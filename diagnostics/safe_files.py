@@ -28,20 +28,21 @@ _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 
 
-def write_file(path: Path, text: str | bytes, mode: int = 0o644) -> None:
+def write_file(path: Path, text: str | bytes, mode: int = 0o644, *, is_synced: bool = True) -> None:
     """Replace `path` by a file of this text and exactly this mode: readers see the old file or the new one.
 
-    The folder is opened once. A link in the place of the file is replaced, and its target stays as it is.
+    The folder is opened once. A link in the place of the file is replaced, and its target stays as it is. What is not
+    `is_synced` may be lost with its machine, but does not wait for a disk.
 
     Raises:
         OSError: nothing has changed then.
     """
     with open_folder(path.parent, follow=True) as folder:
-        write_in(folder, path.name, text, mode)
+        write_in(folder, path.name, text, mode, is_synced=is_synced)
 
 
-def write_in(folder: int, name: str, text: str | bytes, mode: int = 0o644) -> None:
-    """Replace the file `name` in an open folder, as `write_file`; file and folder are synced."""
+def write_in(folder: int, name: str, text: str | bytes, mode: int = 0o644, *, is_synced: bool = True) -> None:
+    """Replace the file `name` in an open folder, as `write_file`; file and folder are synced, if `is_synced`."""
     part = f".{name}.{os.urandom(8).hex()}"
     handle = os.open(part, _NEW, 0o600, dir_fd=folder)
     try:
@@ -49,7 +50,8 @@ def write_in(folder: int, name: str, text: str | bytes, mode: int = 0o644) -> No
             stream.write(text.encode() if isinstance(text, str) else text)
             stream.flush()
             os.fchmod(stream.fileno(), mode)
-            os.fsync(stream.fileno())
+            if is_synced:
+                os.fsync(stream.fileno())
         os.rename(part, name, src_dir_fd=folder, dst_dir_fd=folder)
     except BaseException:
         try:
@@ -58,7 +60,8 @@ def write_in(folder: int, name: str, text: str | bytes, mode: int = 0o644) -> No
             pass
         raise
     try:
-        os.fsync(folder)
+        if is_synced:
+            os.fsync(folder)
     except OSError:  # some file systems cannot sync a folder
         pass
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -74,7 +75,7 @@ def judge(case: Case, code: int, done: list[Done], run: RunDir, reference: RunDi
         problems=tuple(problems),
         largest_difference=difference,
         steps_replayed=replayed,
-        seconds=tuple(_recoveries(records, done)),
+        seconds=tuple(recoveries(records, [each.time for each in done])),
     )
 
 
@@ -124,8 +125,9 @@ def largest_difference(document: Any) -> float:
     return max(found)
 
 
-def _recoveries(records: list[dict[str, Any]], done: list[Done]) -> list[dict[str, float]]:
-    """Return the seconds of the phases of each recovery that ended with a finished step."""
+def recoveries(records: Sequence[dict[str, Any]], moments: Sequence[float]) -> list[dict[str, float]]:
+    """Return the seconds of the phases of each recovery that ended with a finished step. `moments` are those of all
+    injuries, in seconds since the epoch."""
     found = []
     for record in records:
         if record.get("phase") != "first_step" or record["generation"] == 0:
@@ -136,7 +138,7 @@ def _recoveries(records: list[dict[str, Any]], done: list[Done]) -> list[dict[st
         phases = {
             each["phase"]: each["time"] for each in records if each.get("generation") == number and "phase" in each
         }
-        injuries = [each.time for each in done if failed and each.time <= failed[0]["noticed"] + 0.05]
+        injuries = [each for each in moments if failed and each <= failed[0]["noticed"] + 0.05]
         if not injuries:
             continue
         hurt, noticed = injuries[-1], failed[0]["noticed"]
@@ -151,3 +153,18 @@ def _recoveries(records: list[dict[str, Any]], done: list[Done]) -> list[dict[st
             }
         )
     return found
+
+
+def phase_table(found: Sequence[dict[str, float]], title: str) -> list[str]:
+    """Return the table of the seconds of each phase; `found` are those of recoveries."""
+    lines = [f"| {title} | p50 | p95 | largest |", "|---|---|---|---|"]
+    for phase in PHASES if found else ():
+        seconds = sorted(each[phase] for each in found)
+        values = (quantile(seconds, 0.5), quantile(seconds, 0.95), seconds[-1])
+        lines.append(f"| {phase} | " + " | ".join(f"{value:.2f} s" for value in values) + " |")
+    return lines
+
+
+def quantile(values: Sequence[float], share: float) -> float:
+    """Return a quantile of sorted values."""
+    return values[min(len(values) - 1, int(share * len(values)))]

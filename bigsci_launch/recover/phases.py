@@ -6,6 +6,7 @@ from typing import Any
 
 SOURCES = ("memory", "replicas", "buddies", "checkpoint", "start")
 """Where state came from, the best first: a generation is as good as its worst rank."""
+LOST = ("checkpoint", "start")
 WORDS = ("joined", "restored", "stepped", "standby")
 """What every rank says in a generation. The last one: a standby waits next to it."""
 MAX_WITHOUT_PROGRESS = 3
@@ -27,6 +28,13 @@ class Phases:
     def has_stepped(self) -> bool:
         """Whether every rank has finished a step."""
         return len(self._said["stepped"]) == self._world_size
+
+    @property
+    def back_at(self) -> int | None:
+        """The step from which all ranks begin again because the state was lost; None if it was not."""
+        found = list(self._said["restored"].values())
+        is_lost = any(fields.get("source") in LOST for fields in found)
+        return min((step for fields in found if (step := _step(fields)) is not None), default=None) if is_lost else None
 
     def step_of(self, rank: int) -> int | None:
         """Return the newest step that a rank has finished or restored; None if it has reported none."""
@@ -63,29 +71,40 @@ class Phases:
 
 
 class StandstillCount:
-    """Counts generations in a row that got no further than the furthest step of all, that one included."""
+    """Counts generations in a row that got no further than the furthest step of all, that one included.
+
+    Where the state was lost, it counts on from the step that the ranks have gone back to. It also counts generations in
+    a row that lose it.
+    """
 
     def __init__(self, *, knows_steps: bool) -> None:
         """`knows_steps`: ranks report every step, so that no step means that none was finished."""
         self._knows_steps = knows_steps
         self.furthest: int | None = None
-        """The last step that any generation has finished; None if it is not known."""
-        self._number = 0
+        """The last step that any generation has finished since the state was lost; None if it is not known."""
+        self._number = self._losses = 0
 
-    def note(self, step: int | None, lived_s: float) -> bool:
-        """Note the end of a generation at `step`. Returns whether that is the third in a row without progress."""
+    def note(self, step: int | None, lived_s: float, back_at: int | None = None) -> bool:
+        """Note the end of a generation at `step`; the state was lost before it, and it began after step `back_at`.
+        Returns whether that is the third in a row without progress, or that has lost the state."""
+        if back_at is not None and self.furthest is not None and back_at < self.furthest:
+            self.furthest, self._losses = back_at, self._losses + 1
+        else:
+            self._losses = 0
         if step is None:
             stands = self._knows_steps or lived_s < SHORT_S
         else:
             stands = self.furthest is not None and step <= self.furthest
             self.furthest = step if self.furthest is None else max(step, self.furthest)
         self._number = self._number + 1 if stands else int(step is not None)
-        return self._number >= MAX_WITHOUT_PROGRESS
+        return max(self._number, self._losses) >= MAX_WITHOUT_PROGRESS
 
     def words(self, cause: object) -> str:
         """Return why there is no further generation after those; `cause` ended the last."""
         where = "ended without a known step"
-        if self.furthest is not None:
+        if self._losses >= MAX_WITHOUT_PROGRESS:
+            where = "lost the state"
+        elif self.furthest is not None:
             where = f"got no further than step {self.furthest}"
         return f"{MAX_WITHOUT_PROGRESS} generations in a row {where}, the last because {cause}"
 

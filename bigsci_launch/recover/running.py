@@ -55,6 +55,8 @@ class Running:
         """When ranks said that a peer is gone, and how."""
         self.finals: dict[int, float] = {}
         """When ranks said that their error is final, by rank."""
+        self.progressed = began.clock
+        """When a rank last said that it makes progress with leaving."""
         self.failures: list[GenerationFailure] = []
         self.final: RankEnded | None = None
         self.killed: set[int] = set()
@@ -169,6 +171,15 @@ class Running:
 
     def blame_nobody(self, kind: FailureKind, now: Instant, words: str) -> GenerationFailure:
         return GenerationFailure(kind, step=self.phases.step, words=words, noticed=now.time)
+
+    def note_word(self, rank: int, word: str, clock: float) -> None:
+        """Note that a rank has finished, that its error is final, or that it makes progress with leaving."""
+        if word == "finished":
+            self.finished.add(rank)
+        elif word == "final":
+            self.finals.setdefault(rank, clock)
+        else:
+            self.progressed = clock
 
     def note_left_alone(self, rank: int, now: Instant) -> None:
         """Note that a rank has left the generation before it was asked to."""

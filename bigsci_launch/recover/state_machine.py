@@ -49,7 +49,8 @@ from bigsci_launch.runs.control.request import Request
 from bigsci_launch.topology import compress_ranks
 
 GRACE_S: Mapping[Level, float] = {"restart": 5.0, "in_place": 10.0}
-"""How long ranks may take to leave a generation that has ended. Their runners then kill them."""
+"""How long ranks may take to leave a generation that has ended, or to say that they make progress with it. Their
+runners then kill them."""
 LOST_PEER_S = 5.0
 """How long ranks may say that they have lost a peer before the generation ends, although no rank has died."""
 TERMINATION_LAG_S = 1.0
@@ -280,10 +281,8 @@ class JobStateMachine:
             self._note_left(run, rank)
         elif event.word == "lost":
             run.lost_peers.append((self._now, f"rank {rank}: {event.fields.get('text') or 'a peer is gone'}"))
-        elif event.word == "finished":
-            run.finished.add(rank)
-        elif event.word == "final":
-            run.finals.setdefault(rank, self._now.clock)
+        elif event.word in ("finished", "final", "leaving"):
+            run.note_word(rank, event.word, self._now.clock)
         elif self._stage is JobStage.RUN:
             phase = run.phases.note(rank, event.word, event.fields, self._now.clock - run.began.clock)
             if phase is not None:
@@ -400,7 +399,7 @@ class JobStateMachine:
 
     def _see_out(self, run: Running) -> None:
         """Wait until all ranks have left, and kill those that do not. Then the generation is over."""
-        late_s = self._now.clock - self._since.clock - self._grace_s
+        late_s = self._now.clock - max(self._since.clock, run.progressed) - self._grace_s
         if run.inside and late_s >= DROP_AFTER_S:
             for rank in sorted(run.inside):
                 self._give_up_slot(run, rank)
@@ -448,7 +447,7 @@ class JobStateMachine:
         if not failures:
             return
         self._cause = cause = failures[0]
-        stands_still = self._progress.note(step, began_to_end.clock - run.began.clock)
+        stands_still = self._progress.note(step, began_to_end.clock - run.began.clock, run.phases.back_at)
         why = run.why_last(cause) or (self._progress.words(cause) if stands_still else None)
         if why is not None:
             self._give_up(run.final.status if run.final is not None else cause.status, why)

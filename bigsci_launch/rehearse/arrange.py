@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bigsci_launch.config.load import LoadedRun
-from bigsci_launch.config.schema.section import NotDescribed
 from bigsci_launch.errors import ConfigError, Problem
 from bigsci_launch.launch.notes import notes
 from bigsci_launch.launch.prepare import Prepared, prepare
@@ -53,7 +52,7 @@ class Arrangement:
     @property
     def has_evaluation(self) -> bool:
         config = self.prepared.loaded.config
-        return config.monitor.eval_interval is not None and config.data.held_out > 0
+        return config.monitor.eval_interval is not None and config.describes("data") and config.data.held_out > 0
 
     def remarks(self) -> list[str]:
         """Return what the user should know before it starts."""
@@ -108,11 +107,9 @@ def arrange(
 
     whole = prepared_with(())
     config = whole.loaded.config
-    if whole.setup is None:
-        raise NotDescribed("model")  # a smaller run is made from it
     folder = next_rehearsal((working_directory / config.run.root).resolve(), config.run.name)
     _require_own_checkpoints(whole.loaded, folder)
-    layers = whole.setup.layers_per_stage if config.run.starts_trainer else ()
+    layers = whole.setup.layers_per_stage if whole.setup is not None and config.run.starts_trainer else ()
     site = whole.loaded.site
     original = Original(config, site.config.ranks_per_node, site.is_local, layers)
     changes, prepared = _fit(original, str(folder.path), prepared_with, _memory_findings(whole))

@@ -73,10 +73,10 @@ _ATTEMPT = re.compile(r"[0-9]+(\.r[0-9]+)?")
 _ASK = "ask the owner of the run for read access to it"
 
 
-def write_json(path: Path, document: Any, mode: int = 0o644) -> None:
+def write_json(path: Path, document: Any, mode: int = 0o644, *, is_synced: bool = True) -> None:
     """Write `document` as indented JSON, atomically, with exactly this mode. A new folder is for its owner to write."""
     path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
-    safe_files.write_file(path, json.dumps(document, indent=2, default=str) + "\n", mode)
+    safe_files.write_file(path, json.dumps(document, indent=2, default=str) + "\n", mode, is_synced=is_synced)
 
 
 def read_json(path: Path) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from typing import Any
 
 from bigsci_launch.config.load import load_resolved
@@ -50,6 +51,7 @@ class TrainerLives:
         except ModuleNotFoundError as error:
             raise BslError(f"{error.name} is not installed", hint=INSTALL_TRAIN) from error
         self._waits = Waits(channel.is_over)
+        self._waits.install()
         self._memory: Any = Memory()
         self._kind: Any = RankLife
         if self._config.parallelism.engine == "uneven":
@@ -57,6 +59,8 @@ class TrainerLives:
 
             self._memory, self._kind = KeptStages(), UnevenLife
         self._life: Any = None
+        # What is imported stays: whoever leaves a generation collects what is left of it, and nothing else.
+        gc.freeze()
 
     @property
     def done(self) -> int:

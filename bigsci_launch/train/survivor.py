@@ -150,6 +150,7 @@ class Survivor:
         gc.freeze()
         channel = Channel(int(descriptor), self._release)
         self._channel, self._waits = channel, Waits(channel.is_over)
+        self._waits.install()
         self._reductions = Reductions(self._waits)
         outlive_generations(channel, self)
         channel.leave()
@@ -203,7 +204,6 @@ class Survivor:
                 f"{ranks} ranks, but a step has {self._num_micro_batches} micro-batches",
                 hint=f"{rule}give a smaller micro_batch, or fewer ranks",
             )
-        waits.install()
         if self._reductions is not None:
             self._reductions.install()
         self._group = HostGroup(dist.new_group(backend="gloo"), dist.get_rank(), waits)

@@ -395,6 +395,16 @@ def test_a_process_that_does_not_leave_is_killed(slot: ToyController) -> None:
     slot.wait_for("ready", generation=0)
 
 
+def test_a_process_that_makes_progress_with_leaving_has_more_time(slot: ToyController) -> None:
+    start_level_2(slot, "slow", "2")
+    slot.begin(0)
+    slot.wait_for("rank", word="stepped", generation=0)
+    slot.order("end", generation=0, why="rank 0 died", grace_s=3)
+    assert slot.wait_for("rank", word="left")["step"] == 7
+    slot.wait_for("ready", generation=0)
+    assert not [each for each in slot.said if each["say"] == "ended"]
+
+
 def test_an_error_that_would_come_again_is_said(slot: ToyController) -> None:
     start_level_2(slot, "exit", "5")
     slot.begin(0)

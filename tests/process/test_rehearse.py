@@ -18,6 +18,7 @@ import pytest
 from tests.support.texts import has_parts
 
 PROGRAM = Path(__file__).parent / "programs" / "megatron_like.py"
+SURVIVING = Path(__file__).parents[2] / "benchmarks" / "surviving"
 DEMO = Path(__file__).parents[2] / "configs" / "demo.yaml"
 MODEL = {"num_layers": 2, "hidden_size": 8, "num_attention_heads": 2, "sequence_length": 8, "vocab_size": 64}
 Rehearse = Callable[..., subprocess.Popen[str]]
@@ -190,3 +191,23 @@ def test_the_demo_is_rehearsed(tmp_path: Path, fault: str | None, phase: str, wo
     assert (done.returncode, document["verdict"]) == ((1, "no-go") if fault else (0, "go")), document
     assert re.search(words, found(document, phase)), found(document, phase)
     assert outcomes(document)["evaluation"] == "ok"
+
+
+@pytest.mark.long
+@pytest.mark.torch
+def test_an_engine_that_no_rank_can_be_replaced_of_is_said_before_the_run_starts(tmp_path: Path) -> None:
+    """A loop with `Survivor`, whose run file describes no model."""
+    config = {
+        "run": {"name": "zero", "command": [sys.executable, str(SURVIVING / "with_deepspeed.py")]},
+        "slurm": {"site": "local"},
+        "parallelism": {"data_parallel_size": 2},
+        "training": {"steps": 40, "micro_batch_size": 2, "global_batch_size": 24},
+        "survive": {"in_place": True},
+        "env": {"STAGE": "0"},
+    }
+    (tmp_path / "run.yaml").write_text(json.dumps(config))
+    argv = [sys.executable, "-m", "bigsci_launch", "rehearse", "run.yaml", "--json"]
+    process = subprocess.Popen(argv, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    code, document = finish(process)
+    assert code == 1 and outcomes(document)["steps"] == "failed"
+    assert has_parts(found(document, "steps"), "engine", "stage 0", "cannot be replaced in place", "survive: true")

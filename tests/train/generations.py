@@ -216,10 +216,13 @@ class Generations:
         members = self.members
         for slot in members:
             slot.tell(do="end", generation=self.number, why=why, grace_s=GRACE_S)
-        end = time.monotonic() + GRACE_S
-        self.until(
-            lambda: all(slot.said("left", self.number) for slot in members) or time.monotonic() > end, GRACE_S + 5
-        )
+        ended = time.time()
+
+        def is_late() -> bool:
+            progress = [each["time"] for slot in members for each in slot.said("leaving")]
+            return time.time() > max([ended, *progress]) + GRACE_S
+
+        self.until(lambda: all(slot.said("left", self.number) for slot in members) or is_late(), 4 * GRACE_S)
         stuck = [slot.rank for slot in members if slot.rank is not None and not slot.said("left", self.number)]
         self.kill(*stuck)
         self.stuck += stuck

@@ -241,6 +241,21 @@ def test_a_rank_leaves_a_reduction_that_gloo_has_forgotten(lead: Lead) -> None:
     assert restored(run)[1:] == [(1, "memory")]
 
 
+@pytest.mark.parametrize("forming", ["store", "group"])
+def test_a_rank_leaves_a_group_to_which_a_peer_never_comes(lead: Lead, forming: str) -> None:
+    """There is no connection yet that could be shut down."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FORMING", forming)
+        run = lead(loop=PROGRAMS / "half_formed_loop.py", ranks=2)
+        run.until(lambda: "waits" in run.rank(0).log.read_text())
+        time.sleep(1)
+        run.kill(1)
+        assert run.end() == [], run.story()
+        run.fill_up("dp=2")
+        run.lead()
+    assert restored(run) == [(0, "start")]
+
+
 def test_a_reduction_ends_with_its_result_or_error_or_is_given_up() -> None:
     reductions = Reductions(Waits(lambda: True))
     works: list[Future[torch.Tensor]] = [Future() for _ in range(3)]

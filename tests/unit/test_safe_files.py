@@ -19,6 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bigsci_launch import safe_files
+from bigsci_launch.runs.layout import RunDir
 from bigsci_launch.safe_files import (
     open_folder,
     open_lock,
@@ -29,7 +30,10 @@ from bigsci_launch.safe_files import (
     write_file,
     write_in,
 )
+from bigsci_launch.train.rank.events import RankReport
+from bigsci_launch.train.rank.identity import RankIdentity
 
+from .house.conftest import standalone
 from .other_users import ALICE, AS_ROOT, MALLORY, PROJECT, acting_as, make_shared
 
 
@@ -87,6 +91,22 @@ def test_files_and_their_folder_are_synced(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(os, "fsync", lambda handle: synced.append(stat.S_IFMT(os.fstat(handle).st_mode)))
     write_file(tmp_path / "file", "text")
     assert synced == [stat.S_IFREG, stat.S_IFDIR]
+
+
+def test_what_a_recovery_waits_for_does_not_wait_for_a_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An exit record of the runner, and why a rank has left the step."""
+
+    def stand_still(_handle: int) -> None:
+        raise AssertionError("a full journal keeps whoever syncs for seconds")
+
+    monkeypatch.setattr(os, "fsync", stand_still)
+    run = RunDir(tmp_path)
+    attempt = run.attempt("0001")
+    RankReport(RankIdentity(1, 2, "host", "node", run, attempt)).fail(RuntimeError("a peer is gone"))
+    with standalone() as load:
+        load("rank_process").write_record(attempt.exit_file(0), {"code": 7})
+    assert read_json(attempt.error_file(1))["message"] == "a peer is gone"
+    assert read_json(attempt.exit_file(0)) == {"code": 7}
 
 
 def test_a_full_disk_leaves_the_old_file_and_nothing_else(small_disk: Path) -> None:

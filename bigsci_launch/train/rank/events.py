@@ -59,7 +59,8 @@ class RankReport:
         self.event("end", reason=reason)
 
     def fail(self, error: BaseException) -> None:
-        """Write at once why this rank dies. A disk that refuses the record must not keep the rank alive."""
+        """Write at once why this rank dies. A disk that refuses the record must not keep the rank alive, and the others
+        do not wait for one."""
         record = {
             "rank": self._identity.rank,
             "host": self._identity.host,
@@ -75,7 +76,7 @@ class RankReport:
             "time": time.time(),
         }
         with contextlib.suppress(OSError):
-            write_json(self._identity.attempt.error_file(self._identity.rank), record)
+            write_json(self._identity.attempt.error_file(self._identity.rank), record, is_synced=False)
 
     def close(self) -> None:
         """Write the queued records."""

@@ -68,7 +68,6 @@ class RankLife(Origin):
 
     def _meet(self) -> None:
         """Find the newest state that the ranks of this generation hold together; a collective call."""
-        self._waits.install()
         self._group = HostGroup(dist.new_group(backend="gloo"), self._begin.rank, self._waits)
         mine = self._memory.manifest(), self._memory.reached, self._memory.began
         everywhere = self._group.gather(mine)

@@ -22,6 +22,9 @@ from bigsci_launch.recover.holding import Holding, Shard, StateVersion
 from bigsci_launch.train.device.digest import digests64
 from bigsci_launch.train.survive.flat import FlatPart, PartedObject
 
+NOT_IN_PLACE = (
+    "A lost rank of it cannot be replaced in place; with survive: true, all ranks begin again at a checkpoint"
+)
 _PLAIN = (bool, int, float, str, type(None))
 
 
@@ -183,10 +186,10 @@ def _require_keepable(name: str, each: Any) -> None:
     if type(each).__module__.startswith(("deepspeed.", "torch.distributed.optim.")) or any(
         hasattr(tensor, "ds_id") for tensor in _tensors_of(each)
     ):
-        hint = "of DeepSpeed, give the engine; survive without in_place starts the program again, from its checkpoint"
-        raise BslError(f"{where}: it is sharded in a way that Survivor does not know", hint=hint)
+        why = f"it is sharded in a way that Survivor does not know. {NOT_IN_PLACE}"
+        raise BslError(f"{where}: {why}", hint="of DeepSpeed, give the engine")
     if type(each).__name__ == "FullyShardedDataParallel":
-        raise BslError(f"{where}: FSDP1 flattens its parameters", hint="use fully_shard (FSDP2)")
+        raise BslError(f"{where}: FSDP1 flattens its parameters. {NOT_IN_PLACE}", hint="use fully_shard (FSDP2)")
 
 
 def is_cut(tensor: Tensor | FlatPart) -> bool:

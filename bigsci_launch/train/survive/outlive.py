@@ -64,9 +64,12 @@ def _finishes(channel: Channel, participant: Participant) -> bool:
         report.close()
         return True
     started = time.monotonic()
+    # A process that is out of its step may wait for a CPU; one that hangs never says this.
+    channel.say("leaving")
     # Ranks that wait for this one, and not for the one that is lost, are freed as well.
     end_blocked_communication()
     drop_frames(failure)
+    channel.say("leaving")
     participant.let_go()
     channel.wait_for_end()
     channel.leave()

@@ -5,7 +5,8 @@ connection broke, the message is never reported as failed, and its receiver wait
 hour. The same happens inside collectives. So a rank of `survive` waits in slices, and looks between them whether its
 generation is over. A collective can be waited for again; a message cannot, because the first time-out closes all
 connections of its group, so a helper thread waits for it and is left behind if it must be. So it is with functions of
-torch that wait in C++. Gradients that DistributedDataParallel reduces are in `reducer.py`.
+torch that wait in C++, and with the forming of groups: where a rank has told its addresses and dies before it connects
+to them, there is no socket that could be shut down. Gradients that DistributedDataParallel reduces are in `reducer.py`.
 
 Waits for NCCL end when its communicators are aborted. What ranks exchange through host memory goes over gloo there too.
 """
@@ -22,20 +23,28 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import OpType, Reducer, Work  # type: ignore[attr-defined]
+from torch._C._distributed_c10d import (  # type: ignore[attr-defined]
+    OpType,
+    ProcessGroupGloo,
+    Reducer,
+    TCPStore,
+    Work,
+)
 from torch.distributed import _functional_collectives, distributed_c10d
 
 SLICE_S = 0.1
 _SLICE = timedelta(seconds=SLICE_S)
 _MESSAGES = {OpType.SEND, OpType.RECV, OpType.RECVANYSOURCE}
 _TIMED_OUT = "Operation timed out"
-_BLOCKING = (
+_BLOCKING: tuple[tuple[Any, str], ...] = (
     (dist, "_broadcast_coalesced"),
     (dist, "_verify_params_across_processes"),
     (Reducer, "_rebuild_buckets"),
     (_functional_collectives, "wait_tensor"),
 )
 """What waits in C++ for small messages: DistributedDataParallel when it is made and before a forward pass, DTensor."""
+_FORMING: tuple[tuple[Any, str], ...] = ((TCPStore, "__init__"), (ProcessGroupGloo, "__init__"))
+"""What waits in C++ for other ranks when it is made, whatever the backend of the world."""
 
 
 class GivenUpError(Exception):
@@ -50,12 +59,12 @@ class Waits:
         self._wait = Work.wait
         self._helper: SimpleQueue[_Call] | None = None
         self._is_left_behind = False
-        self._is_gloo = False
+        self._is_for_gloo = False
         self._kept: list[Any] = []
 
     def install(self) -> None:
-        """Let everything that waits for gloo in this process wait like this, DeepSpeed included."""
-        self._is_gloo = dist.get_backend() == "gloo"
+        """Let everything that waits for gloo in this process wait like this, DeepSpeed included. Call it before groups
+        are formed."""
         if Work.wait is not self._wait:
             return
 
@@ -64,25 +73,37 @@ class Waits:
             return self._wait(work, *timeout) if is_plain else self.wait(work)
 
         Work.wait = wait  # type: ignore[method-assign,assignment]
-        for owner, name in _BLOCKING:
-            setattr(owner, name, self.endable(getattr(owner, name)))
+        for places, endable in ((_BLOCKING, self.endable), (_FORMING, self._endable_always)):
+            for owner, name in places:
+                setattr(owner, name, endable(getattr(owner, name)))
+
+    @property
+    def _is_gloo(self) -> bool:
+        return self._is_for_gloo or (dist.is_initialized() and dist.get_backend() == "gloo")
 
     def endable(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Return a function that waits for gloo in C++ as one that can be given up."""
+        endable = self._endable_always(function)
 
         def run(*arguments: Any) -> Any:
-            return self._by_helper(partial(function, *arguments)) if self._is_gloo else function(*arguments)
+            return endable(*arguments) if self._is_gloo else function(*arguments)
+
+        return run
+
+    def _endable_always(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*arguments: Any, **more: Any) -> Any:
+            return self._by_helper(partial(function, *arguments, **more))
 
         return run
 
     @contextmanager
     def for_gloo(self) -> Iterator[None]:
         """All waits of this block are for gloo, whatever the backend of the world."""
-        before, self._is_gloo = self._is_gloo, True
+        before, self._is_for_gloo = self._is_for_gloo, True
         try:
             yield
         finally:
-            self._is_gloo = before
+            self._is_for_gloo = before
 
     def wait(self, work: Any) -> bool:
         """Wait for something that gloo does.

@@ -23,6 +23,7 @@ from bigsci_launch.errors import BslError
 from bigsci_launch.train.guards.engine.state import partitions
 from bigsci_launch.train.parallel.optimizer import loss_scale
 from bigsci_launch.train.survive.flat import FlatPart, PartedObject
+from bigsci_launch.train.survive.objects import NOT_IN_PLACE
 
 _COUNTERS = ("global_steps", "global_samples", "skipped_steps")
 _KNOWN = (DeepSpeedZeroOptimizer, BF16_Optimizer, DeepSpeedZeroOptimizer_Stage3)
@@ -38,8 +39,7 @@ class ZeroEngine(PartedObject):
     def __init__(self, name: str, engine: DeepSpeedEngine) -> None:
         self.engine = engine
         if (why := _why_unknown(engine)) is not None:
-            hint = "Survivor keeps ZeRO; survive without in_place starts the program again"
-            raise BslError(f"keep: {name}: {why}", hint=hint)
+            raise BslError(f"keep: {name}: {why}. {NOT_IN_PLACE}", hint="Survivor keeps ZeRO stages 1, 2 and 3")
         self._masters = _masters(engine.optimizer)
         self._parts = list(_parts(engine.optimizer, self._masters))
 

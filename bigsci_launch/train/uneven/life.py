@@ -112,7 +112,6 @@ class UnevenLife(UnevenOrigin):
     def choose(self, setup: RankSetup) -> ChosenCheckpoint | None:
         """Return the checkpoint to begin with, or None if the ranks continue with what they hold."""
         require_supported(setup.config)
-        self._waits.install()
         self._group = HostGroup(dist.new_group(backend="gloo"), self._begin.rank, self._waits)
         self._meet()
         if self._past is not None:

@@ -1,8 +1,9 @@
 """A process of a slot: waits for a rank, serves it in steps, and leaves it when its generation ends.
 
-    python slot_process.py [deaf] [exit CODE]
+    python slot_process.py [deaf] [slow SECONDS] [exit CODE]
 
-Standard library only. `deaf`: it does not leave when it is told to. `exit`: it fails after its first step.
+Standard library only. `deaf`: it does not leave when it is told to. `slow`: it takes so
+long to leave, twice. `exit`: it fails after its first step.
 """
 
 import json
@@ -36,6 +37,10 @@ def main(words: list) -> None:
         elif "deaf" in words:
             time.sleep(600)
         else:
+            if "slow" in words:
+                time.sleep(float(words[-1]))
+                say("leaving")
+                time.sleep(float(words[-1]))
             print("leaves", order["generation"], flush=True)
             say("left", generation=order["generation"], step=7, seconds=0.2)
 

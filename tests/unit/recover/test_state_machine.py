@@ -298,6 +298,18 @@ def test_the_death_that_made_them_lose_it_comes_first(make_job: MakeJob) -> None
     assert (job.number, job.failures) == (1, [(0, "died", 2)])
 
 
+def test_a_rank_that_makes_progress_with_leaving_has_more_time(make_job: MakeJob) -> None:
+    job = make_job("in_place")
+    job.kill(0)
+    job.leave(2, 3)
+    job.wait(14)
+    job.say(1, "leaving")
+    job.wait(14)
+    assert [order["do"] for order in job.since_begin(1)] == ["end"]
+    job.wait(2)
+    assert [order["do"] for order in job.since_begin(1)] == ["end", "kill"]
+
+
 def test_a_rank_that_does_not_leave_is_killed_by_its_runner_and_replaced(make_job: MakeJob) -> None:
     job = make_job("in_place")
     job.kill(0)

@@ -40,9 +40,11 @@ def test_a_phase_is_recorded_when_its_last_rank_has_come_to_it(make_job: MakeJob
     assert job.records_of("ended")[0]["step"] == 6
 
 
-def fail_in_place(job: Job, rank: int, step: int | None, code: int = 1) -> None:
+def fail_in_place(job: Job, rank: int, step: int | None, code: int = 1, back_at: int | None = None) -> None:
     """Have a generation finish a step, fail, and be followed by the next one, if there is one."""
     job.wait(1)
+    for each in range(len(job.generation)) if back_at is not None else ():
+        job.say(each, "restored", step=back_at, source="checkpoint")
     for each in range(len(job.generation)) if step is not None else ():
         job.say(each, "stepped", step=step)
     job.end(rank, code)
@@ -71,6 +73,27 @@ def test_a_generation_that_gets_no_further_than_the_furthest_is_no_progress(
     for step in steps:
         assert job.code is None
         fail_in_place(job, 1, step)
+    assert job.code == 1
+
+
+def test_steps_that_are_done_again_after_a_lost_state_are_progress(make_job: MakeJob) -> None:
+    job = make_job("in_place")
+    fail_in_place(job, 1, 40)
+    fail_in_place(job, 1, 7, back_at=0)
+    for step in (14, 21, 28):
+        fail_in_place(job, 2, step)
+    assert job.code is None
+    for step in (28, 28):
+        fail_in_place(job, 2, step)
+    assert job.code == 1
+
+
+def test_a_failure_that_costs_the_state_each_time_ends_the_job(make_job: MakeJob) -> None:
+    job = make_job("in_place")
+    for step, back_at in ((40, None), (40, 30), (39, 30)):
+        fail_in_place(job, 1, step, back_at=back_at)
+        assert job.code is None
+    fail_in_place(job, 1, 40, back_at=30)
     assert job.code == 1
 
 
