@@ -114,7 +114,7 @@ def answer(end: LabelledEnd) -> Answered:
 
 def judge_first(truth: Sequence[str], why: Why) -> str:
     """Whether the first failure is `right`, `unknown` though it is in the files, or `wrong`: an innocent is named."""
-    ranks, node = {*why.ranks, *why.tasks}, why.node
+    ranks, node = {*why.culprit.ranks, *why.culprit.tasks}, why.culprit.node
     if not ranks and not node:
         return "right" if NO_ONE in truth else "unknown"
     listed = re.findall(r"(?:rank|task)s? ([\d,-]*\d)", " ".join(truth))

@@ -72,7 +72,6 @@ class Area:
         )
 
     def under(self, x: float, words: str, anchor: str = "middle") -> str:
-        """Return words below the floor."""
         return text(x, self.floor + 16, words, anchor)
 
     def svg(self, body: str, name: str, attributes: str = "") -> str:

@@ -1,10 +1,11 @@
-"""Processes as /proc/PID/stat shows them: the one file per process that answers whatever state the process is in.
+"""Users by name, and processes as /proc/PID/stat shows them, which answers whatever state the process is in.
 
 `environ` and `cmdline` are not read: both wait for a lock that a stuck process may hold forever.
 """
 
 from __future__ import annotations
 
+import pwd
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -76,3 +77,11 @@ def start_ticks(pid: int) -> int | None:
     """Return when a living process started, which together with its PID is unique; None when it is gone."""
     process = read_process(pid)
     return process.start_ticks if process is not None and process.is_alive else None
+
+
+def user_name(uid: int) -> str:
+    """Return the login name of a user, or `uid 1234`."""
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except (KeyError, OverflowError):
+        return f"uid {uid}"

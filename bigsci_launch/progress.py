@@ -26,5 +26,4 @@ Shown = Callable[[], AbstractContextManager[Progress]]
 
 @contextmanager
 def not_shown() -> Iterator[Progress]:
-    """Show nothing."""
     yield no_progress

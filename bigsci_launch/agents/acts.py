@@ -10,11 +10,11 @@ from bigsci_launch.agents.confirmations import NotConfirmed, PlannedAct
 from bigsci_launch.errors import BslError, RunDirError
 from bigsci_launch.launch.cancel import cancel_run, would_end
 from bigsci_launch.printable import one_line
+from bigsci_launch.procfs import user_name
 from bigsci_launch.runs.attempts import read_job
 from bigsci_launch.runs.control.ask import ask_run, require_askable
 from bigsci_launch.runs.find import find_run
 from bigsci_launch.runs.layout import RunDir
-from bigsci_launch.runs.ownership import user_name
 from bigsci_launch.runs.watching.ledger import Act, record_act
 from bigsci_launch.status.control import next_lines
 

@@ -50,7 +50,6 @@ class KeptAnswers:
         self._known: OrderedDict[str, ToolAnswer] = OrderedDict()
 
     def show(self, answer: ToolAnswer) -> str:
-        """Return an answer as an agent gets it."""
         key = secrets.token_hex(3)
         self._known[key] = answer
         while len(self._known) > MOST_KEPT:

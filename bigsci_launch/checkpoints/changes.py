@@ -65,7 +65,6 @@ class RunChange:
 
     @property
     def document(self) -> dict[str, Any]:
-        """The change as JSON."""
         return {
             "key": self.key,
             "saved": self.saved,
@@ -83,7 +82,6 @@ class Acceptance:
     everything: bool = False
 
     def covers(self, change: RunChange) -> bool:
-        """Whether the user accepted this change."""
         return self.everything or change.key in self.keys
 
 

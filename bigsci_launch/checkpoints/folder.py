@@ -145,7 +145,6 @@ def is_checkpoint_name(path: Path) -> bool:
 
 
 def record_path(folder: Path) -> Path:
-    """The file that describes the checkpoint in `folder`."""
     return folder / CHECKPOINT_RECORD
 
 
@@ -155,7 +154,6 @@ def digests_path(folder: Path, rank: int) -> Path:
 
 
 def write_digests(folder: Path, rank: int, document: Mapping[str, Any]) -> None:
-    """Leave the digests of `rank` in the checkpoint in `folder`."""
     path = digests_path(folder, rank)
     path.parent.mkdir(exist_ok=True)
     write_file(path, json.dumps(document) + "\n")

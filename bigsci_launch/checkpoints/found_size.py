@@ -45,13 +45,11 @@ class FoundSize:
     history: tuple[SizeChange, ...] = field(default=())
 
     def changed(self, why: WhySize, size: int, *, step: int, words: str) -> FoundSize:
-        """Return what is known after the size has become `size`."""
         change = SizeChange(time.time(), step, why, self.size, size, words)
         return replace(self, size=size, history=(*self.history, change))
 
     @property
     def document(self) -> dict[str, Any]:
-        """What a checkpoint keeps of it."""
         kept = asdict(self)
         del kept["history"]
         return kept

@@ -38,13 +38,11 @@ class RefusedSaves:
 
     @property
     def sentence(self) -> str:
-        """What is wrong, in one sentence."""
         newest = "there is no checkpoint" if self.newest is None else f"the newest checkpoint is of step {self.newest}"
         return f"{newest}: saves fail since step {self.since}: {self.cause}"
 
     @property
     def cause(self) -> str:
-        """Why the disk refused it, and to whom."""
         where = f" on {self.node}" if len(self.ranks) == 1 and self.node else ""
         return f"{self.text.removeprefix(f'{self.path}: ')} ({name_ranks(self.ranks)}{where})"
 

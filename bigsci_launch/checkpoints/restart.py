@@ -62,7 +62,6 @@ class Restart:
 
     @property
     def sentence(self) -> str:
-        """What is known about the loss."""
         if self.jump is None:
             return f"unknown whether the loss jumped: {self.unknown}"
         return describe_jump(self.jump, source=f"in attempt {self.before.name}" if self.before else "before")

@@ -28,7 +28,6 @@ SHELL = click.argument("shell", required=False, type=click.Choice(sorted(FILES))
 
 
 def runs(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
-    """Complete the name of a run."""
     from bigsci_launch.runs.find import runs_root
     from bigsci_launch.runs.layout import find_runs
 
@@ -47,7 +46,6 @@ def jobs(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[
 
 
 def sites(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
-    """Complete the name of a site."""
     from bigsci_launch.config.site import find_sites
 
     return [name for name in find_sites() if name.startswith(incomplete)]

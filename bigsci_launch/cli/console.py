@@ -134,7 +134,6 @@ def has_colour() -> bool:
 
 
 def answer_json(document: Any) -> None:
-    """Print one JSON document on stdout."""
     click.echo(json.dumps(document, indent=2, default=str).replace("\x7f", "\\u007f"))
 
 

@@ -90,7 +90,6 @@ bsl.add_command(why)
 
 
 def main() -> None:
-    """Run the command that the words after `bsl` name."""
     console.use_utf8()
     console.open_closed_streams()
     bsl(prog_name="bsl")

@@ -27,8 +27,9 @@ def notify(ctx: click.Context, run: str, why: str, as_json: bool) -> None:
 
     Exit code 1: one of them failed.
     """
+    from bigsci_launch.procfs import user_name
     from bigsci_launch.runs.find import find_attempt, find_run
-    from bigsci_launch.runs.ownership import owner_of, user_name
+    from bigsci_launch.runs.ownership import owner_of
     from bigsci_launch.watch.notify.deliver import send_now
     from bigsci_launch.watch.notify.ways import read_ways
 

@@ -45,6 +45,5 @@ for _command in COMMANDS:
 
 
 def main() -> None:
-    """Run the command that the words after `bsl.pyz` name."""
     console.open_closed_streams()
     single_file(prog_name="bsl.pyz")

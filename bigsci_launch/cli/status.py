@@ -133,7 +133,6 @@ def _with_weights(restart: Restart) -> Restart:
 
 
 def _show_foreign(job: JobInfo, as_json: bool) -> None:
-    """Show what Slurm knows of a job without a run directory."""
     from bigsci_launch.status.documents import foreign_job_document
     from bigsci_launch.status.text import job_lines
 

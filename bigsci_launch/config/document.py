@@ -66,7 +66,6 @@ class Node:
         return None
 
     def at(self, path: KeyPath) -> Node | None:
-        """Return the node at `path`, or None."""
         node: Node | None = self
         for step in path:
             node = node.child(step) if node else None

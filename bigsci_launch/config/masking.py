@@ -53,7 +53,6 @@ def is_known(name: str) -> bool:
 
 
 def shown_value(name: str, value: str | None) -> str | None:
-    """Return the value of a variable as it may be shown."""
     return value if not value or (is_known(name) and redact_text(value) == value) else SECRET
 
 

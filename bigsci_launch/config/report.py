@@ -106,7 +106,6 @@ def _site_row(site: Site | BrokenSite) -> tuple[str, str, str, str]:
 
 
 def sites_document(sites: Sequence[Site | BrokenSite]) -> dict[str, Any]:
-    """Return every site that a run file can name, for `--json`."""
     return {"schema_version": SCHEMA_VERSION, "sites": [_site_document(site) for site in sites]}
 
 

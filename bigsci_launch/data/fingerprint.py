@@ -44,7 +44,6 @@ class DataFingerprint:
 
     @property
     def document(self) -> dict[str, Any]:
-        """The fingerprint as JSON."""
         return asdict(self)
 
 

@@ -38,12 +38,10 @@ Tokens = NDArray[np.integer[Any]]
 
 
 def bin_path(prefix: Path) -> Path:
-    """Return the file with the tokens of dataset `prefix`."""
     return prefix.with_name(prefix.name + ".bin")
 
 
 def idx_path(prefix: Path) -> Path:
-    """Return the file with the index of dataset `prefix`."""
     return prefix.with_name(prefix.name + ".idx")
 
 

@@ -26,7 +26,6 @@ class Spoken:
 
     @property
     def line(self) -> str:
-        """The command as a user types it."""
         return shlex.join(("bsl", *self.words))
 
 

@@ -26,8 +26,8 @@ TOLD_TO_END = ("slurm: step cancelled", LAUNCHER_TOLD, "python: interrupted")
 """Echoes of an end from outside: the reason where nothing else was said."""
 
 
-def conclude(statements: Sequence[Statement], ranks: Collection[int] = (), size: int | None = None) -> JobEnding:
-    """Return why the job ended. `ranks` are those whose output was read, `size` how many there are."""
+def conclude(statements: Sequence[Statement], ranks: Collection[int] = ()) -> JobEnding:
+    """Return why the job ended. `ranks` are those whose output was read."""
     if (finished := _finish_of(statements)) is not None:
         return ending_of(finished, [finished], Culprit())
     told = [each for each in statements if each.word.speaker != "echo"]
@@ -35,7 +35,7 @@ def conclude(statements: Sequence[Statement], ranks: Collection[int] = (), size:
     ranks = {*ranks, *named}
     own = own_failure_of(told)
     slurm = decided_by_cluster([each for each in told if each.word.is_sure or own is None])
-    found = own or _named_by_witness(told) or victims_of(told, ranks, size) or _ended(told, statements)
+    found = own or _named_by_witness(told) or victims_of(told, ranks) or _ended(told, statements)
     found = told_to_end(found, statements) or found
     if slurm is not None and not (found and came_before(found, slurm)):
         return by_cluster(slurm, told, found.evidence if found else ())

@@ -14,7 +14,7 @@ VICTIMS = ("hang", "mismatch", "rendezvous", "network", "aborted")
 """What victims say, in the order in which it explains the rest."""
 
 
-def victims_of(told: Sequence[Statement], ranks: Collection[int], size: int | None) -> JobEnding | None:
+def victims_of(told: Sequence[Statement], ranks: Collection[int]) -> JobEnding | None:
     """Return what victims say: why they ended, and who is missing if that leaves one place."""
     victims = [each for each in told if each.word.speaker == "victim" and each.kind in VICTIMS]
     if not victims:
@@ -24,10 +24,10 @@ def victims_of(told: Sequence[Statement], ranks: Collection[int], size: int | No
     complained = complained_in(victims)
     witness = _explanation(told, victims, complained) if first.kind != "mismatch" else None
     if witness is not None:
-        culprit = named_by(witness) or _missing(first, complained, ranks, size)[0] or _place_of(witness, told)
+        culprit = named_by(witness) or _missing(first, complained, ranks)[0] or _place_of(witness, told)
         return ending_of(witness, [witness, *said], culprit)
     kind = "network" if first.kind == "aborted" else first.kind
-    known = max(len({*ranks, *complained, *range(size or 0)}), 1 + len(closed_in(told)))
+    known = max(len({*ranks, *complained}), 1 + len(closed_in(told)))
     odd = odd_one(said)
     odd = alone_against(said, known) if odd is None else odd
     clash = clash_of(said, told, ranks) if kind == "hang" else ""
@@ -39,7 +39,7 @@ def victims_of(told: Sequence[Statement], ranks: Collection[int], size: int | No
     elif kind == "mismatch":
         culprit, why = Culprit(), "the ranks disagree, and nothing says which is wrong"
     else:
-        culprit, why = _missing(first, complained, ranks, size)
+        culprit, why = _missing(first, complained, ranks)
     ending = ending_of(first, _one_of_each(said) + exits_of(told)[:1], culprit, why)
     sentence = f"ranks wait in different collectives: {clash}" if clash else ending.sentence
     return JobEnding(kind, sentence, culprit, why, first.word.is_sure, ending.evidence, ending.next)
@@ -76,10 +76,10 @@ def _place_of(witness: Statement, told: Iterable[Statement]) -> Culprit:
     return Culprit(node=nodes.pop()) if code is not None and len(nodes) == 1 else Culprit()
 
 
-def _missing(first: Statement, complained: set[int], ranks: Collection[int], size: int | None) -> tuple[Culprit, str]:
+def _missing(first: Statement, complained: set[int], ranks: Collection[int]) -> tuple[Culprit, str]:
     """Return who did not take part: the ranks that did not complain, if they leave one place to look at."""
     who = name_ranks(sorted(complained)) if complained else "a rank"
-    quiet = _only_quiet(complained, {*ranks, *range(size or 0)})
+    quiet = _only_quiet(complained, set(ranks))
     if first.kind not in ("hang", "rendezvous"):
         if quiet:
             return Culprit(ranks=quiet), ""
@@ -94,7 +94,7 @@ def _missing(first: Statement, complained: set[int], ranks: Collection[int], siz
         return Culprit(), f"{came} of {due} ranks came, and nothing says which did not"
     if quiet:
         return Culprit(ranks=quiet), ""
-    if complained and complained >= {*ranks, *range(size or 0)}:
+    if complained and complained >= set(ranks):
         return Culprit(), f"{who} {agree('reports', sorted(complained))} it, and nothing says which rank hung"
     return Culprit(), "nothing says which rank hung"
 

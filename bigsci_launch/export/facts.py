@@ -12,6 +12,7 @@ from bigsci_launch.errors import BslError
 from bigsci_launch.runs.attempts import query_attempt
 from bigsci_launch.runs.events import read_last_events
 from bigsci_launch.runs.find import find_attempt
+from bigsci_launch.runs.generations.read import number_in
 from bigsci_launch.runs.layout import AttemptDir, RunDir
 from bigsci_launch.scheduler.job import JobInfo
 from bigsci_launch.status.read import Checkpoint, find_last_checkpoint
@@ -42,14 +43,14 @@ def read_facts(run: RunDir, job: JobInfo | None = None) -> RunFacts:
     """
     attempt = find_attempt(run)
     tails = [read_last_events(path, TAIL_BYTES) for path in files_of_steps(attempt)]
-    records = max(tails, key=lambda tail: _number(_newest_step(tail).get("time")) or 0.0, default=[])
+    records = max(tails, key=lambda tail: number_in(_newest_step(tail).get("time")) or 0.0, default=[])
     newest = _newest_step(records)
     return RunFacts(
         view=read_live_view(run, job),
         num_attempts=len(run.attempts()),
         tokens_per_step=tokens_per_step(attempt),
-        utilization=_number(newest.get("utilization")),
-        grad_norm=_number(newest.get("grad_norm")),
+        utilization=number_in(newest.get("utilization")),
+        grad_norm=number_in(newest.get("grad_norm")),
         phases=seconds_by_phase(records),
         checkpoint=find_last_checkpoint(run),
     )
@@ -98,7 +99,7 @@ def _between_steps(records: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, f
     pending: dict[str, float] = {}
     phase, since, has_step = None, 0.0, False
     for record in records:
-        now, kind = _number(record.get("mono")), record.get("kind")
+        now, kind = number_in(record.get("mono")), record.get("kind")
         if now is None:
             continue
         if kind == "start" or now < since:
@@ -117,7 +118,3 @@ def _between_steps(records: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, f
 def one_phase(value: object) -> str | None:
     """Return a phase as a label: what is no word of ours is `other`."""
     return None if not isinstance(value, str) else value if value in PHASES else "other"
-
-
-def _number(value: Any) -> float | None:
-    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None

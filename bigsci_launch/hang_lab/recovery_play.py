@@ -43,7 +43,7 @@ END_S = 45.0
 FENCES = ("hung", "stopped")
 
 
-def recover(trial: Trial, *, hang_s: float = HANG_S, watch_s: float = WATCH_S) -> JudgedRecovery:
+def recover(trial: Trial) -> JudgedRecovery:
     """Return what became of a reproduction under `survive`. Leaves nothing behind.
 
     Raises:
@@ -60,7 +60,7 @@ def recover(trial: Trial, *, hang_s: float = HANG_S, watch_s: float = WATCH_S) -
     try:
         began = time.monotonic()
         with _submitted(trial, topology, folder) as (attempt, process):
-            limit_s = hang_s if must_end else watch_s
+            limit_s = HANG_S if must_end else WATCH_S
             while process.poll() is None and time.monotonic() - began < limit_s:
                 time.sleep(POLL_S)
             outcome = _outcome(attempt, time.monotonic() - began)

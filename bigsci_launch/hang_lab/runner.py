@@ -66,7 +66,6 @@ class Trial:
     keeps_rings: bool = False
 
     def program(self, topology: Topology) -> list[str]:
-        """Return the argv of a rank."""
         recipe, file = self.reproduction.recipe, lab_program(self.reproduction.program)
         options = ["--topology", str(topology), "--culprit", str(self.culprit), *self.arguments]
         return [sys.executable, str(file), recipe, *options]

@@ -45,7 +45,6 @@ class Job:
         return {rank for rank in range(self.world_size) if self.attempt.exit_file(rank).exists()}
 
     def pids(self) -> dict[int, int]:
-        """Return the process id of each rank that has been started."""
         files = {rank: self.attempt.pid_file(rank) for rank in range(self.world_size)}
         return {rank: int(read_json(path)["pid"]) for rank, path in files.items() if path.exists()}
 
@@ -61,7 +60,6 @@ class Job:
         return max((event.get("step") or 0 for event in read_last_events(self.attempt.event_file(rank))), default=0)
 
     def last_words(self, rank: int) -> str:
-        """Return the last line of the rank's log."""
         log = self.attempt.log_file(rank)
         lines = read_file(log).decode("utf-8", "replace").splitlines() if log.exists() else []
         return lines[-1] if lines else "its log is empty"

@@ -22,9 +22,9 @@ from bigsci_launch.config.schema.run import ModelSection, RunConfig
 from bigsci_launch.errors import RunDirError, SubmissionUnknown
 from bigsci_launch.launch.freeze import make_own_folder, within_umask
 from bigsci_launch.launch.job.request import JobRequest
+from bigsci_launch.procfs import user_name
 from bigsci_launch.runs.control.requests import make_control
 from bigsci_launch.runs.layout import RunDir, read_json
-from bigsci_launch.runs.ownership import user_name
 from bigsci_launch.topology import AXIS_NAMES, Topology
 
 SCHEMA_VERSION = 1

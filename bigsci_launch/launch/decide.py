@@ -31,6 +31,7 @@ from bigsci_launch.launch.job.request import JobRequest
 from bigsci_launch.progress import Report, Shown, not_shown
 from bigsci_launch.runs.attempts import JobRecord, adopt_jobs, age_s, ask_about, find_job, query_attempt, read_job
 from bigsci_launch.runs.chain.carry import QueuedAttempt, find_queued
+from bigsci_launch.runs.chain.links import SUBMISSION_GRACE_S
 from bigsci_launch.runs.chain.records import ChainRecord, read_chain
 from bigsci_launch.runs.find import run_argument
 from bigsci_launch.runs.layout import AttemptDir, RunDir
@@ -39,8 +40,6 @@ from bigsci_launch.scheduler.lease import is_renewed
 
 NEW_RUN = "new"
 """Stands for the run_id of a run that has no directory yet."""
-SUBMISSION_GRACE_S = 180.0
-"""An attempt that has no job yet and is younger than this may still be in submission: sbatch may take two minutes."""
 
 
 @dataclass(frozen=True, slots=True)

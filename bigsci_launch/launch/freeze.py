@@ -23,10 +23,10 @@ from bigsci_launch.launch.job.request import JobRequest
 from bigsci_launch.launch.job.script import render_script
 from bigsci_launch.launch.provenance import collect_provenance
 from bigsci_launch.plan.survive.uneven import first_layout
+from bigsci_launch.procfs import user_name
 from bigsci_launch.runs.chain.records import write_chain
 from bigsci_launch.runs.control.request import put_request, trace_request
 from bigsci_launch.runs.layout import AttemptDir, RunDir, write_json
-from bigsci_launch.runs.ownership import user_name
 from bigsci_launch.safe_files import append_line
 from bigsci_launch.step_lines import check_forms
 

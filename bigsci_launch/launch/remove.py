@@ -36,7 +36,6 @@ class Removal:
 
     @property
     def lines(self) -> list[str]:
-        """What goes and what stays, for people."""
         steps = ", ".join(map(str, self.steps))
         saved = f", checkpoints of steps {steps}" if steps else ", no checkpoint of `bsl train`"
         others = [f"with what the program left: {', '.join(self.others)}"] if self.others else []

@@ -65,7 +65,6 @@ def start_attempt(loaded: LoadedRun, request: JobRequest, command: Sequence[str]
 
 
 def start(request: JobRequest) -> Submission:
-    """Pass the attempt's script to its scheduler."""
     if request.scheduler == "slurm":
         return Submission(request, slurm_record(request, submit_job(request)))
     launcher, process = start_launcher(request.attempt.script, request.attempt.job_output, request.working_directory)

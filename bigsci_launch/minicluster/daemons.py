@@ -125,7 +125,6 @@ def _append_record(directory: ClusterDir, started: Started) -> None:
 
 
 def boot_id() -> str:
-    """The kernel's name for this boot."""
     return BOOT_ID.read_text(encoding="ascii").strip()
 
 

@@ -113,7 +113,6 @@ def switch_batch(cluster: Cluster, node_pids: Sequence[int]) -> str:
 
 
 def connect_nodes(cluster: Cluster, switch: Started, nodes: Sequence[Started]) -> None:
-    """Plug the nodes into the switch."""
     enter = ["nsenter", f"--net=/proc/{switch.pid}/ns/net"]
     require_tool([*enter, "ip", "-batch", "-"], text=switch_batch(cluster, [node.pid for node in nodes]))
 

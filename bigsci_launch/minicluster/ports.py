@@ -91,7 +91,6 @@ def _is_free(port: int) -> bool:
 
 
 def is_listening(address: str, port: int) -> bool:
-    """Whether a connection is accepted there."""
     with socket.socket() as probe:
         probe.settimeout(CONNECT_TIMEOUT_S)
         return probe.connect_ex((address, port)) == 0

@@ -166,7 +166,6 @@ def cluster_document(cluster: Cluster) -> dict[str, Any]:
 
 
 def parse_cluster(document: dict[str, Any]) -> Cluster:
-    """Return the cluster that `cluster_document` wrote."""
     values = dict(document)
     values["shape"] = ClusterShape(**values["shape"])
     values["nodes"] = tuple(ClusterNode(**node) for node in values["nodes"])

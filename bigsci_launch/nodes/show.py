@@ -20,7 +20,6 @@ _WORDS = {"failed_check": "failed check", "by_hand": "by hand", "not_known": "no
 
 
 def words_of(name: str) -> str:
-    """Return a reason or a verdict as people write it."""
     return _WORDS.get(name, name)
 
 
@@ -73,7 +72,6 @@ def speed_advice(slow: Sequence[OftenSlow]) -> str:
 def nodes_document(
     entries: Sequence[BadNode], memory: str, cluster: str | None, slow: Sequence[OftenSlow]
 ) -> dict[str, Any]:
-    """Return the JSON document of `bsl nodes list`."""
     return {
         "schema_version": SCHEMA_VERSION,
         "memory": memory,
@@ -130,7 +128,6 @@ def slow_lines(found: SlowFound, spares: int) -> list[str]:
 
 
 def slow_document(found: SlowFound, spares: int) -> dict[str, Any]:
-    """Return the JSON document of `bsl nodes bisect`."""
     return {
         "schema_version": SCHEMA_VERSION,
         "spares": spares,

@@ -142,7 +142,6 @@ def heading_lines(report: RehearsalReport) -> list[str]:
 
 
 def closing_lines(report: RehearsalReport) -> list[str]:
-    """Return what stands below the phases."""
     alone = report.played.more_unchecked
     return [
         *(f"not checked: {text}" for text in alone),

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bigsci_launch.errors import RunDirError
+from bigsci_launch.procfs import user_name
 from bigsci_launch.runs.layout import AttemptDir, RunDir, read_json
 from bigsci_launch.scheduler.job import JobInfo
 
@@ -73,14 +74,6 @@ def require_own_run(run: RunDir, verb: str, hint: str = "") -> None:
     if (owner := owner_of(run)) != os.geteuid():
         name = user_name(owner)
         raise RunDirError(f"{run.path} belongs to {name}, and only {name} may {verb}", hint=hint)
-
-
-def user_name(uid: int) -> str:
-    """Return the login name of a user, or `uid 1234`."""
-    try:
-        return pwd.getpwuid(uid).pw_name
-    except (KeyError, OverflowError):
-        return f"uid {uid}"
 
 
 def is_same_folder(one: Path, other: Path) -> bool:

@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from bigsci_launch.errors import RunDirError
+from bigsci_launch.procfs import user_name
 from bigsci_launch.runs.attempts import read_exit
 from bigsci_launch.runs.chain.records import read_chain
 from bigsci_launch.runs.control.request import Request
 from bigsci_launch.runs.control.requests import moment_of, read_waiting
 from bigsci_launch.runs.find import find_attempt, run_argument
 from bigsci_launch.runs.layout import AttemptDir, RunDir
-from bigsci_launch.runs.ownership import user_name
 from bigsci_launch.runs.watching.heartbeat import WatcherHeartbeat, read_heartbeats
 from bigsci_launch.runs.watching.ledger import BY_WATCHERS, Act, read_acts
 from bigsci_launch.units import ago

@@ -78,7 +78,6 @@ def job_document(job: JobInfo) -> dict[str, Any]:
 
 
 def foreign_job_document(job: JobInfo) -> dict[str, Any]:
-    """Return the JSON document of `bsl status --jobid` for a job that `bsl` did not submit."""
     return {"schema_version": SCHEMA_VERSION, "run": None, "job": job_document(job)}
 
 

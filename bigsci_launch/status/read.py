@@ -19,6 +19,7 @@ from bigsci_launch.checkpoints.refused_saves import RefusedSaves, read_refused_s
 from bigsci_launch.checkpoints.restart import Restart, find_restart
 from bigsci_launch.checkpoints.resume import NextStart, find_next_start
 from bigsci_launch.errors import RunDirError, SlurmError
+from bigsci_launch.procfs import user_name
 from bigsci_launch.runs.attempts import (
     STATE_OF_REASON,
     JobRecord,
@@ -38,7 +39,6 @@ from bigsci_launch.runs.generations.records import Generations
 from bigsci_launch.runs.generations.samples import RecordedStep, read_recorded_steps
 from bigsci_launch.runs.generations.strangers import NO_STRANGERS, Strangers, read_strangers
 from bigsci_launch.runs.layout import AttemptDir, RunDir, find_runs
-from bigsci_launch.runs.ownership import user_name
 from bigsci_launch.runs.signs import (
     LastOutput,
     RankSign,

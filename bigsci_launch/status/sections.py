@@ -42,7 +42,6 @@ def restart_facts(restart: Restart | None) -> list[tuple[str, str]]:
 
 
 def restart_document(restart: Restart | None) -> dict[str, Any] | None:
-    """Return the part of the JSON document of `bsl status` that is about the restart."""
     if restart is None:
         return None
     return {
@@ -119,7 +118,6 @@ def act_text(act: Act, asked: float) -> str:
 
 
 def watching_document(watching: Watching, asked: float, *, may_run: bool) -> dict[str, Any]:
-    """Return the part of the JSON document of `bsl status` that is about watchers."""
     return {
         "watchers": [
             {**asdict(heartbeat), "health": heartbeat.health.value, "is_dead": heartbeat.is_dead(asked)}

@@ -51,7 +51,9 @@ def first_lines(width: int, height: int) -> list[StyledLine]:
 def _why_empty(state: TopState) -> str:
     if state.asked is None:
         return "asking Slurm, and reading the runs ..."
-    return f"nothing has the words {state.words!r}" if state.words else "no runs here, and no jobs of yours in Slurm"
+    if state.words:
+        return f"nothing has the words {state.words!r}"
+    return "no runs here" if state.trouble else "no runs here, and no jobs of yours in Slurm"
 
 
 def _title(state: TopState, now: float) -> StyledLine:

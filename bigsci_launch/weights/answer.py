@@ -43,7 +43,6 @@ class WeightsAnswer:
 
     @property
     def document(self) -> dict[str, Any]:
-        """The answer as JSON."""
         return as_document(self.found, self.seam)
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
-from bigsci_launch.endings.ending import JobEnding
+from bigsci_launch.endings.ending import Culprit, JobEnding
 from bigsci_launch.endings.exits import signal_of
 from bigsci_launch.endings.statements import Statement
 
@@ -41,11 +41,8 @@ class Why:
     sentence: str
     first: str
     """Who failed first, or why that is not known."""
+    culprit: Culprit = field(default_factory=Culprit)
     is_certain: bool = True
-    ranks: tuple[int, ...] = ()
-    tasks: tuple[int, ...] = ()
-    local_rank: int | None = None
-    node: str | None = None
     evidence: tuple[Statement, ...] = ()
     notes: tuple[str, ...] = ()
     """What else supports it, or limits it."""
@@ -55,10 +52,6 @@ class Why:
     @property
     def is_known(self) -> bool:
         return self.kind not in ("unknown", "running")
-
-    @property
-    def has_first(self) -> bool:
-        return bool(self.ranks or self.tasks or self.node) or self.local_rank is not None
 
 
 def why_of(ending: JobEnding, about: str, read: tuple[str, ...], notes: tuple[str, ...] = ()) -> Why:
@@ -70,11 +63,8 @@ def why_of(ending: JobEnding, about: str, read: tuple[str, ...], notes: tuple[st
         kind=ending.kind,
         sentence=ending.sentence,
         first="none" if ending.kind == "finished" else first,
+        culprit=culprit,
         is_certain=ending.is_certain,
-        ranks=culprit.ranks,
-        tasks=culprit.tasks,
-        local_rank=culprit.local_rank,
-        node=culprit.node,
         evidence=ending.evidence,
         notes=notes,
         next=ending.next or (KILLED if was_killed(ending) else NEXT.get(ending.kind, "")),
@@ -99,7 +89,6 @@ def why_lines(why: Why) -> list[str]:
 
 
 def why_document(why: Why) -> dict[str, Any]:
-    """Return the JSON document of `bsl why`."""
     return {
         "schema_version": SCHEMA_VERSION,
         "about": why.about,
@@ -107,12 +96,12 @@ def why_document(why: Why) -> dict[str, Any]:
         "is_certain": why.is_certain,
         "sentence": why.sentence,
         "first_failure": {
-            "is_known": why.has_first,
+            "is_known": bool(why.culprit),
             "text": why.first,
-            "ranks": list(why.ranks),
-            "tasks": list(why.tasks),
-            "local_rank": why.local_rank,
-            "node": why.node,
+            "ranks": list(why.culprit.ranks),
+            "tasks": list(why.culprit.tasks),
+            "local_rank": why.culprit.local_rank,
+            "node": why.culprit.node,
         },
         "evidence": [_evidence(each) for each in why.evidence],
         "notes": list(why.notes),

@@ -13,12 +13,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import click
+from keys import config_reference, keys_reference
 from man_pages import man_pages
 from meanings import DOCUMENTS, VARIABLES, fields_of
 
 from bigsci_launch import errors
 from bigsci_launch.cli.main import bsl
-from bigsci_launch.config.reference import config_reference, keys_reference
 from bigsci_launch.runs import events, layout
 from bigsci_launch.spy.evidence.code_schema import KnownCodeFile
 from bigsci_launch.spy.judge.rule import JobRule

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import pwd
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,6 +10,7 @@ from bigsci_launch import safe_files
 from bigsci_launch.config.finding import Finding
 from bigsci_launch.config.site import Site
 from bigsci_launch.content import packaged
+from bigsci_launch.procfs import user_name
 
 KEY = "slurm.site"
 
@@ -40,11 +40,3 @@ def _part_of_others(path: Path, run_file: Path) -> Path | None:
         if safe_files.others_may_write(found) or found.st_uid not in trusted:
             return part
     return None
-
-
-def user_name(uid: int) -> str:
-    """Return the name of a user, or the number if this machine knows none."""
-    try:
-        return pwd.getpwuid(uid).pw_name
-    except (KeyError, OverflowError):
-        return f"uid {uid}"

@@ -113,6 +113,5 @@ class Rule:
     severity: Severity = "error"
 
     def finding(self, layout: LayoutFacts, limits: Limits) -> Finding | None:
-        """Return what is wrong with `layout`, if it breaks the rule."""
         wrong = self.check(layout, limits)
         return Finding(self.name, self.severity, wrong[:2], wrong[2]) if wrong else None

@@ -118,7 +118,6 @@ class OfflineFile:
             self.newest = max(self.newest, record.history.step.num)
 
     def wait_for(self, step: int) -> None:
-        """Wait until a step is on disk."""
         wait_until_written(lambda: self.read() >= step, f"{self._path}: step {step} is not written")
 
     def newest_when_closed(self) -> int:

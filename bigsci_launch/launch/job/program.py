@@ -26,7 +26,6 @@ from bigsci_launch.launch.job.say import write_line
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Carry out a command, and return its exit code."""
     name, *rest = arguments or ("",)
     if name not in COMMANDS:
         write_line(2, f"usage: bsl-job.pyz {'|'.join(COMMANDS)} ...")

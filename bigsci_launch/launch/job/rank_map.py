@@ -18,7 +18,6 @@ class NodeRanks:
 
 
 def rank_map(topology: Topology, ranks_per_node: int) -> list[NodeRanks]:
-    """Return the ranks of every node, in order."""
     entries = []
     for node_rank, first in enumerate(range(0, topology.world_size, ranks_per_node)):
         ranks = range(first, min(first + ranks_per_node, topology.world_size))

@@ -22,7 +22,7 @@ from bigsci_launch.scheduler.command import CommandAnswer, ask_slurm
 
 ask = partial(ask_slurm, timeout_s=60.0)
 SUBMISSION_GRACE_S = 180.0
-"""An attempt that has no job yet and is younger than this may still be in submission."""
+"""An attempt that has no job yet and is younger than this may still be in submission: sbatch may take two minutes."""
 WAIT_FOR_RECORD_S = 10.0
 """How long `bsl submit` may take to write job.json after the job has started."""
 NEVER = "DependencyNeverSatisfied"

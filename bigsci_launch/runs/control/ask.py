@@ -7,12 +7,12 @@ import re
 
 from bigsci_launch.config.schema.values import TRACED_CALL, TRACED_NAME
 from bigsci_launch.errors import ConfigError, RunDirError
+from bigsci_launch.procfs import user_name
 from bigsci_launch.runs.attempts import query_attempt, read_job
 from bigsci_launch.runs.control.request import Request, put_request, trace_request
 from bigsci_launch.runs.control.requests import write_request
 from bigsci_launch.runs.find import find_attempt, run_argument
 from bigsci_launch.runs.layout import AttemptDir, RunDir, rank_files, read_json
-from bigsci_launch.runs.ownership import user_name
 from bigsci_launch.runs.signs import find_last_step, read_rank_events
 
 

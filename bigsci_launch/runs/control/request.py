@@ -16,8 +16,8 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from bigsci_launch.errors import RunDirError
+from bigsci_launch.procfs import user_name
 from bigsci_launch.runs.layout import AttemptDir, read_json, write_json
-from bigsci_launch.runs.ownership import user_name
 from bigsci_launch.runs.watching.places import names_in, require_own
 from bigsci_launch.runs.watching.typed import typed
 from bigsci_launch.safe_files import open_folder, parse_json, read_file_of

@@ -30,9 +30,10 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
+from bigsci_launch.procfs import user_name
 from bigsci_launch.runs.control.request import MAX_BYTES, MOST_AT_ONCE, WITH_STEP, Request
 from bigsci_launch.runs.layout import RunDir
-from bigsci_launch.runs.ownership import owner_of, user_name
+from bigsci_launch.runs.ownership import owner_of
 from bigsci_launch.runs.watching.places import SHARED_MODE, is_owner, names_in, open_watch, require_own
 from bigsci_launch.runs.watching.typed import LARGEST_FLOAT, typed
 from bigsci_launch.safe_files import make_folder, open_folder, parse_json, read_file_of, write_in

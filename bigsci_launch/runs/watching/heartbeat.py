@@ -13,9 +13,9 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from bigsci_launch.procfs import start_ticks
+from bigsci_launch.procfs import start_ticks, user_name
 from bigsci_launch.runs.layout import RunDir
-from bigsci_launch.runs.ownership import owner_of, user_name
+from bigsci_launch.runs.ownership import owner_of
 from bigsci_launch.runs.watching.places import colleagues, names_in, open_of, open_to_write, open_watch, require_own
 from bigsci_launch.runs.watching.typed import typed
 from bigsci_launch.safe_files import parse_json, read_file_of, write_in

@@ -14,8 +14,8 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
+from bigsci_launch.procfs import user_name
 from bigsci_launch.runs.layout import RunDir
-from bigsci_launch.runs.ownership import user_name
 from bigsci_launch.runs.watching.places import open_watch
 from bigsci_launch.runs.watching.records import append, append_own, read_colleagues, read_mine, read_own
 from bigsci_launch.runs.watching.typed import typed

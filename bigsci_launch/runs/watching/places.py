@@ -13,8 +13,9 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
+from bigsci_launch.procfs import user_name
 from bigsci_launch.runs.layout import RunDir
-from bigsci_launch.runs.ownership import owner_of, user_name
+from bigsci_launch.runs.ownership import owner_of
 from bigsci_launch.safe_files import OTHERS_WRITE, make_folder, open_folder
 
 WATCH_MODE, SHARED_MODE, OWN_MODE = 0o2755, 0o3775, 0o755

@@ -47,7 +47,6 @@ class CheckedLayer:
     is_unseen: bool = False
 
     def clear(self) -> None:
-        """Begin a step."""
         self.total = self.noise = None
         self.epsilon, self.is_unseen = 0.0, False
 
@@ -62,7 +61,6 @@ class GradientCheck:
             checked.layer.register_forward_hook(self._hook(checked))
 
     def clear(self) -> None:
-        """Discard what was seen in the last step."""
         for checked in self._layers:
             checked.clear()
 

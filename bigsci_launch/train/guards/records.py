@@ -39,7 +39,6 @@ class LoopRecords:
         self.event("heartbeat", phase=name)
 
     def event(self, event: str, **fields: Any) -> None:
-        """Record an event of the current step."""
         if self._writer:
             self._writer.write(event, step=self.step, **fields)
 
@@ -48,11 +47,9 @@ class LoopRecords:
         self.event("end", reason=reason)
 
     def fail(self, error: BaseException) -> None:
-        """Record why this rank dies."""
         self.end(f"{type(error).__name__}: {error}")
 
     def close(self) -> None:
-        """Write what is still queued."""
         if self._writer:
             self._writer.close()
 

@@ -104,12 +104,10 @@ def in_batches(
 
 
 def tensor_pairs(pairs: Iterable[EntryPair]) -> tuple[TensorPair, ...]:
-    """Return the pairs of tensors among pairs of entries."""
     return tuple(pair for pair in pairs if isinstance(pair[0] or pair[1], StoredTensor))  # type: ignore[misc]
 
 
 def value_pairs(pairs: Iterable[EntryPair]) -> tuple[ValuePair, ...]:
-    """Return the pairs of values among pairs of entries."""
     return tuple(pair for pair in pairs if isinstance(pair[0] or pair[1], StoredValue))  # type: ignore[misc]
 
 

@@ -12,8 +12,8 @@ import pytest
 from click.testing import CliRunner
 
 from bigsci_launch.cli.main import bsl
+from bigsci_launch.procfs import user_name
 from bigsci_launch.runs.layout import write_json
-from bigsci_launch.runs.ownership import user_name
 from tests.support.texts import CheckText, has_parts, without_ages
 
 pytestmark = pytest.mark.slow

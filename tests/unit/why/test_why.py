@@ -70,7 +70,7 @@ def test_a_folder_of_torchruns_logs(tmp_path: Path) -> None:
     (folder / "error.json").write_text(json.dumps(ERROR_FILE))
     (folder / "model.pt").write_bytes(bytes(100))
     found = why_logs([tmp_path])
-    assert (found.kind, found.local_rank, len(found.read)) == ("crashed", 1, 3)
+    assert (found.kind, found.culprit.local_rank, len(found.read)) == ("crashed", 1, 3)
     assert found.evidence[0].said == "ValueError: vocab size 50257 is not divisible by 4"
 
 
@@ -83,7 +83,7 @@ def test_the_log_of_a_kernel_and_the_list_of_a_launcher_belong_together(tmp_path
     (tmp_path / "job.log").write_text(mapping + launcher)
     (tmp_path / "dmesg-n2.txt").write_text("[12.1] Out of memory: Killed process 4713 (python) total-vm:1kB\n")
     found = why_logs([tmp_path])
-    assert (found.kind, found.ranks, found.node) == ("out_of_memory", (2,), "n2")
+    assert (found.kind, found.culprit.ranks, found.culprit.node) == ("out_of_memory", (2,), "n2")
 
 
 @pytest.mark.parametrize(("tasks", "task"), [(2, None), (4, 1)])
@@ -93,16 +93,16 @@ def test_a_task_that_is_a_launcher_has_not_the_number_of_a_rank(tmp_path: Path, 
     lines += [f"srun: error: n{number}: task {number}: Exited with exit code 1" for number in range(tasks)]
     (tmp_path / "slurm-7.out").write_text("step 1/40 loss 1.5\n" + "\n".join(lines) + "\n")
     found = why_logs([tmp_path])
-    assert (found.tasks, found.node) == (((task,), "n1") if task is not None else ((), None))
+    assert (found.culprit.tasks, found.culprit.node) == (((task,), "n1") if task is not None else ((), None))
 
 
 def test_in_jax_a_worker_is_a_process(tmp_path: Path) -> None:
     error = "Traceback (most recent call last):\n  File 't.py', line 1, in main\n{}ValueError: no such field\n"
     (tmp_path / "worker-3.log").write_text(error.format(""))
-    assert why_logs([tmp_path]).ranks == ()
+    assert why_logs([tmp_path]).culprit.ranks == ()
     for program in ("jax 0.5", "mindformers[core/callback.py:550] - INFO - step 5"):
         (tmp_path / "worker-3.log").write_text(f"{program}\n" + error.format(""))
-        assert why_logs([tmp_path]).ranks == (3,)
+        assert why_logs([tmp_path]).culprit.ranks == (3,)
 
 
 @pytest.mark.parametrize(
@@ -282,10 +282,10 @@ def test_of_a_launcher_that_is_a_task_the_rank_is_the_one_that_it_names(tmp_path
     said = "torchrun saw rank 10 (local rank 2) on n1 end first, SIGABRT"
     failure = {"rank": 1, "node": "n1", "error": said}
     found = why_run("demo", attempt, {"reason": "crashed", "first_failure": failure}, None)
-    assert (found.ranks, found.local_rank, found.node) == ((10,), 2, "n1")
+    assert (found.culprit.ranks, found.culprit.local_rank, found.culprit.node) == ((10,), 2, "n1")
     assert has_parts(found.first, "rank 10 (local rank 2)") and "rank 1 " not in found.first
     own = why_run("demo", attempt, {"reason": "crashed", "first_failure": {**failure, "error": "ValueError: 1"}}, None)
-    assert own.ranks == (1,)
+    assert own.culprit.ranks == (1,)
 
 
 @pytest.mark.parametrize(

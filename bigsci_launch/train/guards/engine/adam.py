@@ -91,7 +91,6 @@ class OptimizerWatch:
         self.fingerprint(step, is_next_checked=True)
 
     def before_step(self, step: int, *, is_armed: bool) -> None:
-        """Prepare for `step`."""
         self._step, self._is_armed, self._is_fingerprint_due = step, is_armed, True
         self.violations, self._due, self._find_changed = [], [], tuple
 

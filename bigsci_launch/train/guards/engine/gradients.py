@@ -74,7 +74,6 @@ class GradientWatch:
         before_call(engine.optimizer.optimizer, "step", self._clipping.see_used)
 
     def clear(self) -> None:
-        """Discard what was recorded in the last step."""
         for each in (self._loss, self._layers, self._reduction):
             each.clear()
         self.tied_digests = [0] * len(self._tied)
@@ -86,7 +85,6 @@ class GradientWatch:
 
     @property
     def tied_names(self) -> list[str]:
-        """The tied parameters of this rank."""
         return list(self._tied)
 
     def begin(self, step: int, *, is_armed: bool) -> None:
@@ -95,7 +93,6 @@ class GradientWatch:
 
     @property
     def is_armed(self) -> bool:
-        """Whether the step under way is checked."""
         return self._layers.is_armed
 
     @is_armed.setter

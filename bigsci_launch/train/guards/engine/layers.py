@@ -78,7 +78,6 @@ class LayerWatch:
             self._watch_products(prefix, is_armed=False)
 
     def clear(self) -> None:
-        """Forget the last step."""
         self._implied: dict[str, Tensor] = {}
         self._num_seen: Counter[str] = Counter()
         self._tokens: list[Fetched] = []

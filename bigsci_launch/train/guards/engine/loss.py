@@ -52,7 +52,6 @@ class LossWatch:
             engine.module.loss_fn = self._standing_before(loss)
 
     def clear(self) -> None:
-        """Forget the last step."""
         self._seen: _SeenTokens | None = None
         self._found: Tensor | None = None
         self._labels: list[Fetched] = []

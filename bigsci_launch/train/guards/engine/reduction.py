@@ -47,7 +47,6 @@ class ReductionWatch:
         self.clear()
 
     def clear(self) -> None:
-        """Forget the last step."""
         self._local: Tensor | None = None
         self._reduced: list[_ReducedSample] = []
 

@@ -131,7 +131,6 @@ class EngineGuards:
 
     @property
     def is_armed(self) -> bool:
-        """Whether the present step is checked."""
         return self._gradients.is_armed
 
     @contextmanager

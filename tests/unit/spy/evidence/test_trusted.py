@@ -36,8 +36,6 @@ def said_by(trusted: Any, like: Any) -> Any:
         return {key: said_by(getattr(trusted, key), like[key]) for key in like if key != "given"} | {
             "given": trusted.model_fields_set
         }
-    if not trusted and isinstance(like, (tuple, dict)):
-        return like if not like else trusted
     return tuple(map(said_by, trusted, like)) if isinstance(trusted, tuple) else trusted
 
 
@@ -45,6 +43,14 @@ def said_by(trusted: Any, like: Any) -> Any:
 def test_it_says_what_the_schema_reads(schema: type[BaseModel], path: Path) -> None:
     expected = said(read_valid(schema, path))
     assert said_by(read_trusted(path), expected) == expected
+
+
+@pytest.mark.parametrize(("schema", "path"), [FILES[0], FILES[-1]], ids=["known", "signature"])
+def test_a_key_that_no_schema_has_is_an_error(schema: type[BaseModel], path: Path) -> None:
+    trusted = read_trusted(path)
+    assert all(hasattr(trusted, key) for key in schema.model_fields)
+    with pytest.raises(AttributeError, match="no content of the package has a key 'wrapers'"):
+        _ = trusted.wrapers
 
 
 def test_a_verdict_loads_no_schema() -> None:
