@@ -14,8 +14,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
-# Most tests wait for a cluster or for ranks: two processes a core keep it busy. tests/conftest.py says what one runs.
-SIDE_BY_SIDE := -n 4 --no-loadscope-reorder
+# Most tests wait for a cluster or for ranks: two processes keep two cores busy. tests/conftest.py says what one runs.
+SIDE_BY_SIDE := -n 2 --no-loadscope-reorder
 # A few tests run on it too: tests/slurm/test_second_version.py, which is skipped where it cannot be installed.
 SECOND_SLURM := 24.11
 # Thousands of programs start in a run: compiled modules are kept for the next one.

@@ -81,7 +81,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def in_order(tests: Sequence[str]) -> dict[str, float]:
     """Return where the file of each test belongs: what waits, with what computes in between, and pure tests at the end.
 
-    More processes than cores share the work, so that one computes while others wait.
+    So one process computes while another waits.
     """
     files = dict.fromkeys(test.partition("::")[0] for test in tests)
     tiers = [[file for file in files if file.startswith(f"{tier}/")] for tier in (*WAITING, COMPUTING)]

@@ -108,7 +108,7 @@ def why(folder: Path) -> None:
     answered(found)
     known = {int(number) for number in numbers_in(folder)}
     spans = max(known, default=-1)
-    if any(rank not in known and not rank <= spans for rank in (*found.ranks, *found.tasks)):
+    if any(rank not in known and not rank <= spans for rank in (*found.culprit.ranks, *found.culprit.tasks)):
         raise Broken(f"names {found.first}, which no file holds")
 
 
