@@ -19,8 +19,8 @@ LOOPS = Path(__file__).parents[2] / "benchmarks" / "surviving"
 STEPS = 300
 
 
-def losses_of(run: Run) -> dict[int, str]:
-    return dict(re.findall(r"step (\d+) loss (\S+)", run.log(0)))
+def losses_of(run: Run) -> dict[int, float]:
+    return {int(step): float(loss) for step, loss in re.findall(r"step (\d+) loss (\S+)", run.log(0))}
 
 
 @pytest.mark.parametrize("loop", ["ddp", "fsdp2"])
@@ -66,5 +66,6 @@ def test_a_loop_loses_a_node_and_continues_on_a_spare_one(
     assert restored[-1]["source"] == {"ddp": "replicas", "fsdp2": "buddies"}[loop]
     sound.submit()
     sound.wait_for_state("COMPLETED", timeout_s=300)
-    assert losses_of(hurt) == losses_of(sound)
-    assert sorted(map(int, losses_of(hurt))) == list(range(1, STEPS + 1))
+    assert sorted(losses_of(hurt)) == list(range(1, STEPS + 1))
+    # The ranks of the spare node are added in another order.
+    assert losses_of(hurt) == pytest.approx(losses_of(sound), rel=1e-6)
